@@ -1,0 +1,54 @@
+"""Lockstep: train PyTorch image classifiers on one process or many; the number of processes changes the speed and nothing else.
+
+The names below are the public library. They are imported on first use, so that `import lockstep` costs no import of torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Config": "lockstep.config",
+    "UserError": "lockstep.errors",
+    "WorkerFailed": "lockstep.launcher",
+    "World": "lockstep.world",
+    "Order": "lockstep.order",
+    "Batch": "lockstep.data.loaders",
+    "TrainStep": "lockstep.training.step",
+    "Metrics": "lockstep.training.evaluation",
+    "evaluate": "lockstep.training.evaluation",
+    "launch": "lockstep.launcher",
+    "loaders": "lockstep.training.assemble",
+    "parallelize": "lockstep.parallel.ddp",
+    "recipe": "lockstep.recipes",
+    "train": "lockstep.training.loop",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:
+    from lockstep.config import Config as Config
+    from lockstep.data.loaders import Batch as Batch
+    from lockstep.errors import UserError as UserError
+    from lockstep.launcher import WorkerFailed as WorkerFailed
+    from lockstep.launcher import launch as launch
+    from lockstep.order import Order as Order
+    from lockstep.parallel.ddp import parallelize as parallelize
+    from lockstep.recipes import recipe as recipe
+    from lockstep.training.assemble import loaders as loaders
+    from lockstep.training.evaluation import Metrics as Metrics
+    from lockstep.training.evaluation import evaluate as evaluate
+    from lockstep.training.loop import train as train
+    from lockstep.training.step import TrainStep as TrainStep
+    from lockstep.world import World as World
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,135 @@
+"""A model's weights as a safetensors file, and their digest."""
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lockstep.errors import UserError
+
+_SHOWN = 4  # entries of each kind that a mismatch lists
+_PREFIXES = ("module.", "_orig_mod.")  # what DDP, DataParallel and torch.compile put before every name
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own model inside any nesting of DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def digest(model: nn.Module) -> str:
+    """SHA-256, in hex, of the unwrapped model's state_dict in its own order.
+
+    It covers the elements' bytes alone, in logical order (so any memory format gives the same), little-endian. Every
+    tensor comes to the CPU for it.
+    """
+    sha = hashlib.sha256()
+    for tensor in _tensors(model).values():
+        data = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        octets = data.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        if sys.byteorder == "big":
+            octets = octets.view(-1, data.element_size()).flip(1).contiguous()
+        sha.update(octets.numpy().data)
+    return sha.hexdigest()
+
+
+def save(model: nn.Module, path: str | Path, metadata: dict[str, str]) -> None:
+    """Write the unwrapped model's state_dict. The file appears whole or not at all, also when the machine dies.
+
+    Tied weights are written once per name, so that any reader can load the file.
+
+    Raises:
+        UserError: where the file can't be written.
+    """
+    path = Path(path)
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in _tensors(model).items():
+        value = tensor.detach().cpu().contiguous()
+        storage = value.untyped_storage().data_ptr()
+        tensors[name] = value.clone() if storage in seen else value
+        seen.add(storage)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            save_file(tensors, temporary, metadata)
+            _fsync(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _fsync(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"can't write {path}: {error}", "Is its folder there, yours, and not full?") from error
+
+
+def load(model: nn.Module, path: str | Path) -> dict[str, str]:
+    """Copy a file's weights into the model, on the model's own device, and return the file's metadata.
+
+    Names with a wrapper's prefix (`module.`) load too. The model is untouched where anything is wrong.
+
+    Raises:
+        UserError: for a missing or damaged file, or one whose names or shapes are not the model's.
+    """
+    path, model = Path(path), unwrap(model)
+    if not path.is_file():
+        raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
+    own = _tensors(model)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            names = {name: name if name in own else _bare(name) for name in file.keys()}  # noqa: SIM118
+            found: dict[str, Tensor] = {bare: file.get_tensor(name) for name, bare in names.items()}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} is damaged or not a safetensors file: {error}", "Take another checkpoint.") from error
+    problems = {
+        "missing": [name for name in own if name not in found],
+        "unexpected": [name for name in found if name not in own],
+        "another shape": [
+            f"{name} {list(found[name].shape)}, the model has {list(tensor.shape)}"
+            for name, tensor in own.items()
+            if name in found and found[name].shape != tensor.shape
+        ],
+    }
+    if any(problems.values()):
+        lines = "; ".join(f"{kind}: {_first(items)}" for kind, items in problems.items() if items)
+        raise UserError(f"{path} does not fit {type(model).__name__}: {lines}", "Build the model that wrote it.")
+    model.load_state_dict(found)
+    return metadata
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    state = unwrap(model).state_dict()
+    if strange := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+        raise UserError(
+            f"the model's state has entries that are not tensors: {_first(strange)}",
+            "Only tensors are saved: register them as buffers.",
+        )
+    return state
+
+
+def _bare(name: str) -> str:
+    while name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
+    return name
+
+
+def _first(items: list[str]) -> str:
+    return ", ".join(items[:_SHOWN]) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

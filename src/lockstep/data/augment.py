@@ -1,0 +1,80 @@
+"""Augmentation of a whole batch at once, each draw keyed by (seed, epoch, sample id).
+
+The result for a sample is bit-equal on any rank, in any batch and from any loader: offsets are integers from
+`lockstep.randomness`, pixels are gathered, and normalisation is one multiplication and one addition a pixel.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.randomness import integers, stream
+
+
+@dataclass(frozen=True)
+class Augment:
+    """From stored images to the network's input.
+
+    Args:
+        mean, std: per channel, of pixel values in [0, 1].
+        seed: the run's seed.
+        crop_padding: pad with zeros by so many pixels and crop back at random.
+        flip: mirror half of the images.
+        cutout: side in pixels of a square set to the mean.
+        image_size: side of the output in pixels (0: as stored), bilinear.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    seed: int = 0
+    crop_padding: int = 0
+    flip: bool = False
+    cutout: int = 0
+    image_size: int = 0
+
+    def __call__(self, images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
+        """images: uint8 [b, C, H, W]; ids: int64 [b]; epoch None: evaluation, nothing random. Returns float32 [b, C, S, S].
+
+        Floating-point images are taken as normalised already.
+        """
+        if epoch is not None and (self.crop_padding or self.flip):
+            images = self._crop_and_flip(images, ids, epoch)
+        out = self._normalise(images) if images.dtype == torch.uint8 else images
+        if epoch is not None and self.cutout:
+            out = self._cut_out(out, ids, epoch)
+        if self.image_size and tuple(out.shape[-2:]) != (self.image_size, self.image_size):
+            out = F.interpolate(out, size=(self.image_size, self.image_size), mode="bilinear", antialias=True)
+        return out
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        scale = torch.tensor([1 / (255 * s) for s in self.std], device=images.device)
+        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
+        # two roundings, never a fused multiply-add: a vector loop and its scalar tail then agree on every bit
+        return images.to(torch.float32).mul_(scale[:, None, None]).add_(shift[:, None, None])
+
+    def _crop_and_flip(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        b, c, h, w = images.shape
+        pad = self.crop_padding
+        rows = torch.arange(h, device=ids.device).expand(b, h)
+        columns = torch.arange(w, device=ids.device).expand(b, w)
+        if pad:
+            images = F.pad(images, (pad, pad, pad, pad))
+            rows = rows + integers(stream(self.seed, "crop-y", epoch), ids, 2 * pad + 1)[:, None]
+            columns = columns + integers(stream(self.seed, "crop-x", epoch), ids, 2 * pad + 1)[:, None]
+        if self.flip:
+            mirrored = integers(stream(self.seed, "flip", epoch), ids, 2).bool()
+            columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        # one gather over all pixels of the batch; an index a pixel, shared by the channels
+        index = (rows[:, :, None] * images.shape[3] + columns[:, None, :]).reshape(b, 1, h * w).expand(b, c, h * w)
+        return images.flatten(2).gather(2, index).view(b, c, h, w)
+
+    def _cut_out(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        h, w = images.shape[-2:]
+        top = integers(stream(self.seed, "cutout-y", epoch), ids, h) - self.cutout // 2
+        left = integers(stream(self.seed, "cutout-x", epoch), ids, w) - self.cutout // 2
+        y = torch.arange(h, device=ids.device) - top[:, None]  # [b, H]
+        x = torch.arange(w, device=ids.device) - left[:, None]
+        inside = ((y >= 0) & (y < self.cutout))[:, :, None] & ((x >= 0) & (x < self.cutout))[:, None, :]
+        return images.masked_fill(inside[:, None], 0.0)

@@ -1,0 +1,217 @@
+"""Images in class folders: `train/<class>/<file>` and `val/<class>/<file>` (or `test/`)."""
+
+import hashlib
+import io
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.data.arrays import Ids
+from lockstep.errors import UserError
+from lockstep.randomness import stream, uniform_np
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
+DEFAULT_SIZE = 224
+_LAYOUT = "Lay the images out as train/CLASS/FILE and val/CLASS/FILE (or test/CLASS/FILE)."
+_SCALE = (0.08, 1.0)  # of the image's area, and
+_RATIO = (3 / 4, 4 / 3)  # width / height: Szegedy et al., Going Deeper with Convolutions, CVPR 2015, section 6
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class FolderSet:
+    """The image files below one folder, decoded when they are fetched. Sample ids follow classes and paths, sorted.
+
+    In training with `resized_crop` an image is a random crop, each draw a hash of (seed, epoch, sample id). Otherwise
+    its short side becomes size * 256 / 224 and the centre is cut out. Resizing is bilinear with antialiasing. An EXIF
+    orientation is not applied, as in the published recipes.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    size: int
+    seed: int
+    resized_crop: bool
+    paths: bytes  # below root, each ended by a zero byte: one object, where a million strings would not stay shared
+    ends: Ids  # int64 [n], where each path ends
+    labels: Ids  # int64 [n]
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def name(self) -> str:
+        """The folder's path."""
+        return str(self.root)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of fetched images."""
+        return 3, self.size, self.size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over classes, relative paths and file sizes (on first use: it looks at every file)."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for sample in range(len(self)):
+            path = self.path(sample)
+            digest.update(repr((str(path.relative_to(self.root)), path.stat().st_size)).encode())
+        return digest.hexdigest()
+
+    def path(self, sample: int) -> Path:
+        """The file of a sample id."""
+        start = int(self.ends[sample - 1]) + 1 if sample else 0
+        return self.root / os.fsdecode(self.paths[start : int(self.ends[sample])])
+
+    def fetch(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:
+        """Images uint8 [b, 3, size, size] and labels int64 [b]; epoch None: nothing random.
+
+        Raises:
+            UserError: for a file that cannot be read or decoded, naming it and the sample id.
+        """
+        out = torch.empty(len(ids), *self.shape, dtype=torch.uint8)
+        draws = None
+        if self.resized_crop and epoch is not None:
+            count = 2 * _ATTEMPTS + 2
+            keyed = ids[:, None] * 32 + np.arange(count)  # 32 > count: no two samples share a draw
+            draws = uniform_np(stream(self.seed, "resized-crop", epoch), keyed).tolist()
+        for row, sample in enumerate(ids.tolist()):
+            image = self._decoded(sample)
+            if draws is None:
+                out[row] = centre_crop(image, self.size)
+            else:
+                top, left, height, width = crop_box(image.shape[1], image.shape[2], draws[row])
+                out[row] = _resized(image[:, top : top + height, left : left + width], self.size, self.size)
+        return out, torch.from_numpy(self.labels[ids])
+
+    def _decoded(self, sample: int) -> Tensor:
+        path = self.path(sample)
+        try:
+            return decode(path.read_bytes())
+        except Exception as error:  # whatever a decoder makes of a broken file
+            raise UserError(
+                f"{path} (sample {sample}) cannot be read as an image: {error}",
+                "Replace or remove the file.",
+            ) from error
+
+
+def decode(data: bytes) -> Tensor:
+    """An encoded image as RGB, uint8 [3, H, W]. JPEG goes through torchvision, the rest through Pillow."""
+    if data[:3] == b"\xff\xd8\xff":
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        encoded = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        image: Tensor = decode_jpeg(encoded, ImageReadMode.RGB)  # with the resize, two thirds of Pillow's time
+        return image
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as opened:
+        if opened.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip to white
+            grey = (np.array(opened).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+            return torch.from_numpy(grey).expand(3, *grey.shape)
+        if "transparency" in opened.info:  # of a palette: Pillow warns unless it goes through RGBA
+            return torch.from_numpy(np.array(opened.convert("RGBA").convert("RGB"))).permute(2, 0, 1)
+        return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
+
+
+def _resized(image: Tensor, height: int, width: int) -> Tensor:
+    """uint8 [3, h, w] to uint8 [3, height, width]."""
+    return F.interpolate(image.contiguous()[None], (height, width), mode="bilinear", antialias=True)[0]
+
+
+def centre_crop(image: Tensor, size: int) -> Tensor:
+    """The centre [3, size, size] of an image whose short side is first resized to size * 256 / 224, rounded."""
+    short = round(size * 256 / 224)
+    height, width = image.shape[1:]
+    scale = short / min(height, width)
+    # whole pixels, the long side rounded down as torchvision's Resize does
+    height, width = (short if side == min(height, width) else int(side * scale) for side in (height, width))
+    resized = _resized(image, height, width)
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return resized[:, top : top + size, left : left + size]
+
+
+def crop_box(height: int, width: int, draws: Sequence[float]) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random crop, by torchvision's RandomResizedCrop.
+
+    draws: 22 numbers in [0, 1): area and aspect ratio of up to ten attempts, then the place. Where no attempt fits,
+    the largest centred crop with an allowed ratio.
+    """
+    low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
+    for attempt in range(_ATTEMPTS):
+        area = height * width * (_SCALE[0] + (_SCALE[1] - _SCALE[0]) * draws[2 * attempt])
+        ratio = math.exp(low + (high - low) * draws[2 * attempt + 1])
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(draws[-2] * (height - h + 1)), int(draws[-1] * (width - w + 1)), h, w
+    h, w = min(height, round(width / _RATIO[0])), min(width, round(height * _RATIO[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def load_folders(root: Path, size: int, seed: int, resized_crop: bool) -> tuple[FolderSet, FolderSet]:
+    """Training and validation set from `root/train` and `root/val` (or `root/test`), images `size` pixels a side.
+
+    Raises:
+        UserError: for a missing or empty folder, or classes that differ.
+    """
+    train_root = root / "train"
+    val_root = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "val")
+    for folder in (train_root, val_root):
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}", f"{_LAYOUT} Name the folder above with --data-dir DIR.")
+    classes, val_classes = _classes(train_root), _classes(val_root)
+    if classes != val_classes:
+        only = sorted(set(classes) ^ set(val_classes))
+        raise UserError(
+            f"{train_root} and {val_root} hold different classes: only one of them has {', '.join(only[:10])}"
+            + (f" and {len(only) - 10} more" if len(only) > 10 else ""),
+            "Both need the same class folders.",
+        )
+    return (
+        _scan(train_root, classes, size, seed, resized_crop),
+        _scan(val_root, classes, size, seed, resized_crop=False),
+    )
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise UserError(f"{folder} holds no class folders", _LAYOUT)
+    return tuple(names)
+
+
+def _scan(root: Path, classes: tuple[str, ...], size: int, seed: int, resized_crop: bool) -> FolderSet:
+    found: list[bytes] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        files = _images(root / name)
+        if not files:
+            raise UserError(
+                f"the class folder {root / name} holds no image",
+                f"Put images there ({', '.join(EXTENSIONS)}), or remove the folder from every split.",
+            )
+        found += [os.fsencode(f"{name}/{file}") for file in files]
+        labels += [label] * len(files)
+    ends = np.cumsum([len(path) + 1 for path in found], dtype=np.int64) - 1
+    paths = b"".join(path + b"\0" for path in found)
+    return FolderSet(root, classes, size, seed, resized_crop, paths, ends, np.array(labels, np.int64))
+
+
+def _images(folder: Path) -> list[str]:
+    """Paths of the image files below a folder, relative to it and sorted."""
+    files = []
+    for parent, _, names in os.walk(folder, followlinks=True):
+        inside = Path(parent).relative_to(folder).as_posix()
+        prefix = "" if inside == "." else f"{inside}/"
+        files += [prefix + name for name in names if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
+    return sorted(files)

@@ -1,0 +1,39 @@
+"""Where images come from: the sets by name."""
+
+import os
+from pathlib import Path
+
+from lockstep.config import DataConfig
+from lockstep.data.arrays import ArraySet, ImageSet
+from lockstep.data.folder import DEFAULT_SIZE, load_folders
+from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
+from lockstep.data.user import user_sets
+from lockstep.errors import unknown
+from lockstep.objects import is_object_path, load_object
+from lockstep.world import World
+
+DATASETS = (*OFFICIAL, "folder")
+
+__all__ = ["DATASETS", "ArraySet", "ImageSet", "load", "resolve_data_dir"]
+
+
+def resolve_data_dir(flag: str) -> Path:
+    """The data folder: the flag's, else the environment's LOCKSTEP_DATA, else ./data. Absolute, and not created."""
+    return Path(flag or os.environ.get("LOCKSTEP_DATA") or "data").expanduser().absolute()
+
+
+def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[ImageSet, ImageSet]:
+    """The training and validation sets that `data` names; all ranks call this together.
+
+    Raises:
+        UserError: for an unknown name, and whatever is wrong with the files (see official, folder and user).
+        PeerError: on the waiting ranks, where a host's first rank failed.
+    """
+    if data.dataset in OFFICIAL:
+        official = OFFICIAL[data.dataset]
+        return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
+    if data.dataset == "folder":
+        return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop)
+    if is_object_path(data.dataset):
+        return user_sets(data.dataset, load_object(data.dataset, "dataset"), data_dir)
+    raise unknown("dataset", data.dataset, DATASETS, "Your own: package.module:factory.")

@@ -1,0 +1,35 @@
+"""Errors that a user can act on: what happened, where, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_FAILURE = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
+
+
+class UserError(Exception):
+    """Something that the user can put right.
+
+    The command line prints it without a traceback and exits with code 2. `remedy` says what to do.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.remedy}" if self.remedy else self.message
+
+
+def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> UserError:
+    """The error for a name that nothing answers to; it offers the nearest known ones."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else ("Known: " + ", ".join(names) if len(names) <= 20 else "")
+    return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
+
+
+class PeerError(Exception):
+    """This rank stops because another one failed; the other one's message is the one to read."""

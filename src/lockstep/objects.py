@@ -1,0 +1,49 @@
+"""Objects that a user names as `package.module:attribute`."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UserError, unknown
+
+
+def is_object_path(name: str) -> bool:
+    """True for a name of the form `package.module:attribute`."""
+    return ":" in name
+
+
+def load_object(path: str, kind: str) -> Any:
+    """Import what `package.module:attribute` names, looking in the current folder first.
+
+    `kind` says what it is for, as "model" or "dataset". The module's own errors pass through: their traceback is the
+    user's best guide.
+
+    Raises:
+        UserError: for a path of another form, a module that is not found, or an attribute that it does not have.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
+        raise UserError(
+            f"--{kind} {path!r} is not of the form package.module:factory",
+            f"Name a Python module and what it holds, as --{kind} my_package.my_module:make.",
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # stays: loader workers and later imports of the module need it too
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not (error.name and f"{module_name}.".startswith(f"{error.name}.")):
+            raise  # the module is there, and something that it imports is not
+        raise UserError(
+            f"--{kind} {path}: there is no module {error.name!r}",
+            f"Modules are looked for in {here} and among the installed packages.",
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            public = [known for known in dir(value) if not known.startswith("_")]
+            raise unknown(f"attribute of {module_name} in --{kind} {path}:", name, public)
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,112 @@
+"""DistributedDataParallel and DataParallel around a user's module, with the traps of both closed."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import ContextManager, Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import convert_sync_batchnorm, ghost, preserve_buffers
+from lockstep.world import World
+
+# torch 2.15 renamed the flag and warns of the old name
+_BUFFER_FLAG = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
+
+
+def parallelize(
+    model: nn.Module,
+    world: World,
+    *,
+    strategy: str = "ddp",
+    sync_bn: bool = False,
+    find_unused_parameters: bool = False,
+    devices: list[torch.device] | None = None,
+) -> nn.Module:
+    """The module that trains `model` on all ranks; in a world of one it is `model` itself.
+
+    Buffers are not broadcast before each forward pass (DDP's default, which costs a collective a step, lets ranks differ after
+    the last step and hangs a rank with an empty share): `evaluate` and the training loop average them where it matters.
+
+    Args:
+        model: on its device already.
+        strategy: "ddp", "dp" (nn.DataParallel over `devices`) or "single".
+        sync_bn: batch statistics over the global batch.
+        find_unused_parameters: as in DistributedDataParallel.
+
+    Raises:
+        UserError: for "dp" without two GPUs.
+    """
+    if sync_bn:
+        convert_sync_batchnorm(model, world)
+    if strategy == "dp":
+        return _data_parallel(model, world, devices)
+    if strategy == "single" or world.size == 1:
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=None if world.device.type == "cpu" else [world.device],
+        gradient_as_bucket_view=True,
+        find_unused_parameters=find_unused_parameters,
+        **{_BUFFER_FLAG: False},
+    )
+
+
+def _data_parallel(model: nn.Module, world: World, devices: list[torch.device] | None) -> nn.Module:
+    count = 0 if world.device.type == "cpu" else len(devices or []) or torch.accelerator.device_count()
+    if count < 2:
+        raise UserError(
+            f"--strategy dp needs two GPUs or more, and here "
+            f"{'there is only the CPU' if count == 0 else 'there is one'}: nn.DataParallel would just call the module",
+            "Use --strategy ddp (any number of processes, CPU included) or --strategy single.",
+        )
+    return nn.DataParallel(model, device_ids=devices)
+
+
+class GradientSync(Protocol):
+    """How the gradients of one step's pieces become those of the global batch."""
+
+    average_over: int  # the factor by which `finish` divides summed gradients
+
+    def piece(self, size: int, last: bool) -> ContextManager[None]:
+        """Around the forward and backward pass of a piece of `size` samples."""
+        ...
+
+    def finish(self) -> None:
+        """After the last piece: every parameter's .grad is the global batch's on return."""
+        ...
+
+
+class DataParallelSync:
+    """DDP's own all-reduce, during the backward pass of the last piece."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.ddp = model if isinstance(model, DistributedDataParallel) else None
+        self.average_over = self.ddp.process_group.size() if self.ddp is not None else 1
+
+    def piece(self, size: int, last: bool) -> ContextManager[None]:
+        """No all-reduce for all but the last piece; a rank without a sample goes along as a ghost."""
+        if size == 0:
+            return self._ghost_piece(last)
+        # no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce
+        return nullcontext() if last or self.ddp is None else self.ddp.no_sync()
+
+    @contextmanager
+    def _ghost_piece(self, last: bool) -> Iterator[None]:
+        with ghost(self.model), preserve_buffers(self.model):
+            if last or self.ddp is None:
+                yield
+            else:
+                with self.ddp.no_sync():
+                    yield
+
+    def finish(self) -> None:
+        """Nothing left to do: DDP waits for its buckets at the end of the backward pass."""

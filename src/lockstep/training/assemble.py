@@ -1,0 +1,156 @@
+"""From a config to the parts of a run: data, model, optimizer, step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from lockstep import models
+from lockstep.config import Config, DataConfig, Execution
+from lockstep.data import sources
+from lockstep.data.augment import Augment
+from lockstep.data.loaders import EvalLoader, TrainLoader, fetcher
+from lockstep.data.sources import ImageSet
+from lockstep.order import Order
+from lockstep.parallel.ddp import parallelize
+from lockstep.randomness import stream
+from lockstep.training import optimizers, precision, schedules
+from lockstep.training.step import TrainStep
+from lockstep.world import World, devices
+
+
+@dataclass
+class Run:
+    """The parts of a training run on one rank."""
+
+    model: nn.Module  # the user's module, unwrapped
+    train: TrainLoader
+    val: EvalLoader
+    step: TrainStep
+    ema: AveragedModel | None
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The weights that are evaluated and kept: the moving average where there is one."""
+        return self.ema.module if self.ema is not None else self.model
+
+
+def load_data(config: Config, world: World) -> tuple[ImageSet, ImageSet]:
+    """The training and the evaluation set."""
+    folder = sources.resolve_data_dir(config.execution.data_dir)
+    return sources.load(config.data, folder, config.seed, world)
+
+
+def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
+    """The training loader of a config over a set."""
+    data, execution = config.data, config.execution
+    order = Order(len(images), config.batch_size, config.seed, data.fraction, data.drop_last)
+    augment = Augment(
+        images.mean, images.std, config.seed, data.crop_padding, data.flip, data.cutout, data.image_size
+    )  # fmt: skip
+    fetch = fetcher(images, world.device, execution.loader, execution.workers)
+    return TrainLoader(images, order, augment, world, fetch, config.accumulate)
+
+
+def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
+    """The evaluation loader of a config over a set."""
+    execution = config.execution
+    augment = Augment(images.mean, images.std, image_size=config.data.image_size)
+    fetch = fetcher(images, world.device, execution.loader, execution.workers)
+    return EvalLoader(images, augment, world, fetch, execution.eval_batch_size)
+
+
+def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
+    """The model on the rank's device, its initial weights a function of the seed alone."""
+    torch.manual_seed(stream(config.seed, "weights"))
+    channels, height, _ = images.shape
+    size = config.data.image_size or height
+    model = models.build(
+        config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size
+    )
+    return model.to(
+        world.device, memory_format=torch.channels_last if config.model.channels_last else torch.preserve_format
+    )
+
+
+def assemble(config: Config, world: World) -> Run:
+    """Everything that the loop needs, built in the order in which the parts depend on each other."""
+    precision.configure(config.precision, world.device)
+    train_set, val_set = load_data(config, world)
+    train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
+    model = build_model(config, train_set, world)
+    wrapped = parallelize(
+        model,
+        world,
+        strategy=config.execution.strategy,
+        sync_bn=config.model.sync_bn,
+        find_unused_parameters=config.model.find_unused_parameters,
+        devices=devices(config.execution),
+    )
+    if config.model.compile:
+        model.compile()
+    optim = config.optim
+    optimizer = optimizers.build(model, optim, config.lr)
+    step = TrainStep(
+        wrapped,
+        _loss(optim.label_smoothing),
+        optimizer,
+        precision=config.precision,
+        clip_norm=optim.clip_norm,
+        schedule=_schedule(config, train),
+        seed=config.seed,
+        find_unused_parameters=config.model.find_unused_parameters,
+    )
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(optim.ema)) if optim.ema else None
+    return Run(model, train, val, step, ema)
+
+
+def loaders(
+    dataset: str,
+    world: World,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    accumulate: int = 1,
+    data_dir: str = "",
+    workers: int = 2,
+    **data: Any,
+) -> tuple[TrainLoader, EvalLoader]:
+    """The training and the evaluation loader of a data set, for a loop of one's own.
+
+    Args:
+        dataset: a name that `--dataset` takes, or package.module:factory.
+        world: as passed to the function that `launch` runs.
+        batch_size: global: samples per step over all ranks.
+        data: further fields of DataConfig, as crop_padding=4, flip=True, fraction=0.25.
+    """
+    config = Config(
+        batch_size=batch_size,
+        seed=seed,
+        accumulate=accumulate,
+        data=DataConfig(dataset=dataset, **data),
+        execution=Execution(data_dir=data_dir, workers=workers),
+    )
+    train_set, val_set = load_data(config, world)
+    return train_loader(config, train_set, world), eval_loader(config, val_set, world)
+
+
+def _loss(label_smoothing: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda outputs, labels: F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
+
+
+def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:
+    order = train.order
+    return lambda samples: schedules.factor(
+        config.optim, samples, order.samples_per_epoch, config.epochs
+    )
+
+
+def unsynchronised_batchnorm(model: nn.Module, world: World) -> bool:
+    """True where the number of ranks changes what the model learns: batch norm over each rank's own share."""
+    return world.size > 1 and any(isinstance(m, _BatchNorm) for m in model.modules())

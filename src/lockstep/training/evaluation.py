@@ -1,0 +1,71 @@
+"""Evaluation on all ranks: every sample once, sums and counts, divided once at the end."""
+
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.checkpoint.weights import unwrap
+from lockstep.data.loaders import EvalLoader
+from lockstep.parallel.batchnorm import average_buffers
+from lockstep.training.precision import autocast
+from lockstep.world import World
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What evaluation found. top1 and top5 are fractions; loss is the mean cross-entropy in nats; count is in samples."""
+
+    top1: float
+    top5: float
+    loss: float
+    count: int
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain values, ready for the journal."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"top-1 {self.top1:.2%}  top-5 {self.top5:.2%}  loss {self.loss:.4f}  ({self.count:,} images)"
+
+
+def evaluate(model: nn.Module, loader: EvalLoader, world: World, precision: str = "fp32") -> Metrics:
+    """Top-1, top-5 and mean loss of `model` over the whole set, the same on every rank and for every number of ranks.
+
+    The bare module runs: the DDP wrapper's forward holds collectives, and a rank whose part is smaller would leave the others
+    waiting. Each chunk of the loader gives one row of float64 sums; rows are put together over the ranks and added in order.
+    """
+    bare = unwrap(model)
+    average_buffers(bare, world)
+    context = autocast(precision, world.device)
+    sums = torch.zeros(loader.chunks, 4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
+    training = bare.training
+    bare.eval()
+    try:
+        with torch.no_grad():
+            for chunk, images, labels in loader:
+                with context():
+                    outputs = bare(images)
+                sums[chunk] = _sums(outputs.float() if outputs.dtype != torch.float64 else outputs, labels)
+    finally:
+        bare.train(training)
+    # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
+    top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
+    return Metrics(top1 / count, top5 / count, loss / count, int(count))
+
+
+def _sums(outputs: Tensor, labels: Tensor) -> Tensor:
+    """[correct at 1, correct at 5, summed loss, count] as float64 [4]."""
+    losses = F.cross_entropy(outputs, labels, reduction="none").to(torch.float64)
+    # the rank of the true class; ties count against the model, so constant outputs score nothing
+    score = outputs.gather(1, labels[:, None])
+    better = (outputs >= score).sum(dim=1) - 1
+    return torch.stack(
+        [
+            (better < 1).sum().to(torch.float64),
+            (better < 5).sum().to(torch.float64),
+            losses.sum(),
+            torch.tensor(float(len(labels)), dtype=torch.float64, device=labels.device),
+        ]
+    )

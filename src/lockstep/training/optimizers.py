@@ -1,0 +1,133 @@
+"""Optimizers by name: torch's own, and Muon with AdamW for the parameters that Muon does not take."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.config import OptimConfig
+from lockstep.errors import UserError, unknown
+
+
+def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
+    """The optimizer of a run over the model's trainable parameters, with peak learning rate `lr`.
+
+    Each group holds `initial_lr`, which schedules multiply. On CUDA, SGD, Adam and AdamW run as one fused kernel.
+
+    Raises:
+        UserError: where no parameter requires a gradient.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserError(
+            f"{type(model).__name__} has no parameter to train",
+            "Every parameter has requires_grad=False: unfreeze some, or name another --model.",
+        )
+    fused = all(parameter.is_cuda for parameter in parameters)
+    decay, momentum = optim.weight_decay, optim.momentum
+    optimizer: torch.optim.Optimizer
+    match optim.optimizer:
+        case "sgd":
+            optimizer = torch.optim.SGD(
+                parameters, lr, momentum=momentum, weight_decay=decay, nesterov=optim.nesterov, fused=fused
+            )
+        case "adam":
+            optimizer = torch.optim.Adam(parameters, lr, weight_decay=decay, fused=fused)
+        case "adamw":
+            optimizer = torch.optim.AdamW(parameters, lr, weight_decay=decay, fused=fused)
+        case "adadelta":
+            optimizer = torch.optim.Adadelta(parameters, lr, weight_decay=decay)
+        case "muon":
+            optimizer = MuonAdamW(parameters, lr, momentum=momentum, weight_decay=decay, fused=fused)
+        case other:
+            raise unknown("optimizer", other, ("sgd", "adam", "adamw", "adadelta", "muon"))
+    for group in optimizer.param_groups:
+        group["initial_lr"] = lr
+    return optimizer
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """torch's Muon for matrices and convolutions, torch's AdamW for all else, as one optimizer with one learning rate.
+
+    Muon takes 2-D parameters only: a convolution [out, in, kh, kw] reaches it as a view [out, in * kh * kw] of the same
+    memory. Parameters whose view would be one row or column (biases, norms, class tokens, layer scales) are AdamW's.
+    Muon's rate is adjusted so that its updates have the size of AdamW's ("match_rms_adamw": Liu et al., "Muon is
+    scalable for LLM training", 2025). State has its parameter's shape, so it does not depend on the memory format.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, *, momentum: float, weight_decay: float, fused: bool = False
+    ) -> None:
+        params = list(params)
+        matrices = [parameter for parameter in params if _is_matrix(parameter)]
+        rest = [parameter for parameter in params if not _is_matrix(parameter)]
+        # The parts hold no parameters of their own: each step hands them this step's groups, views and state.
+        blank = torch.zeros(1, 1)
+        self._muon = torch.optim.Muon(
+            [blank], lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+        )
+        self._adamw = torch.optim.AdamW([blank], lr, weight_decay=weight_decay, fused=fused)
+        groups = [
+            {**part.param_groups[0], "params": own, "algorithm": name}
+            for name, part, own in (("muon", self._muon, matrices), ("adamw", self._adamw, rest))
+            if own
+        ]
+        super().__init__(groups, {"lr": lr})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of both algorithms."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["algorithm"] == "muon":
+                self._step_muon(group)
+            else:
+                self._adamw.state, self._adamw.param_groups = self.state, [group]
+                self._adamw.step()
+        return loss
+
+    def _step_muon(self, group: dict[str, Any]) -> None:
+        views = []
+        self._muon.state.clear()
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            buffer = state.get("momentum_buffer")
+            if buffer is None:
+                buffer = torch.zeros_like(parameter)
+            elif buffer.stride() != parameter.stride():  # loaded, or the memory format changed
+                buffer = torch.empty_like(parameter).copy_(buffer)
+            state["momentum_buffer"] = buffer
+            order = _dim_order(parameter)
+            view = _as_matrix(parameter.detach(), order)
+            view.grad = parameter.grad.permute(order).reshape(view.shape)  # read only, so a copy does no harm
+            self._muon.state[view] = {"momentum_buffer": _as_matrix(buffer, order)}
+            views.append(view)
+        self._muon.param_groups = [{**group, "params": views}]
+        self._muon.step()  # type: ignore[no-untyped-call]
+
+
+def _is_matrix(parameter: Tensor) -> bool:
+    return parameter.ndim >= 2 and parameter.shape[0] > 1 and parameter[0].numel() > 1
+
+
+def _dim_order(parameter: Tensor) -> list[int]:
+    """Dimension 0, then the others by falling stride: the order in which they fuse without a copy."""
+    strides = parameter.stride()
+    return [0, *sorted(range(1, parameter.ndim), key=lambda dim: (-strides[dim], dim))]
+
+
+def _as_matrix(tensor: Tensor, order: list[int]) -> Tensor:
+    """The tensor as [dim 0, the rest], sharing its memory; `view` raises where that needs a copy."""
+    return tensor.permute(order).view(tensor.shape[0], -1)

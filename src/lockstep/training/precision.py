@@ -1,0 +1,79 @@
+"""fp32, TF32, and autocast to bf16 or fp16: what each needs of the device, set up once."""
+
+import typing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+
+from lockstep.config import Precision
+from lockstep.errors import UserError, unknown
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def configure(precision: str, device: torch.device) -> None:
+    """Set the process's TF32 switches, and refuse what the device can't do.
+
+    TF32 rounds the inputs of float32 products to 10 bits of mantissa. torch leaves it *on* for cuDNN's convolutions, so
+    fp32 has to turn it off; the autocast precisions keep their remaining float32 work exact too.
+
+    Raises:
+        UserError: an unknown precision, tf32 without an NVIDIA GPU that has it, bf16 on a device without it.
+    """
+    _require_known(precision)
+    if precision == "tf32" and not _has_tf32(device):
+        raise UserError(
+            f"--precision tf32: {_describe(device)} has no TF32",
+            "It needs an NVIDIA GPU of 2020 (Ampere) or later; use --precision fp32, or bf16.",
+        )
+    if precision == "bf16" and not _has_bf16(device):
+        raise UserError(
+            f"--precision bf16: {_describe(device)} has no bfloat16 arithmetic",
+            "Use --precision fp16 (it scales the loss for you) or fp32.",
+        )
+    # The older switches: after the newer `fp32_precision = "ieee"` torch raises when anything reads these.
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Makes the context of a forward pass and its loss (backward runs outside it); empty for fp32 and tf32."""
+    _require_known(precision)
+    dtype = _AUTOCAST.get(precision)
+    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype)
+
+
+def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
+    """A gradient scaler for fp16, whose small gradients would vanish; None for the others, which have float32's range.
+
+    It decides to skip a step from the gradients after their reduction, so all ranks decide alike.
+    """
+    _require_known(precision)
+    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
+
+
+def _require_known(precision: str) -> None:
+    if precision not in (known := typing.get_args(Precision)):
+        raise unknown("precision", precision, known)
+
+
+def _has_tf32(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_tf32_supported()
+
+
+def _has_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "mps":
+        return bool(torch.backends.mps.is_macos_or_newer(14, 0))
+    return True
+
+
+def _describe(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"device {device.type}"

@@ -1,0 +1,130 @@
+"""One optimizer step over a global batch: forward, backward, clip, update."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.loaders import Batch
+from lockstep.errors import UserError
+from lockstep.parallel.ddp import DataParallelSync, GradientSync
+from lockstep.randomness import stream
+from lockstep.training.precision import autocast, scaler
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], labels [b]) -> the mean over the b samples
+
+
+class TrainStep:
+    """`step(batch)` moves the weights by the global batch's gradient, whatever the number of ranks.
+
+    Args:
+        model: the module that `parallelize` returned, or any module in a world of one.
+        loss: the mean loss of its samples, as torch's loss functions compute it.
+        optimizer: any torch optimizer over the model's parameters.
+        precision: "fp32", "tf32", "bf16" or "fp16"; the last two through autocast, fp16 with a gradient scaler.
+        clip_norm: largest global gradient norm (0: no clipping).
+        schedule: learning-rate factor as a function of samples seen before the step; multiplies each group's initial rate.
+        seed: key of the dropout draws.
+        sync: how gradients are combined (default: DDP's all-reduce where `model` is DDP).
+        find_unused_parameters: accept parameters without a gradient.
+
+    A rank's loss is its samples' sum divided by the global batch's true count, times N because DDP averages; so uneven
+    shares and a short last batch weigh every sample alike.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: str = "fp32",
+        clip_norm: float = 0.0,
+        schedule: Callable[[int], float] | None = None,
+        seed: int = 0,
+        sync: GradientSync | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.clip_norm, self.schedule, self.seed = clip_norm, schedule, seed
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        device = next(model.parameters()).device
+        self.sync: GradientSync = sync or DataParallelSync(model)
+        self.autocast = autocast(precision, device)
+        self.scaler = scaler(precision, device)
+        self._reseed = _reseed(device)
+        self._check_gradients = not find_unused_parameters
+        if schedule is not None:
+            for group in optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Take one step; returns this rank's summed loss, a scalar on the device (reading it would wait for the device)."""
+        if self.schedule is not None:
+            factor = self.schedule(batch.samples)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+        summed = self._accumulate(batch)
+        self.sync.finish()
+        if self._check_gradients:
+            self._require_gradients()
+        if self.scaler is None:
+            self._clip()
+            self.optimizer.step()
+        else:
+            # after the all-reduce an overflow of one rank is in every rank's gradients, so all skip the same step
+            self.scaler.unscale_(self.optimizer)
+            self._clip()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return summed
+
+    def _accumulate(self, batch: Batch) -> Tensor:
+        start, last = 0, len(batch.sizes) - 1
+        losses = []
+        for i, (size, key) in enumerate(zip(batch.sizes, batch.keys, strict=True)):
+            images, labels = batch.images[start : start + size], batch.labels[start : start + size]
+            start += size
+            self._reseed(stream(self.seed, "dropout", batch.step, key))
+            with self.sync.piece(size, last=i == last):
+                losses.append(self._pass(images, labels, size * self.sync.average_over / batch.count) * size)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _pass(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+        """Forward and backward of one piece; returns its mean loss, detached."""
+        if weight == 0:
+            # no sample, but the other ranks' collectives wait for this one: two blank images (one would upset batch norm)
+            images = images.new_zeros(2, *images.shape[1:])
+            with self.autocast():
+                mean = self.model(images).float().sum() * 0
+        else:
+            with self.autocast():
+                mean = self.loss(self.model(images), labels)
+        weighted = mean if weight == 1 else mean * weight
+        (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
+        return mean.detach()
+
+    def _clip(self) -> None:
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+
+    def _require_gradients(self) -> None:
+        """On the first step: name the parameters that took no part, which DDP would report by number, a step later."""
+        self._check_gradients = False
+        named = {id(p): name for name, p in self.model.named_parameters()}
+        unused = [named.get(id(p), "?") for p in self.parameters if p.requires_grad and p.grad is None]
+        if unused:
+            raise UserError(
+                f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
+                "Use them in forward(), freeze them with requires_grad_(False), or pass --find-unused-parameters.",
+            )
+
+
+def _reseed(device: torch.device) -> Callable[[int], None]:
+    """A function that seeds the generator which dropout on `device` draws from; microseconds, no synchronisation."""
+    if device.type == "cpu":
+        generator = torch.default_generator
+        return lambda key: generator.manual_seed(key) and None
+    module = torch.get_device_module(device)
+    return lambda key: module.manual_seed(key)  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""Copies of the journal's numbers in other formats: CSV, TensorBoard, Weights & Biases."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UserError
+from lockstep.watch.journal import Mirror, Record
+
+_CSV_COLUMNS = ("kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "top1", "top5", "count")
+
+
+def open_mirrors(names: tuple[str, ...], folder: Path, config: dict[str, Any]) -> tuple[Mirror, ...]:
+    """The mirrors named by `--log`, writing under the run folder.
+
+    Raises:
+        UserError: where a mirror's package is not installed.
+    """
+    makers = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
+    return tuple(makers[name](folder, config) for name in names)
+
+
+def _numbers(record: Record) -> dict[str, float]:
+    prefix = {"step": "train", "eval": "eval"}.get(record["kind"])
+    skipped = ("kind", "time", "step", "epoch")
+    numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in skipped}
+    return {f"{prefix}/{k}": v for k, v in numbers.items()} if prefix else {}
+
+
+def _csv(folder: Path, config: dict[str, Any]) -> Mirror:
+    del config
+    file = (folder / "metrics.csv").open("a", newline="", encoding="utf-8")
+    writer = csv.DictWriter(file, _CSV_COLUMNS, extrasaction="ignore")
+    if file.tell() == 0:
+        writer.writeheader()
+
+    def mirror(record: Record) -> None:
+        if record["kind"] in ("step", "eval"):
+            writer.writerow(record)
+            file.flush()
+        if record["kind"] == "end":
+            file.close()
+
+    return mirror
+
+
+def _tensorboard(folder: Path, config: dict[str, Any]) -> Mirror:
+    del config
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError as error:
+        raise UserError("--log tensorboard: the package is not installed", "pip install 'lockstep[tensorboard]'") from error
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def mirror(record: Record) -> None:
+        for name, value in _numbers(record).items():
+            writer.add_scalar(name, value, record["step"])
+        if record["kind"] == "end":
+            writer.close()
+
+    return mirror
+
+
+def _wandb(folder: Path, config: dict[str, Any]) -> Mirror:
+    try:
+        import wandb
+    except ImportError as error:
+        raise UserError("--log wandb: the package is not installed", "pip install 'lockstep[wandb]'") from error
+    # WANDB_MODE=offline keeps everything under the run folder; `wandb sync` sends it later
+    run = wandb.init(project="lockstep", dir=str(folder), config=config, name=folder.name)
+
+    def mirror(record: Record) -> None:
+        if numbers := _numbers(record):
+            run.log(numbers, step=record["step"])
+        if record["kind"] == "end":
+            run.finish()
+
+    return mirror

@@ -1,0 +1,53 @@
+"""What a person sees of a run: one live bar from rank 0, or plain lines where there is no terminal."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+_PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
+
+
+class ProgressBar:
+    """Epoch, step, loss, learning rate, images/s and time left. `enabled` is False on all ranks but 0."""
+
+    def __init__(self, total_steps: int, epochs: int, enabled: bool, done: int = 0) -> None:
+        self.console = Console(highlight=False)
+        self.epochs, self.total, self.done = epochs, total_steps, done
+        self.enabled, self.live = enabled, enabled and self.console.is_terminal
+        self.began = self.said = time.monotonic()
+        self.start = done
+        if self.live:
+            columns = ("[bold]{task.fields[epoch]}", "step {task.completed}/{task.total}", "{task.fields[numbers]}")
+            self.bar = Progress(
+                *map(TextColumn, columns[:1]),
+                BarColumn(bar_width=24),
+                *map(TextColumn, columns[1:]),
+                TimeRemainingColumn(),
+                console=self.console,
+                auto_refresh=False,  # no thread beside the training: it is drawn on log steps
+            )
+            self.task = self.bar.add_task("", total=total_steps, completed=done, epoch="", numbers="")
+            self.bar.start()
+
+    def update(self, done: int, epoch: int, loss: float, lr: float, images_per_s: float) -> None:
+        """Show the state after `done` steps; epoch counts from 1."""
+        if not self.enabled:
+            return
+        numbers = f"loss {loss:.4f}  lr {lr:.3g}  {images_per_s:,.0f} images/s"
+        if self.live:
+            self.bar.update(self.task, completed=done, epoch=f"epoch {epoch}/{self.epochs}", numbers=numbers, refresh=True)
+        elif time.monotonic() - self.said >= _PLAIN_SECONDS:
+            self.said = time.monotonic()
+            left = (self.said - self.began) / max(1, done - self.start) * (self.total - done)
+            self.say(f"epoch {epoch}/{self.epochs}  step {done}/{self.total}  {numbers}  {left:.0f} s left")
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self.enabled:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the last state of the bar on the screen."""
+        if self.live:
+            self.bar.stop()

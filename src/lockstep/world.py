@@ -1,0 +1,202 @@
+"""Who am I among the processes of a run, and how do we talk."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.config import Execution
+from lockstep.errors import PeerError, UserError
+
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them. Its size decides who does which share, and nothing else."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    backend: str
+
+    @classmethod
+    def single(cls, device: str | torch.device = "cpu") -> "World":
+        """A world of one process, without a process group."""
+        return cls(0, 1, 0, 1, torch.device(device), "none")
+
+    def share(self, n: int) -> slice:
+        """This rank's contiguous part of n things. Sizes differ by at most one; the first ranks get the larger ones."""
+        return share_of(n, self.rank, self.size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add a tensor over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait for all ranks, at most as long as the run's --timeout."""
+        if self.size > 1:
+            dist.barrier(device_ids=[self.device.index] if self.backend == "nccl" else None)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on all ranks (for small objects: it goes through the host)."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0 alone."""
+        if self.rank == 0:
+            print(*values, flush=True)
+
+    @contextmanager
+    def first_on_host(self) -> Iterator[None]:
+        """Run the body on the first rank of each host, then on the other ranks, which find the work done.
+
+        Raises:
+            PeerError: on the waiting ranks, where a host's first rank failed.
+        """
+        if self.local_rank > 0:
+            self._raise_if_any_failed(self.gather(False))
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            self.gather(True)
+            raise
+        self._raise_if_any_failed(self.gather(False))
+
+    def _raise_if_any_failed(self, failed: list[bool]) -> None:
+        if any(failed):
+            raise PeerError(f"rank {failed.index(True)} failed")
+
+
+def share_of(n: int, rank: int, size: int) -> slice:
+    """Rank's contiguous part of n things among `size` ranks, as `World.share`."""
+    base, larger = divmod(n, size)
+    start = rank * base + min(rank, larger)
+    return slice(start, start + base + (rank < larger))
+
+
+def joined(environ: Mapping[str, str] = os.environ) -> bool:
+    """True where a launcher (torchrun or ours) started this process. A torn environment raises UserError."""
+    present = [name for name in _LAUNCHER_VARIABLES if environ.get(name)]
+    ranked = [name for name in present if not name.startswith("MASTER")]
+    if not ranked:  # MASTER_ADDR alone is often exported for other programs
+        return False
+    if missing := [name for name in _LAUNCHER_VARIABLES if name not in present]:
+        raise UserError(
+            f"half a launcher environment: {', '.join(present)} set, {', '.join(missing)} not",
+            "Start with `lockstep train --nproc N` or torchrun, which set all of them, or unset "
+            + ", ".join(present)
+            + ".",
+        )
+    values = {name: environ[name] for name in _LAUNCHER_VARIABLES if name != "MASTER_ADDR"}
+    if bad := [f"{name}={value}" for name, value in values.items() if not value.isdigit()]:
+        raise UserError(f"not a number: {', '.join(bad)}", "Start with `lockstep train --nproc N` or torchrun.")
+    rank, size, local_rank, local_size = (int(values[name]) for name in _LAUNCHER_VARIABLES[:4])
+    if not (rank < size and local_rank < local_size <= size and local_rank <= rank):
+        described = " ".join(f"{name}={values[name]}" for name in _LAUNCHER_VARIABLES[:4])
+        raise UserError(
+            f"a contradictory launcher environment: {described}",
+            "RANK runs from 0 to WORLD_SIZE - 1 and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1; start with torchrun.",
+        )
+    return True
+
+
+@contextmanager
+def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Iterator[World]:
+    """Join the run that the environment describes (torchrun's variables), or be a world of one.
+
+    Sets the process's CPU threads and its current device, and leaves the process group at the end.
+
+    Raises:
+        UserError: for a torn environment, a missing device, or a group that does not come together.
+    """
+    grouped = joined(environ)
+    rank, size, local_rank, local_size = (int(environ[k]) for k in _LAUNCHER_VARIABLES[:4]) if grouped else (0, 1, 0, 1)
+    device = _device(execution, local_rank, local_size)
+    torch.set_num_threads(execution.threads or max(1, cores() // local_size))
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index or 0)
+    if size == 1:
+        yield World(rank, size, local_rank, local_size, device, "none")
+        return
+    backend = execution.backend if execution.backend != "auto" else dist.get_default_backend_for_device(device)
+    names = backend if backend == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
+    try:
+        dist.init_process_group(names, timeout=timedelta(seconds=execution.timeout))
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"rank {rank} of {size} could not meet the others at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}",
+            "Check that the address is machine 0's, the port is free and open, and that all processes were started.",
+        ) from error
+    try:
+        yield World(rank, size, local_rank, local_size, device, backend)
+    except BaseException:
+        # An orderly goodbye would wait for the others' collectives: the process ends and the launcher takes the rest down.
+        raise
+    else:
+        dist.destroy_process_group()
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def device_type(execution: Execution) -> str:
+    """cpu, cuda, mps or xpu: what `--device` and `--gpus` come to on this machine."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    found = accelerator.type if accelerator is not None else "cpu"
+    wanted = execution.device
+    if wanted == "auto":
+        wanted = "cuda" if execution.gpus else found  # type: ignore[assignment]
+    if wanted not in ("cpu", found):
+        raise UserError(
+            f"--gpus {','.join(map(str, execution.gpus))} asks for GPUs, and this machine shows none"
+            if execution.gpus
+            else f"--device {wanted}: this machine has no such device (found: {found})",
+            "Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu.",
+        )
+    return wanted
+
+
+def devices(execution: Execution) -> list[torch.device]:
+    """The devices of this host that the run may use; one entry for the CPU."""
+    kind = device_type(execution)
+    if kind == "cpu":
+        return [torch.device("cpu")]
+    count = torch.accelerator.device_count()
+    if strange := [index for index in execution.gpus if not 0 <= index < count]:
+        raise UserError(
+            f"--gpus {','.join(map(str, execution.gpus))}: there is no GPU {strange[0]}, this machine shows {count}",
+            f"GPUs are numbered 0 to {count - 1} among those that CUDA_VISIBLE_DEVICES shows.",
+        )
+    return [torch.device(kind, index) for index in execution.gpus or range(count)]
+
+
+def _device(execution: Execution, local_rank: int, local_size: int) -> torch.device:
+    available = devices(execution)
+    if available[0].type == "cpu":
+        return available[0]
+    if local_size > len(available) and execution.backend != "gloo":
+        raise UserError(
+            f"{local_size} processes on this machine and {len(available)} GPU(s)",
+            f"Use --nproc {len(available)}; NCCL takes one process per GPU.",
+        )
+    return available[local_rank % len(available)]

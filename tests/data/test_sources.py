@@ -1,0 +1,559 @@
+import dataclasses
+import gzip
+import os
+import pickle
+import shutil
+import socket
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from formats import mirrored, pack, resummed, server, tree, write_official, write_records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from ranks import run_ranks
+
+from lockstep.config import DataConfig
+from lockstep.data import fetch, official
+from lockstep.data.arrays import ArraySet, Column, Part, check_labels, map_files
+from lockstep.data.official import CIFAR10, CIFAR100, DIGITS, DIGITS_ROOT, FASHION_MNIST, MNIST, load_official
+from lockstep.data.sources import DATASETS, load, resolve_data_dir
+from lockstep.errors import UserError
+from lockstep.objects import load_object
+from lockstep.world import World
+
+ALONE = World.single()
+DOWNLOADED = [MNIST, FASHION_MNIST, CIFAR10, CIFAR100]
+named = pytest.mark.parametrize("data", DOWNLOADED, ids=lambda data: data.release.name)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Names of other machines are not looked up."""
+    look_up = socket.getaddrinfo
+
+    def local_only(host, *args, **kwargs):
+        if host not in ("127.0.0.1", "localhost"):
+            raise socket.gaierror(-2, "Name or service not known")
+        return look_up(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", local_only)
+
+
+def equal(images_and_labels, expected):
+    return all(np.array_equal(a.numpy(), b) for a, b in zip(images_and_labels, expected, strict=True))
+
+
+# The bundled digits
+
+
+def test_digits_have_their_split_statistics_and_classes():
+    train, test = load(DataConfig(), Path("/nowhere"), 0, ALONE)
+    images, labels = train.load_all()
+    assert (len(train), len(test), train.shape) == (1437, 360, (1, 8, 8))
+    assert train.mean[0] == pytest.approx(float(images.double().mean() / 255), abs=1e-4)
+    assert train.std[0] == pytest.approx(float(images.double().std(correction=0) / 255), abs=1e-4)
+    assert torch.equal(images.unique(), (torch.arange(17) * 255 / 16).add(0.5).floor().to(torch.uint8))
+    share = np.bincount(test.load_all()[1]) / (np.bincount(labels) + np.bincount(test.load_all()[1]))
+    assert share == pytest.approx([0.2] * 10, abs=0.01)
+    assert train.fingerprint != test.fingerprint
+
+
+def test_digits_readme_names_source_licence_and_the_checksums_in_use():
+    readme = (DIGITS_ROOT / "digits/README.md").read_text()
+    for needed in ("UCI Machine Learning Repository", "Alpaydin", "Kaynak", "CC BY 4.0", "train.bin", "test.bin"):
+        assert needed in readme
+    assert all(checksum in readme for _, checksum in DIGITS.release.files.values())
+
+
+def test_damaged_digits_say_to_install_again(tmp_path):
+    with pytest.raises(UserError, match="Install lockstep again"):
+        load_official(DIGITS, tmp_path, ALONE)
+
+
+# Arrays in files
+
+
+@named
+def test_official_files_give_the_samples_that_were_written(data, tmp_path):
+    small, contents = write_official(data, tmp_path)
+    sets = load_official(small, tmp_path, ALONE)
+    for images, split in zip(sets, ("train", "test"), strict=True):
+        assert equal(images.load_all(), contents[split])
+        assert images.load_all()[0].is_contiguous()
+        assert (images.shape, len(images), images.classes) == (data.shape, len(contents[split][1]), data.classes)
+    assert len(set(data.classes)) == len(data.classes) in (10, 100)
+    assert len(data.mean) == len(data.std) == data.shape[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(ids=st.lists(st.integers(0, 44), max_size=60))
+def test_fetch_is_the_gather_of_all_samples(ids, tmp_path_factory):
+    ids = np.array(ids, np.int64)
+    for data in (CIFAR10, MNIST):  # five files and one
+        root = tmp_path_factory.getbasetemp() / data.release.name
+        if not root.exists():
+            write_official(data, root, per_file=44)
+        train, _ = load_official(resummed(data, root), root, ALONE)
+        images, labels = train.load_all()
+        picked, their_labels = train.fetch(ids, 3)
+        assert (picked.dtype, their_labels.dtype, picked.shape) == (torch.uint8, torch.int64, (len(ids), *data.shape))
+        assert torch.equal(picked, images[ids])
+        assert torch.equal(their_labels, labels[ids])
+
+
+@named
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_an_id_outside_the_set_is_an_index_error(data, wrong, tmp_path):
+    small, _ = write_official(data, tmp_path)
+    train, _ = load_official(small, tmp_path, ALONE)
+    with pytest.raises(IndexError):
+        train.fetch(np.array([0, wrong]), None)
+    with pytest.raises(IndexError):
+        train.fetch(np.array([len(train)]), None)
+
+
+def test_pixels_stay_in_the_file_and_pickling_takes_only_its_path(tmp_path):
+    small, contents = write_official(CIFAR10, tmp_path, per_file=40)
+    train, _ = load_official(small, tmp_path, ALONE)
+    assert len(pickle.dumps(train)) < 4096
+    again = pickle.loads(pickle.dumps(train))
+    assert equal(again.load_all(), contents["train"])
+    for images in (train, again):
+        for array in images.images:
+            assert not array.flags.owndata
+            assert not array.flags.writeable
+    # the map shows what is in the file now: nothing was copied at loading
+    path = train.parts[0].images.path
+    raw = bytearray(path.read_bytes())
+    raw[1] ^= 255
+    with path.open("r+b") as file:
+        file.write(raw)
+    assert train.fetch(np.array([0]))[0][0, 0, 0, 0] == raw[1] == again.fetch(np.array([0]))[0][0, 0, 0, 0]
+
+
+def test_fingerprints_tell_sets_and_splits_apart(tmp_path):
+    prints = set()
+    for number, data in enumerate((*DOWNLOADED, CIFAR10)):
+        small, _ = write_official(data, tmp_path / str(number), per_file=5 + number)
+        prints |= {images.fingerprint for images in load_official(small, tmp_path / str(number), ALONE)}
+    assert len(prints) == 2 * (len(DOWNLOADED) + 1)
+
+
+# Bad files
+
+
+@named
+def test_a_label_out_of_range_names_file_and_sample(data, tmp_path):
+    small, contents = write_official(data, tmp_path)
+    name = data.train[-1]
+    path = tmp_path / data.release.folder / name
+    raw = bytearray(path.read_bytes())
+    raw[8 + 2 if not data.label_bytes else 2 * (data.label_bytes + 3072) + data.label_bytes - 1] = 200
+    path.write_bytes(raw)
+    in_file = len(raw) // (data.label_bytes + 3072) if data.label_bytes else len(raw) - 8
+    sample = len(contents["train"][1]) - in_file + 2
+    with pytest.raises(UserError, match=rf"{name}: sample {sample} has label 200, and there are \d+ classes"):
+        load_official(resummed(small, tmp_path), tmp_path, ALONE)
+
+
+@given(
+    labels=st.lists(st.integers(-3, 12), max_size=30),
+    classes=st.integers(1, 10),
+    first_id=st.integers(0, 100),
+)
+def test_check_labels_finds_the_first_bad_one(labels, classes, first_id):
+    bad = [place for place, label in enumerate(labels) if not 0 <= label < classes]
+    if not bad:
+        check_labels("set", np.array(labels, np.int64), classes, first_id)
+        return
+    with pytest.raises(UserError, match=f"^set: sample {first_id + bad[0]} has label {labels[bad[0]]}, "):
+        check_labels("set", np.array(labels, np.int64), classes, first_id)
+
+
+@named
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda raw: raw[:-5], "is short: "),
+        (lambda raw: raw + b"x", "is too long: "),
+        (lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "is damaged: its md5 is "),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_remedy_and_left_alone(data, harm, message, tmp_path):
+    small, _ = write_official(data, tmp_path)
+    for name in data.release.files:
+        path = tmp_path / data.release.folder / name
+        whole = path.read_bytes()
+        path.write_bytes(harm(whole))
+        with pytest.raises(UserError) as caught:
+            load_official(small, tmp_path, ALONE)
+        assert str(path) in caught.value.message
+        assert message in caught.value.message
+        assert "Delete it and run again" in caught.value.remedy
+        assert path.read_bytes() == harm(whole)
+        path.write_bytes(whole)
+    load_official(small, tmp_path, ALONE)
+
+
+def test_a_checksum_may_be_sha256(tmp_path):
+    digests = [checksum for _, checksum in CIFAR100.release.files.values()]
+    assert {len(digest) for digest in digests} == {64}
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    fetch.verify(path, 3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+    with pytest.raises(UserError, match="its sha256 is ba7816bf"):
+        fetch.verify(path, 3, "0" * 64)
+
+
+def test_torn_layouts_are_errors_even_with_the_right_sum(tmp_path):
+    write_official(MNIST, tmp_path)
+    folder = tmp_path / MNIST.release.folder
+    images, labels = (folder / name for name in MNIST.train)
+    for path, harm in (
+        (images, lambda raw: raw[:-1]),
+        (images, lambda raw: raw[:7]),
+        (images, lambda raw: raw[:2] + b"\x0d" + raw[3:]),
+        (images, lambda raw: b""),
+        (labels, lambda raw: raw[:-1]),
+        (labels, lambda raw: raw[:7] + bytes([raw[7] - 1]) + raw[8:-1]),  # one label fewer than images
+        (images, lambda raw: raw[:11] + bytes([14, 0, 0, 0, 56]) + raw[16:]),  # 14 x 56
+    ):
+        whole = path.read_bytes()
+        path.write_bytes(harm(whole))
+        with pytest.raises(UserError, match="-ubyte"):
+            load_official(resummed(MNIST, tmp_path), tmp_path, ALONE)
+        path.write_bytes(whole)
+    write_official(CIFAR10, tmp_path)
+    for size in (0, 3072):
+        (tmp_path / CIFAR10.release.folder / "test_batch.bin").write_bytes(bytes(size))
+        with pytest.raises(UserError, match="test_batch.bin is damaged"):
+            load_official(resummed(CIFAR10, tmp_path), tmp_path, ALONE)
+
+
+# Missing files
+
+
+@named
+def test_without_a_network_the_error_says_which_files_go_where(data, tmp_path):
+    with pytest.raises(UserError) as caught:
+        load(DataConfig(dataset=data.release.name), tmp_path / "data", 0, ALONE)
+    for name in (*data.release.files, str(tmp_path / "data" / data.release.folder)):
+        assert name in caught.value.message
+    for name in (*data.release.packages, data.release.mirrors[0], "--data-dir", "LOCKSTEP_DATA"):
+        assert name in caught.value.remedy
+    assert tree(tmp_path) == set()
+
+
+def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "PROBE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts into its backlog and says nothing
+        silent = mirrored(MNIST, f"http://127.0.0.1:{mute.getsockname()[1]}/")
+        with pytest.raises(UserError, match="no answer|timed out"):
+            load_official(silent, tmp_path, ALONE)
+    assert tree(tmp_path) == set()
+
+
+@named
+@pytest.mark.parametrize("beside", ["folder", "root"])
+def test_packages_at_hand_are_unpacked(data, beside, tmp_path):
+    small, contents = write_official(data, tmp_path)
+    packed = pack(small, tmp_path, tmp_path / data.release.folder if beside == "folder" else tmp_path)
+    before = tree(tmp_path)
+    train, test = load_official(packed, tmp_path, ALONE)
+    assert equal(train.load_all(), contents["train"])
+    assert equal(test.load_all(), contents["test"])
+    assert tree(tmp_path) == before | {f"{data.release.folder}/{name}" for name in data.release.files}
+
+
+@named
+def test_only_what_is_missing_is_downloaded(data, tmp_path):
+    small, contents = write_official(data, tmp_path / "data")
+    kept = next(iter(data.release.files))
+    (tmp_path / kept).write_bytes((tmp_path / "data" / data.release.folder / kept).read_bytes())
+    packed = pack(small, tmp_path / "data", tmp_path / "served")
+    shutil.move(tmp_path / kept, tmp_path / "data" / data.release.folder / kept)
+    with server(tmp_path / "served") as (address, got):
+        dead = "http://nowhere.invalid/"
+        train, test = load_official(mirrored(packed, dead, address), tmp_path / "data", ALONE)
+        wanted = [p for p, (_, names) in packed.release.packages.items() if set(names) - {kept}]
+        assert got == wanted
+        load_official(mirrored(packed, dead, address), tmp_path / "data", ALONE)
+        assert got == wanted
+    assert equal(train.load_all(), contents["train"])
+    assert equal(test.load_all(), contents["test"])
+    assert {path.name for path in (tmp_path / "data" / data.release.folder).iterdir()} == set(data.release.files)
+
+
+@named
+def test_a_download_with_a_wrong_sum_leaves_nothing(data, tmp_path):
+    small, _ = write_official(data, tmp_path / "data")
+    packed = pack(small, tmp_path / "data", tmp_path / "served")
+    damaged = tmp_path / "served" / next(iter(packed.release.packages))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with server(tmp_path / "served") as (address, got), pytest.raises(UserError, match="not to be had from here"):
+        load_official(mirrored(packed, address), tmp_path / "data", ALONE)
+    assert got == [damaged.name]
+    assert list((tmp_path / "data" / data.release.folder).iterdir()) == []
+
+
+@named
+def test_a_damaged_package_at_hand_is_named_and_leaves_nothing(data, tmp_path):
+    small, _ = write_official(data, tmp_path)
+    packed = pack(small, tmp_path, tmp_path)
+    package = tmp_path / list(packed.release.packages)[-1]
+    whole = package.read_bytes()
+    for harmed in (whole[: len(whole) // 2], b"no archive", gzip.compress(b"no tar file"), b""):
+        package.write_bytes(harmed)
+        with pytest.raises(UserError) as caught:
+            load_official(packed, tmp_path, ALONE)
+        assert package.name in caught.value.message
+        assert "Delete it" in caught.value.remedy
+        assert not any(name.endswith(".bin") or ".partial" in name for name in tree(tmp_path))
+
+
+def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
+    small, _ = write_official(CIFAR10, tmp_path / "data")
+    packed = pack(small, tmp_path / "data", tmp_path / "served")
+    (tmp_path / "file").write_text("in the way")
+    with (
+        server(tmp_path / "served") as (address, _),
+        pytest.raises(UserError, match=r"cannot write its files to .*file/cifar-10-batches-bin") as caught,
+    ):
+        load_official(mirrored(packed, address), tmp_path / "file", ALONE)
+    assert "LOCKSTEP_DATA" in caught.value.remedy
+
+
+def _load_on_a_rank(world, data, root):
+    try:
+        train, _ = load_official(data, root, world)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return train.fingerprint, train.load_all()[1].tolist()
+
+
+def test_one_rank_fetches_while_the_others_wait(tmp_path):
+    small, contents = write_official(MNIST, tmp_path / "data")
+    packed = pack(small, tmp_path / "data", tmp_path / "served")
+    with server(tmp_path / "served") as (address, got):
+        results = run_ranks(_load_on_a_rank, 3, mirrored(packed, address), tmp_path / "data")
+    assert sorted(got) == sorted(packed.release.packages)
+    assert {labels for _, labels in ((p, tuple(labels)) for p, labels in results)} == {tuple(contents["train"][1])}
+    assert len({fingerprint for fingerprint, _ in results}) == 1
+
+
+def test_where_fetching_fails_the_first_rank_says_why_and_the_others_stop(tmp_path):
+    results = run_ranks(_load_on_a_rank, 2, mirrored(MNIST, "http://127.0.0.1:9/"), tmp_path)
+    assert [kind for kind, _ in results] == ["UserError", "PeerError"]
+    assert "t10k-labels-idx1-ubyte" in results[0][1]
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("data", [MNIST, CIFAR10], ids=lambda data: data.release.name)
+def test_the_real_files_have_the_published_statistics(data):
+    train, test = load_official(data, resolve_data_dir(""), ALONE)
+    assert (len(train), len(test)) == ({"mnist": 60_000, "cifar10": 50_000}[data.release.name], 10_000)
+    images, labels = train.load_all()
+    counts = torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])])
+    values = torch.arange(256) / 255.0
+    mean = (counts * values).sum(1) / counts.sum(1)
+    std = ((counts * (values - mean[:, None]) ** 2).sum(1) / counts.sum(1)).sqrt()
+    assert mean.tolist() == pytest.approx(data.mean, abs=1e-4)
+    assert std.tolist() == pytest.approx(data.std, abs=1e-4)
+    assert labels.bincount().tolist() == (
+        [5000] * 10 if data is CIFAR10 else [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    )
+
+
+# Sets by name, and users' own
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(UserError, match="cifar10") as caught:
+        load(DataConfig(dataset="cifar-10"), Path(), 0, ALONE)
+    assert "Did you mean" in caught.value.remedy
+    assert DATASETS == ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder")
+
+
+def test_the_data_folder_is_the_flag_else_the_environment_else_data(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
+    assert resolve_data_dir("") == tmp_path / "data"
+    monkeypatch.setenv("LOCKSTEP_DATA", "~/sets")
+    assert resolve_data_dir("") == Path.home() / "sets"
+    assert resolve_data_dir("here") == tmp_path / "here"
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """Writes a module of the user's into the current folder and loads `factory` of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+    def sets(body, factory="make"):
+        sets.count += 1
+        name = f"users_module_{tmp_path.name}_{sets.count}".replace("-", "_")
+        (tmp_path / f"{name}.py").write_text("import numpy as np, torch\n" + textwrap.dedent(body))
+        return load(DataConfig(dataset=f"{name}:{factory}"), tmp_path / "sets", 0, ALONE)
+
+    sets.count = 0
+    return sets
+
+
+def test_a_pair_of_tensors_becomes_an_array_set(user):
+    train, val = user("""
+        def make():
+            images = torch.arange(6 * 2 * 4 * 4).reshape(6, 2, 4, 4).to(torch.uint8)
+            return (images, torch.tensor([0, 1, 2, 0, 1, 2])), (images[:2].numpy(), np.array([3, 0]))
+    """)
+    assert isinstance(train, ArraySet)
+    images, labels = train.load_all()
+    assert (train.classes, val.classes) == (tuple("0123"),) * 2
+    assert torch.equal(train.fetch(np.array([4, 0]), 0)[0], images[[4, 0]])
+    assert labels.tolist() == [0, 1, 2, 0, 1, 2]
+    scaled = images.double().transpose(0, 1).flatten(1) / 255
+    assert train.mean == pytest.approx(scaled.mean(1).tolist()) == val.mean
+    assert train.std == pytest.approx(scaled.std(1, correction=0).tolist())
+    assert train.fingerprint != val.fingerprint
+    assert torch.equal(pickle.loads(pickle.dumps(train)).load_all()[0], images)
+
+
+def test_float_images_pass_through_unchanged(user):
+    train, val = user("""
+        from torch.utils.data import TensorDataset, Subset
+        images = torch.linspace(-2, 2, 5 * 3 * 2 * 2).reshape(5, 3, 2, 2)
+        def make():
+            whole = TensorDataset(images, torch.tensor([0, 1, 0, 1, 0]))
+            whole.classes = ["a", "b"]
+            return Subset(whole, [1, 2, 3]), whole
+        def pair():
+            return [(images, torch.zeros(5, dtype=torch.int32))] * 2
+    """)
+    images, labels = train.fetch(np.array([2, 0]), None)
+    assert images.dtype == torch.float32
+    assert torch.equal(images, torch.linspace(-2, 2, 60).reshape(5, 3, 2, 2)[[3, 1]])
+    assert (labels.tolist(), train.classes, len(train), len(val)) == ([1, 1], ("a", "b"), 3, 5)
+    assert train.fetch(np.array([], np.int64), 0)[0].shape == (0, 3, 2, 2)
+
+
+def test_a_dataset_of_pil_images_becomes_uint8(user, tmp_path):
+    train, _ = user("""
+        from PIL import Image
+        class Pictures:
+            targets = [0, 2, 1]
+            mean, std = (0.1, 0.2, 0.3), (1.0, 1.0, 1.0)
+            def __init__(self, root): self.root = root
+            def __len__(self): return 3
+            def __getitem__(self, i): return Image.new("RGB", (4, 2), (i, 10, 255)), self.targets[i]
+        def make(data_dir):
+            assert data_dir.name == "sets"
+            return Pictures(data_dir), Pictures(data_dir)
+    """)
+    images, labels = train.fetch(np.array([2, 1]), 0)
+    assert images.dtype == torch.uint8
+    assert images[:, :, 0, 0].tolist() == [[2, 10, 255], [1, 10, 255]]
+    assert (train.shape, labels.tolist(), train.mean) == ((3, 2, 4), [1, 2], (0.1, 0.2, 0.3))
+
+
+def test_an_image_set_of_the_users_is_taken_as_it_is(user):
+    train, val = user("""
+        from lockstep.data.official import DIGITS, DIGITS_ROOT, load_official
+        from lockstep.world import World
+        def make(root):
+            return load_official(DIGITS, DIGITS_ROOT, World.single())
+    """)
+    assert (len(train), len(val)) == (1437, 360)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("make = 3", "is a int, not a function"),
+        ("def make(a, b): ...", "needs arguments: a, b"),
+        ("def make(): return None", "returned a NoneType, not two sets"),
+        ("def make(): return 1, 2, 3", "returned a tuple of 3"),
+        ("def make(): return [], []", "is a list"),
+        ("def make(): return 1, 2", "train is a int"),
+        ("x = torch.zeros(3, 4, 4)\ndef make(): return (x, x), (x, x)", r"train has images float32 \[3, 4, 4\]"),
+        (
+            "x = torch.zeros(3, 1, 4, 4)\ny = torch.zeros(2).long()\ndef make(): return (x, y), (x, y)",
+            r"labels int64 \[2\]",
+        ),
+        (
+            "x, y = torch.zeros(3, 1, 4, 4), torch.tensor([0, -1, 2])\ndef make(): return (x, y), (x, y)",
+            "train: sample 1 has label -1",
+        ),
+        (
+            "x, y = torch.zeros(3, 1, 4, 4), torch.zeros(3).long()\ndef make(): return (x, y), (x[:, :, :2], y)",
+            "differ in shape",
+        ),
+        (
+            "class D:\n  def __len__(self): return 1\n  def __getitem__(self, i): return 5, 0\n"
+            "def make(): return D(), D()",
+            "sample 0 is a int, not an image",
+        ),
+        (
+            "class D:\n  def __len__(self): return 1\n  def __getitem__(self, i): return torch.zeros(1, 2, 2), 0\n"
+            "def make(): return D(), D()",
+            "does not say which classes",
+        ),
+        (
+            "class D:\n  classes = ()\n  def __len__(self): return 0\n  def __getitem__(self, i): ...\n"
+            "def make(): return D(), D()",
+            "train is empty",
+        ),
+        (
+            "class D:\n  classes = ()\n  def fetch(self, ids, epoch): ...\ndef make(): return D(), D()",
+            "an ImageSet without __len__, fingerprint, mean, name, shape, std",
+        ),
+    ],
+)
+def test_a_wrong_return_says_what_is_expected(user, body, message):
+    with pytest.raises(UserError, match=message) as caught:
+        user(body)
+    assert caught.value.remedy
+
+
+def test_bad_samples_of_a_dataset_are_named(user):
+    train, _ = user("""
+        class D:
+            classes = ["a", "b"]
+            def __len__(self): return 4
+            def __getitem__(self, i): return torch.zeros(1, 2, 2 + (i == 2)), 7 * (i == 1)
+        def make(): return D(), D()
+    """)
+    with pytest.raises(UserError, match="sample 1 has label 7"):
+        train.fetch(np.array([0, 1]), 0)
+    with pytest.raises(UserError, match=r"sample 2 is \[1, 2, 3\]"):
+        train.fetch(np.array([0, 2]), 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module_here:make", "there is no module 'no_such_module_here'"),
+        ("lockstep.no_such:make", "there is no module 'lockstep.no_such'"),
+        ("lockstep.errors:UserEror", "unknown attribute of lockstep.errors .*'UserEror'"),
+        ("lockstep.errors:", "not of the form"),
+        (":make", "not of the form"),
+        ("../x:make", "not of the form"),
+    ],
+)
+def test_an_object_that_is_not_there_is_a_user_error(path, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load_object(path, "model")
+    assert "--model" in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_objects_are_looked_for_in_the_current_folder_and_their_own_errors_pass(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    (tmp_path / "users_objects.py").write_text("class A:\n    b = 5\n")
+    assert load_object("users_objects:A.b", "model") == 5
+    (tmp_path / "users_broken.py").write_text("import not_installed_anywhere\n")
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        load_object("users_broken:A", "model")

@@ -1,0 +1,257 @@
+"""Synchronised batch normalisation against nn.BatchNorm on the whole batch, in float64; and the care of buffers."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import Tensor, nn
+
+from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import (
+    SyncBatchNorm,
+    _converted,
+    _global_statistics,
+    average_buffers,
+    convert_sync_batchnorm,
+    ghost,
+    preserve_buffers,
+)
+from lockstep.world import World
+
+SINGLE = World.single()
+SPLITS = {1: ([7],), 2: ([4, 3], [7, 0], [1, 6]), 3: ([3, 3, 1], [4, 0, 3]), 4: ([2, 2, 2, 1], [5, 1, 1, 0])}
+
+
+def _network(momentum: float | None = 0.1) -> nn.Module:
+    """Two batch normalisations with convolutions around, float64; parameters far from their usual start."""
+    torch.manual_seed(5)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, bias=False),
+        nn.BatchNorm2d(3, momentum=momentum),
+        nn.Tanh(),
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, affine=False, momentum=momentum),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.BatchNorm1d(5, momentum=momentum),
+    ).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def _batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(6)
+    return torch.randn(7, 2, 6, 6, dtype=torch.float64) * 3 + 5, torch.randn(7, 5, dtype=torch.float64)
+
+
+def _train(model: nn.Module, x: Tensor, target: Tensor, steps: int, total: int) -> tuple[Tensor, Tensor]:
+    """`steps` forwards and one backward of this share's part of the loss; the outputs and the input's gradient."""
+    x = x.clone().requires_grad_()
+    for _ in range(steps):
+        y = model(x)
+    (((y - target) ** 2).sum() / total).backward()
+    return y.detach(), x.grad
+
+
+def _sync_rank(world: World, split: list[int], momentum: float | None, use_ghost: bool = True) -> dict[str, object]:
+    model = convert_sync_batchnorm(_network(momentum), world)
+    x, target = _batch()
+    start = sum(split[: world.rank])
+    share = slice(start, start + split[world.rank])
+    if split[world.rank]:
+        y, d_x = _train(model, x[share], target[share], 2, len(x))
+    else:  # a dummy with a wild loss: nothing of it may reach anyone
+        with ghost(model, use_ghost):
+            _train(model, x[:2] * 100, target[:2] * 100, 2, len(x))
+        y, d_x = x.new_empty(0, 5), torch.empty_like(x[:0])
+    norms = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
+    grads = [p.grad.numpy() for m in norms for p in m.parameters()]
+    grads.append(model[0].weight.grad.numpy())  # upstream of every norm: only synchronised statistics make it right
+    buffers = {name: b.numpy() for name, b in model.named_buffers()}
+    return {"y": y.numpy(), "d_x": d_x.numpy(), "grads": grads, "buffers": buffers, "state": list(model.state_dict())}
+
+
+def _all_splits(world: World) -> list[dict[str, object]]:
+    return [_sync_rank(world, split, m) for split in SPLITS[world.size] for m in (0.1, None)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_it_is_batch_norm_of_the_global_batch_on_any_number_of_ranks_and_uneven_shares(n: int) -> None:
+    ranks = [_all_splits(SINGLE)] if n == 1 else run_ranks(_all_splits, n)
+    cases = [(split, m) for split in SPLITS[n] for m in (0.1, None)]
+    for index, (split, momentum) in enumerate(cases):
+        reference = _network(momentum)
+        y, d_x = _train(reference, *_batch(), 2, 7)
+        mine = [rank[index] for rank in ranks]
+        torch.testing.assert_close(torch.cat([torch.tensor(r["y"]) for r in mine]), y, rtol=0, atol=1e-10)
+        torch.testing.assert_close(torch.cat([torch.tensor(r["d_x"]) for r in mine]), d_x, rtol=0, atol=1e-10)
+        norms = [m for m in reference.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        expected = [p.grad for m in norms for p in m.parameters()] + [reference[0].weight.grad]
+        for position, grad in enumerate(expected):
+            summed = sum(torch.tensor(r["grads"][position]) for r in mine)
+            torch.testing.assert_close(summed, grad, rtol=0, atol=1e-10)
+        for rank in mine:
+            assert rank["state"] == list(reference.state_dict()), split
+            for name, buffer in reference.named_buffers():
+                torch.testing.assert_close(torch.tensor(rank["buffers"][name]), buffer, rtol=0, atol=1e-10)
+
+
+def _without_ghost(world: World) -> float:
+    broken = _sync_rank(world, [7, 0], 0.1, use_ghost=False)
+    reference = _network()
+    y, _ = _train(reference, *_batch(), 2, 7)
+    return float((torch.tensor(broken["y"]) - y).abs().max()) if world.rank == 0 else 0.0
+
+
+def _statistics_of_large_offsets(world: World) -> list[float]:
+    x = torch.tensor([[1e4 + world.rank], [1e4 - world.rank], [1e4]], dtype=torch.float32)
+    mean, squares, count = _global_statistics(x, world, False)
+    return [mean.item() - 1e4, squares.item(), count.item()]
+
+
+def _edge_cases(world: World) -> dict[str, object]:
+    # bf16 autocast: bf16 activations, float32 statistics; the compiled model; a batch of one value per rank
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    model = convert_sync_batchnorm(model, world)
+    images = torch.randn(2 * world.size, 3, 6, 6)[2 * world.rank : 2 * world.rank + 2]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(images.to(memory_format=torch.channels_last))
+        y.float().square().mean().backward()
+    compiled = torch.compile(copy.deepcopy(model).eval().train(), backend="aot_eager")
+    compiled(images).sum().backward()
+    single = convert_sync_batchnorm(nn.BatchNorm1d(2), world)
+    one = single(torch.tensor([[float(world.rank), 2.0 * world.rank]]))
+    return {
+        "without ghost": _without_ghost(world),
+        "offsets": _statistics_of_large_offsets(world),
+        "dtypes": [str(y.dtype), str(model[1].running_var.dtype), str(model[1].weight.grad.dtype)],
+        "finite": bool(torch.isfinite(y).all()) and all(bool(torch.isfinite(p.grad).all()) for p in model.parameters()),
+        "running": model[1].running_mean.tolist(),
+        "compiled": int(compiled._orig_mod[1].num_batches_tracked),
+        "one": one.tolist(),
+        "buffers": _average(world),
+    }
+
+
+def _average(world: World) -> dict[str, list[float]]:
+    model = nn.BatchNorm1d(2)
+    model.register_buffer("constant", torch.full((3,), 0.1))
+    model.register_buffer("flag", torch.tensor(world.rank == 0))
+    model.register_buffer("phase", torch.tensor([1j * world.rank]))
+    model.running_mean.fill_(world.rank)
+    model.num_batches_tracked.fill_(10 + world.rank)
+    average_buffers(model, world)
+    return {name: torch.view_as_real(b).tolist() if b.is_complex() else b.tolist() for name, b in model.named_buffers()}
+
+
+def test_two_ranks_at_the_edges() -> None:
+    first, second = run_ranks(_edge_cases, 2)
+    assert first["without ghost"] > 1e-3, "a dummy that is not a ghost must be seen, or the test above proves nothing"
+    assert first["offsets"] == second["offsets"]
+    assert first["offsets"] == pytest.approx(
+        [0.0, 2.0, 6.0], abs=1e-3
+    )  # sum of squares minus square of sum gives junk here
+    assert first["dtypes"] == ["torch.bfloat16", "torch.float32", "torch.float32"]
+    assert first["finite"]
+    assert second["finite"]
+    assert first["running"] == second["running"]
+    assert first["compiled"] == 2
+    assert [first["one"], second["one"]] == [[[pytest.approx(-1, abs=1e-3)] * 2], [[pytest.approx(1, abs=1e-3)] * 2]]
+    assert first["buffers"] == second["buffers"]
+    assert first["buffers"]["running_mean"] == [0.5, 0.5]
+    assert first["buffers"]["num_batches_tracked"] == 10
+    assert first["buffers"]["constant"] == torch.full((3,), 0.1).tolist(), "equal buffers must keep their bits"
+    assert first["buffers"]["flag"] is True
+    assert first["buffers"]["phase"] == [[0.0, 0.5]]
+
+
+@pytest.mark.parametrize(("affine", "shape"), [(True, (4, 3)), (False, (3, 2, 2)), (True, (2, 3, 2, 2))])
+def test_gradcheck(affine: bool, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    layer = convert_sync_batchnorm(nn.BatchNorm1d(shape[1], affine=affine).double(), SINGLE)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weights = tuple(layer.parameters())
+
+    def function(x: Tensor, *parameters: Tensor) -> Tensor:
+        named = dict(zip([name for name, _ in layer.named_parameters()], parameters, strict=True))
+        return torch.func.functional_call(layer, named, (x,))
+
+    assert torch.autograd.gradcheck(function, (x, *(w.detach().requires_grad_() for w in weights)))
+
+
+def test_conversion_keeps_everything_of_a_layer() -> None:
+    shared = nn.BatchNorm2d(3, eps=0.5, momentum=None)
+    model = nn.Sequential(shared, nn.BatchNorm1d(4, affine=False, track_running_stats=False), shared).double().eval()
+    parameters, state = list(model.parameters()), copy.deepcopy(model.state_dict())
+    converted = convert_sync_batchnorm(model, SINGLE)
+    assert converted is model
+    assert all(type(layer) is SyncBatchNorm and not layer.training for layer in model)
+    assert model[0] is model[2]
+    assert (model[0].eps, model[0].momentum, model[0].affine) == (0.5, None, True)
+    assert (model[1].affine, model[1].track_running_stats, model[1].running_mean) == (False, False, None)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert {k: v.dtype for k, v in model.state_dict().items()} == {k: v.dtype for k, v in state.items()}
+    assert isinstance(convert_sync_batchnorm(nn.BatchNorm1d(2), SINGLE), SyncBatchNorm)
+    assert convert_sync_batchnorm(model, SINGLE)[0] is model[0], "twice is once"
+
+
+def test_evaluation_is_plain_batch_norm_without_a_collective() -> None:
+    plain = nn.BatchNorm1d(3)
+    plain(torch.randn(8, 3) + 2)
+    two = World(0, 2, 0, 2, torch.device("cpu"), "gloo")  # no process group: a collective would raise
+    layer = convert_sync_batchnorm(copy.deepcopy(plain), two).eval()
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(layer(x), plain.eval()(x), rtol=0, atol=0)
+
+
+def test_a_subclass_of_unknown_meaning_is_refused_and_timms_keeps_its_activation() -> None:
+    class Odd(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    with pytest.raises(UserError, match="Odd"):
+        convert_sync_batchnorm(nn.Sequential(Odd(3)), SINGLE)
+    layers = pytest.importorskip("timm.layers")
+    layer = layers.BatchNormAct2d(3)
+    x = torch.randn(4, 3, 5, 5)
+    converted = convert_sync_batchnorm(nn.Sequential(copy.deepcopy(layer)), SINGLE)
+    torch.testing.assert_close(converted(x), layer(x))
+    assert list(converted[0].state_dict()) == list(layer.state_dict())
+
+
+def test_bad_inputs_are_named() -> None:
+    layer = _converted(nn.BatchNorm1d(3), SINGLE)
+    with pytest.raises(ValueError, match="more than one value"):
+        layer(torch.randn(1, 3))
+    with pytest.raises(ValueError, match=r"\[batch, 3, \.\.\.\]"):
+        layer(torch.randn(4, 2))
+
+
+def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
+    model = convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)), SINGLE)
+    with pytest.raises(RuntimeError, match="stop"), ghost(model):
+        assert all(layer.ghost for layer in model)
+        raise RuntimeError("stop")
+    assert not any(layer.ghost for layer in model)
+    plain = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    before = copy.deepcopy(plain.state_dict())
+    with preserve_buffers(plain):
+        plain(torch.randn(4, 2))
+        assert int(plain[0].num_batches_tracked) == 1
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))
+
+
+def test_momentum_none_is_the_plain_average_of_batches() -> None:
+    layer = convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=None).double(), SINGLE)
+    means = []
+    for seed in range(3):
+        x = torch.randn(4, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        layer(x)
+        means.append(x.mean())
+    assert all(a != b for a, b in pairwise(means))
+    torch.testing.assert_close(layer.running_mean[0], torch.stack(means).mean())

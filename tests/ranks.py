@@ -1,0 +1,102 @@
+"""Run a function on N real gloo processes and get a value per rank."""
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from lockstep.config import Execution
+
+_CONTEXT = get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["lockstep.training.loop"])  # torch is imported once, not once a rank
+
+
+class RankFailed(AssertionError):
+    """A rank raised; the message holds its traceback."""
+
+
+def run_ranks(
+    fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60.0, threads: int = 1, env: dict[str, str] | None = None
+) -> list[Any]:
+    """`fn(world, *args)` on n ranks; returns one value per rank.
+
+    Raises:
+        RankFailed: where a rank raised, died or outlived `timeout` seconds, naming the rank.
+    """
+    # the parent holds the store, so that no port is found, let go and lost to somebody else
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+    base = {
+        "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **(env or {}),
+    }
+    ranks = []
+    try:
+        for rank in range(n):
+            here, there = _CONTEXT.Pipe()
+            mine = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = _CONTEXT.Process(target=_rank, args=(there, mine, threads, timeout, fn, args))
+            process.start()
+            there.close()
+            ranks.append((process, here))
+        return _collect(ranks, timeout)
+    finally:
+        for process, pipe in ranks:
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def _collect(ranks: list[tuple[Any, Connection]], timeout: float) -> list[Any]:
+    deadline = time.monotonic() + timeout
+    values: dict[int, Any] = {}
+    failures: list[tuple[float, int, str]] = []
+    waiting = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
+    while waiting and not failures:
+        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise RankFailed(f"no answer from rank(s) {sorted(waiting.values())} in {timeout} s")
+        if not values:
+            time.sleep(0.05)  # where one rank fails, the others lose their peer: let the first cause arrive too
+            ready = wait(list(waiting), timeout=0)
+        for pipe in ready:
+            rank = waiting.pop(pipe)  # type: ignore[index]
+            try:
+                when, ok, value = pipe.recv()  # type: ignore[union-attr]
+            except EOFError:
+                when, ok, value = time.time(), False, "died without a word"
+            if ok:
+                values[rank] = value
+            else:
+                failures.append((when, rank, value))
+    if failures:
+        _, rank, text = min(failures)
+        raise RankFailed(f"rank {rank} of {len(ranks)}: {text}")
+    return [values[rank] for rank in range(len(ranks))]
+
+
+def _rank(
+    pipe: Connection, env: dict[str, str], threads: int, timeout: float, fn: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    os.environ.update(env)
+    from lockstep.world import join
+
+    answer: tuple[float, bool, Any]
+    try:
+        with join(Execution(device="cpu", threads=threads, timeout=timeout)) as world:
+            answer = time.time(), True, fn(world, *args)
+    except BaseException:
+        answer = time.time(), False, traceback.format_exc()
+    with suppress(BrokenPipeError):  # the parent has heard enough
+        pipe.send(answer)
+    pipe.close()
