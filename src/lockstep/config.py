@@ -235,6 +235,8 @@ class Config:
     """Global batch size: samples per optimizer step over all processes."""
     accumulate: int = 1
     """Cut each global batch into this many micro-batches (less memory, same step)."""
+    shards: int = 0
+    """Exact mode: cut each batch into this many shards and give the same bits on any number of processes up to it (0: off)."""
     seed: int = 0
     """Seed of weights, order, augmentation and dropout."""
     precision: Precision = "fp32"
@@ -252,12 +254,52 @@ class Config:
             f"--accumulate {self.accumulate} cuts a batch of {self.batch_size} into empty pieces",
             f"Use 1 to {self.batch_size}.",
         )
+        if self.shards:
+            self._require_exact()
         nproc, nodes = self.execution.nproc, self.execution.nnodes
         if nproc != "auto":
             self.require_batch_for(nproc * nodes)
 
+    def _require_exact(self) -> None:
+        """Refuse what exact mode can't make the same on any number of processes."""
+        mode = f"--shards {self.shards}"
+        _require(
+            1 <= self.shards <= self.batch_size,
+            f"{mode} of a batch of {self.batch_size}: a shard needs a sample",
+            f"Use 1 to {self.batch_size} (0: off).",
+        )
+        _require(
+            self.execution.strategy == "ddp",
+            f"{mode} with --strategy {self.execution.strategy}: DataParallel adds floats in an order of its own"
+            if self.execution.strategy == "dp"
+            else f"{mode} with --strategy {self.execution.strategy}",
+            "Leave --strategy out; --nproc 1 is one process.",
+        )
+        _require(
+            not self.model.sync_bn,
+            f"{mode} with --sync-bn: each shard has its own batch statistics, which are the same on any number of processes",
+            "Leave one of the two out.",
+        )
+        _require(
+            not self.model.compile,
+            f"{mode} with --compile: a compiled kernel depends on the batch shapes that its process has met",
+            "Leave one of the two out.",
+        )
+        _require(
+            self.precision != "tf32",
+            f"{mode} with --precision tf32: exact mode switches TF32 off",
+            "Use fp32, bf16 or fp16.",
+        )
+
     def require_batch_for(self, processes: int) -> None:
-        """Raise UserError where some process would have no sample in a full batch."""
+        """Raise UserError where some process would have no sample in a full batch, or no shard."""
+        if self.shards:
+            _require(
+                processes <= self.shards,
+                f"--shards {self.shards} can't be shared out over {processes} processes",
+                f"Use at most --nproc {self.shards}, or more shards.",
+            )
+            return
         _require(
             processes <= self.batch_size // self.accumulate,
             f"a batch of {self.batch_size}"

@@ -1,6 +1,4 @@
-import dataclasses
 import gzip
-import os
 import pickle
 import shutil
 import socket
@@ -10,20 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from formats import mirrored, pack, resummed, server, tree, write_official, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
-from ranks import run_ranks
 
 from lockstep.config import DataConfig
-from lockstep.data import fetch, official
-from lockstep.data.arrays import ArraySet, Column, Part, check_labels, map_files
+from lockstep.data import fetch
+from lockstep.data.arrays import ArraySet, check_labels
 from lockstep.data.official import CIFAR10, CIFAR100, DIGITS, DIGITS_ROOT, FASHION_MNIST, MNIST, load_official
 from lockstep.data.sources import DATASETS, load, resolve_data_dir
 from lockstep.errors import UserError
 from lockstep.objects import load_object
 from lockstep.world import World
+from tests.data.formats import mirrored, pack, resummed, server, tree, write_official
+from tests.ranks import run_ranks
 
 ALONE = World.single()
 DOWNLOADED = [MNIST, FASHION_MNIST, CIFAR10, CIFAR100]
@@ -230,7 +227,7 @@ def test_torn_layouts_are_errors_even_with_the_right_sum(tmp_path):
     write_official(CIFAR10, tmp_path)
     for size in (0, 3072):
         (tmp_path / CIFAR10.release.folder / "test_batch.bin").write_bytes(bytes(size))
-        with pytest.raises(UserError, match="test_batch.bin is damaged"):
+        with pytest.raises(UserError, match=r"test_batch\.bin is damaged"):
             load_official(resummed(CIFAR10, tmp_path), tmp_path, ALONE)
 
 
@@ -252,7 +249,7 @@ def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch
     monkeypatch.setattr(fetch, "PROBE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts into its backlog and says nothing
         silent = mirrored(MNIST, f"http://127.0.0.1:{mute.getsockname()[1]}/")
-        with pytest.raises(UserError, match="no answer|timed out"):
+        with pytest.raises(UserError, match=r"no answer|timed out"):
             load_official(silent, tmp_path, ALONE)
     assert tree(tmp_path) == set()
 
@@ -280,9 +277,10 @@ def test_only_what_is_missing_is_downloaded(data, tmp_path):
         dead = "http://nowhere.invalid/"
         train, test = load_official(mirrored(packed, dead, address), tmp_path / "data", ALONE)
         wanted = [p for p, (_, names) in packed.release.packages.items() if set(names) - {kept}]
-        assert got == wanted
+        assert list(dict.fromkeys(got)) == wanted
+        before = len(got)
         load_official(mirrored(packed, dead, address), tmp_path / "data", ALONE)
-        assert got == wanted
+        assert len(got) == before
     assert equal(train.load_all(), contents["train"])
     assert equal(test.load_all(), contents["test"])
     assert {path.name for path in (tmp_path / "data" / data.release.folder).iterdir()} == set(data.release.files)
@@ -296,7 +294,7 @@ def test_a_download_with_a_wrong_sum_leaves_nothing(data, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with server(tmp_path / "served") as (address, got), pytest.raises(UserError, match="not to be had from here"):
         load_official(mirrored(packed, address), tmp_path / "data", ALONE)
-    assert got == [damaged.name]
+    assert set(got) == {damaged.name}
     assert list((tmp_path / "data" / data.release.folder).iterdir()) == []
 
 
@@ -340,8 +338,9 @@ def test_one_rank_fetches_while_the_others_wait(tmp_path):
     packed = pack(small, tmp_path / "data", tmp_path / "served")
     with server(tmp_path / "served") as (address, got):
         results = run_ranks(_load_on_a_rank, 3, mirrored(packed, address), tmp_path / "data")
-    assert sorted(got) == sorted(packed.release.packages)
-    assert {labels for _, labels in ((p, tuple(labels)) for p, labels in results)} == {tuple(contents["train"][1])}
+    # torchvision asks twice for each file, for redirections first
+    assert {package: got.count(package) <= 2 for package in got} == dict.fromkeys(packed.release.packages, True)
+    assert [labels for _, labels in results] == [contents["train"][1].tolist()] * 3
     assert len({fingerprint for fingerprint, _ in results}) == 1
 
 

@@ -5,12 +5,24 @@ The result for a sample is bit-equal on any rank, in any batch and from any load
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.randomness import integers, stream
+
+
+@lru_cache
+def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Float32 [C, 1, 1] each, so that pixel * scale + shift = (pixel / 255 - mean) / std.
+
+    Kept, since a copy to the device would be waited for at every step.
+    """
+    scale = torch.tensor([1 / (255 * s) for s in std], device=device)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device)
+    return scale[:, None, None], shift[:, None, None]
 
 
 @dataclass(frozen=True)
@@ -49,10 +61,9 @@ class Augment:
         return out
 
     def _normalise(self, images: Tensor) -> Tensor:
-        scale = torch.tensor([1 / (255 * s) for s in self.std], device=images.device)
-        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
+        scale, shift = _scale_and_shift(self.mean, self.std, images.device)
         # two roundings, never a fused multiply-add: a vector loop and its scalar tail then agree on every bit
-        return images.to(torch.float32).mul_(scale[:, None, None]).add_(shift[:, None, None])
+        return images.to(torch.float32).mul_(scale).add_(shift)
 
     def _crop_and_flip(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
         b, c, h, w = images.shape

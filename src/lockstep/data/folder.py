@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from lockstep.data.arrays import Ids
@@ -88,13 +89,14 @@ class FolderSet:
         for row, sample in enumerate(ids.tolist()):
             image = self._decoded(sample)
             if draws is None:
-                out[row] = centre_crop(image, self.size)
+                out[row] = centre_crop(_pixels(image), self.size)
             else:
-                top, left, height, width = crop_box(image.shape[1], image.shape[2], draws[row])
-                out[row] = _resized(image[:, top : top + height, left : left + width], self.size, self.size)
+                top, left, height, width = crop_box(image.height, image.width, draws[row])
+                crop = image.crop((left, top, left + width, top + height))
+                out[row] = _resized(_pixels(crop), self.size, self.size)
         return out, torch.from_numpy(self.labels[ids])
 
-    def _decoded(self, sample: int) -> Tensor:
+    def _decoded(self, sample: int) -> Image.Image:
         path = self.path(sample)
         try:
             return decode(path.read_bytes())
@@ -105,28 +107,25 @@ class FolderSet:
             ) from error
 
 
-def decode(data: bytes) -> Tensor:
-    """An encoded image as RGB, uint8 [3, H, W]. JPEG goes through torchvision, the rest through Pillow."""
-    if data[:3] == b"\xff\xd8\xff":
-        from torchvision.io import ImageReadMode, decode_jpeg
-
-        encoded = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        image: Tensor = decode_jpeg(encoded, ImageReadMode.RGB)  # with the resize, two thirds of Pillow's time
-        return image
-    from PIL import Image
-
+def decode(data: bytes) -> Image.Image:
+    """An encoded image as RGB, 8 bits a channel."""
     with Image.open(io.BytesIO(data)) as opened:
         if opened.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip to white
             grey = (np.array(opened).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-            return torch.from_numpy(grey).expand(3, *grey.shape)
+            return Image.fromarray(grey).convert("RGB")
         if "transparency" in opened.info:  # of a palette: Pillow warns unless it goes through RGBA
-            return torch.from_numpy(np.array(opened.convert("RGBA").convert("RGB"))).permute(2, 0, 1)
-        return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
+            return opened.convert("RGBA").convert("RGB")
+        return opened.convert("RGB")
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    """uint8 [3, h, w], in memory as [h, w, 3]."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def _resized(image: Tensor, height: int, width: int) -> Tensor:
-    """uint8 [3, h, w] to uint8 [3, height, width]."""
-    return F.interpolate(image.contiguous()[None], (height, width), mode="bilinear", antialias=True)[0]
+    """uint8 [3, h, w] to uint8 [3, height, width]; a fifth to a half faster a sample than with Pillow's resize."""
+    return F.interpolate(image[None], (height, width), mode="bilinear", antialias=True)[0]
 
 
 def centre_crop(image: Tensor, size: int) -> Tensor:

@@ -1,5 +1,6 @@
 """From the order to batches on the device: the resident loader (in memory) and the streaming one (worker processes)."""
 
+import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -60,6 +61,12 @@ def micro_batches(count: int, accumulate: int, world: World) -> list[Piece]:
         mine = world.share(micro.stop - micro.start)
         pieces.append(Piece(m * world.size + world.rank, slice(micro.start + mine.start, micro.start + mine.stop)))
     return pieces
+
+
+def shards(count: int, total: int, world: World) -> list[Piece]:
+    """This rank's shards of a global batch of `count` samples cut into `total`: whole ones, a contiguous run of them."""
+    cuts = min(total, count)
+    return [Piece(v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)]]
 
 
 Fetch = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
@@ -158,6 +165,11 @@ def resident(images: ArraySet, device: torch.device) -> Fetch:
 def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
     """Fetch through `workers` processes that stay alive between epochs (0: in this process)."""
     requested = _Requested()
+    context = None
+    if workers:
+        # fork would copy a process that runs threads (OpenMP, gloo), and a lock held by one stays locked for ever
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["__main__", __name__])  # torch is imported once, not once a worker
     loader: DataLoader[Any] = DataLoader(
         _Requestable(images),
         sampler=requested,
@@ -165,14 +177,16 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
-        # fork would copy a process that runs threads (OpenMP, gloo), and a lock held by one stays locked for ever
-        multiprocessing_context="forkserver" if workers else None,
+        multiprocessing_context=context,
     )
 
     def through_workers(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         requested.requests = requests
-        for pixels, classes, ids in loader:
-            yield tuple(tensor.to(device, non_blocking=True) for tensor in (pixels, classes, ids))
+        for answer in loader:
+            if isinstance(answer, UserError):
+                raise answer
+            pixels, classes, ids = (tensor.to(device, non_blocking=True) for tensor in answer)
+            yield pixels, classes, ids
 
     return through_workers
 
@@ -186,15 +200,18 @@ class _Requested(Sampler[Request]):
         return iter(self.requests)
 
 
-class _Requestable(Dataset[tuple[Tensor, Tensor, Tensor]]):
+class _Requestable(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
     """An image set that answers a request in a worker process."""
 
     def __init__(self, images: ImageSet) -> None:
         self.images = images
 
-    def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor] | UserError:
         ids, epoch = request
-        return *self.images.fetch(ids, epoch), torch.from_numpy(ids)
+        try:
+            return *self.images.fetch(ids, epoch), torch.from_numpy(ids)
+        except UserError as error:  # handed over and raised there: a loader would wrap it in the worker's traceback
+            return error
 
 
 def fetcher(images: ImageSet, device: torch.device, loader: str = "auto", workers: int = 0) -> Fetch:

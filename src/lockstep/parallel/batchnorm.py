@@ -218,7 +218,7 @@ def average_buffers(model: nn.Module, world: World) -> None:
     """Make every rank's buffers the same: floats become their mean over ranks, all others rank 0's.
 
     For batch normalisation that is not synchronised: each rank's running statistics saw its own share alone. Two
-    collectives; nothing at one rank. The mean is taken in float64, so buffers that were equal keep their bits.
+    collectives. The mean is taken in float64, so buffers that were equal keep their bits.
     """
     buffers = [torch.view_as_real(b) if b.is_complex() else b for b in model.buffers()]
     if world.size == 1 or not buffers:
@@ -241,8 +241,11 @@ def average_buffers(model: nn.Module, world: World) -> None:
 
 @contextmanager
 def preserve_buffers(model: nn.Module) -> Iterator[None]:
-    """Put batch normalisation's buffers back afterwards: what ran within was a dummy batch."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    """Put batch normalisation's buffers back afterwards: what ran within was a dummy batch.
+
+    Not those of a SyncBatchNorm: a dummy's moved by the other ranks' samples alone, as theirs did.
+    """
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm)]
     kept = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers(recurse=False)]
     try:
         yield

@@ -50,13 +50,15 @@ def parallelize(
         return _data_parallel(model, world, devices)
     if strategy == "single" or world.size == 1:
         return model
-    return DistributedDataParallel(
+    ddp = DistributedDataParallel(
         model,
         device_ids=None if world.device.type == "cpu" else [world.device],
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused_parameters,
-        **{_BUFFER_FLAG: False},
     )
+    # Off only now: as an argument it also kept torch < 2.15 from making the initial buffers rank 0's.
+    setattr(ddp, _BUFFER_FLAG, False)
+    return ddp
 
 
 def _data_parallel(model: nn.Module, world: World, devices: list[torch.device] | None) -> nn.Module:

@@ -14,9 +14,11 @@ from lockstep import models
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader, TrainLoader, fetcher
+from lockstep.data.loaders import EvalLoader, TrainLoader, fetcher, shards
 from lockstep.data.sources import ImageSet
 from lockstep.order import Order
+from lockstep.parallel import exact
+from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.ddp import parallelize
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
@@ -54,7 +56,10 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         images.mean, images.std, config.seed, data.crop_padding, data.flip, data.cutout, data.image_size
     )  # fmt: skip
     fetch = fetcher(images, world.device, execution.loader, execution.workers)
-    return TrainLoader(images, order, augment, world, fetch, config.accumulate)
+    loader = TrainLoader(images, order, augment, world, fetch, config.accumulate)
+    if config.shards:
+        loader.pieces = lambda count: shards(count, config.shards, world)
+    return loader
 
 
 def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
@@ -81,17 +86,24 @@ def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
 def assemble(config: Config, world: World) -> Run:
     """Everything that the loop needs, built in the order in which the parts depend on each other."""
     precision.configure(config.precision, world.device)
+    if config.shards:
+        # one thread unless told otherwise: a default by cores and processes would round differently on another N
+        exact.configure(world, config.execution.threads or 1)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model = build_model(config, train_set, world)
-    wrapped = parallelize(
-        model,
-        world,
-        strategy=config.execution.strategy,
-        sync_bn=config.model.sync_bn,
-        find_unused_parameters=config.model.find_unused_parameters,
-        devices=devices(config.execution),
-    )
+    sync, wrapped = None, model
+    if config.shards:
+        sync = exact.ExactSync(model, world, config.shards)
+    else:
+        wrapped = parallelize(
+            model,
+            world,
+            strategy=config.execution.strategy,
+            sync_bn=config.model.sync_bn,
+            find_unused_parameters=config.model.find_unused_parameters,
+            devices=devices(config.execution),
+        )
     if config.model.compile:
         model.compile()
     optim = config.optim
@@ -104,6 +116,7 @@ def assemble(config: Config, world: World) -> Run:
         clip_norm=optim.clip_norm,
         schedule=_schedule(config, train),
         seed=config.seed,
+        sync=sync,
         find_unused_parameters=config.model.find_unused_parameters,
     )
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(optim.ema)) if optim.ema else None
@@ -152,5 +165,7 @@ def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:
 
 
 def unsynchronised_batchnorm(model: nn.Module, world: World) -> bool:
-    """True where the number of ranks changes what the model learns: batch norm over each rank's own share."""
-    return world.size > 1 and any(isinstance(m, _BatchNorm) for m in model.modules())
+    """True where the model has batch norm that is not synchronised, over each rank's own share."""
+    return world.size > 1 and any(
+        isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in model.modules()
+    )

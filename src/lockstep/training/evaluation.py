@@ -40,7 +40,7 @@ def evaluate(model: nn.Module, loader: EvalLoader, world: World, precision: str 
     average_buffers(bare, world)
     context = autocast(precision, world.device)
     sums = torch.zeros(loader.chunks, 4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
-    training = bare.training
+    training = [module for module in bare.modules() if module.training]  # a user may have frozen some with eval()
     bare.eval()
     try:
         with torch.no_grad():
@@ -49,7 +49,8 @@ def evaluate(model: nn.Module, loader: EvalLoader, world: World, precision: str 
                     outputs = bare(images)
                 sums[chunk] = _sums(outputs.float() if outputs.dtype != torch.float64 else outputs, labels)
     finally:
-        bare.train(training)
+        for module in training:
+            module.training = True
     # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
     top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
     return Metrics(top1 / count, top5 / count, loss / count, int(count))
@@ -58,14 +59,14 @@ def evaluate(model: nn.Module, loader: EvalLoader, world: World, precision: str 
 def _sums(outputs: Tensor, labels: Tensor) -> Tensor:
     """[correct at 1, correct at 5, summed loss, count] as float64 [4]."""
     losses = F.cross_entropy(outputs, labels, reduction="none").to(torch.float64)
-    # the rank of the true class; ties count against the model, so constant outputs score nothing
+    # the rank of the true class; ties and nan count against the model, so constant or broken outputs score nothing
     score = outputs.gather(1, labels[:, None])
-    better = (outputs >= score).sum(dim=1) - 1
+    better = (~(outputs < score)).sum(dim=1) - 1
     return torch.stack(
         [
             (better < 1).sum().to(torch.float64),
             (better < 5).sum().to(torch.float64),
             losses.sum(),
-            torch.tensor(float(len(labels)), dtype=torch.float64, device=labels.device),
+            losses.new_full((), len(labels)),  # filled on the device; torch.tensor would be a copy to wait for
         ]
     )

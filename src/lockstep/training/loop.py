@@ -209,7 +209,7 @@ def introduce(config: Config, world: World, run: Run, bar: ProgressBar) -> None:
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
             f"{optim.base_batch_size or config.batch_size} = {config.lr:g}"
         )
-    if unsynchronised_batchnorm(run.model, world):
+    if not config.shards and unsynchronised_batchnorm(run.model, world):
         bar.say(
             "note: batch norm takes its statistics over each process's own share, so results depend a little on --nproc; "
             "--sync-bn takes them over the whole batch"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lockstep.checkpoint.weights import unwrap
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
 from lockstep.parallel.ddp import DataParallelSync, GradientSync
@@ -53,6 +54,7 @@ class TrainStep:
         self.autocast = autocast(precision, device)
         self.scaler = scaler(precision, device)
         self._reseed = _reseed(device)
+        self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._check_gradients = not find_unused_parameters
         if schedule is not None:
             for group in optimizer.param_groups:
@@ -65,9 +67,9 @@ class TrainStep:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
         summed = self._accumulate(batch)
-        self.sync.finish()
-        if self._check_gradients:
+        if self._check_gradients and batch.sizes:
             self._require_gradients()
+        self.sync.finish()
         if self.scaler is None:
             self._clip()
             self.optimizer.step()
@@ -89,21 +91,19 @@ class TrainStep:
             self._reseed(stream(self.seed, "dropout", batch.step, key))
             with self.sync.piece(size, last=i == last):
                 losses.append(self._pass(images, labels, size * self.sync.average_over / batch.count) * size)
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        # one dtype on all ranks, whose number of pieces may differ; float64, so that the sum does not tell that number
+        return torch.stack(losses).sum(dtype=self._dtype) if losses else batch.images.new_zeros((), dtype=self._dtype)
 
     def _pass(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Forward and backward of one piece; returns its mean loss, detached."""
         if weight == 0:
             # no sample, but the other ranks' collectives wait for this one: two blank images (one would upset batch norm)
-            images = images.new_zeros(2, *images.shape[1:])
-            with self.autocast():
-                mean = self.model(images).float().sum() * 0
-        else:
-            with self.autocast():
-                mean = self.loss(self.model(images), labels)
+            images, labels = images.new_zeros(2, *images.shape[1:]), labels.new_zeros(2, *labels.shape[1:])
+        with self.autocast():
+            mean = self.loss(self.model(images), labels)
         weighted = mean if weight == 1 else mean * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
-        return mean.detach()
+        return mean.detach() if weight else torch.zeros_like(mean)
 
     def _clip(self) -> None:
         if self.clip_norm:
@@ -112,7 +112,7 @@ class TrainStep:
     def _require_gradients(self) -> None:
         """On the first step: name the parameters that took no part, which DDP would report by number, a step later."""
         self._check_gradients = False
-        named = {id(p): name for name, p in self.model.named_parameters()}
+        named = {id(p): name for name, p in unwrap(self.model).named_parameters()}
         unused = [named.get(id(p), "?") for p in self.parameters if p.requires_grad and p.grad is None]
         if unused:
             raise UserError(

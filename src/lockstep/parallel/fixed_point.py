@@ -1,0 +1,58 @@
+"""Sums without an order: floats as integers on a scale that all ranks share.
+
+For a tensor whose largest magnitude over all contributions is M < 2**e, a contribution g becomes `(g * 2**k).to(int64)` with
+k = 62 - ceil(log2 contributions) - e, so that their sum can't overflow. Multiplying by a power of two is exact; the conversion drops
+less than 2**-k, and the sum becomes a float once. Relative to M the error of a sum of V contributions is below
+V * 2**(ceil(log2 V) - 61), before its one rounding to the float type: below 2**-54 for 8 of them.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ZERO, NON_FINITE = -100_000, 100_000  # stand-ins for the exponents of 0 and of infinity or NaN; `max` keeps them in order
+# k of a float32 is limited so that 2**k and 2**-k are normal numbers; gradients below 2**-67 lose bits to that, not to the sum
+_LARGEST_K = {torch.float64: 1000, torch.float32: 126, torch.bfloat16: 126, torch.float16: 14}
+
+
+def exponents(tensors: Sequence[Tensor]) -> Tensor:
+    """For each tensor the least e with max |x| < 2**e: int32 [len(tensors)], on their device; ZERO and NON_FINITE as they are."""
+    if not tensors:
+        return torch.empty(0, dtype=torch.int32)
+    largest = torch.stack([torch.linalg.vector_norm(t, math.inf, dtype=_wide(t)).to(torch.float64) for t in tensors])
+    e = torch.frexp(largest).exponent
+    e = torch.where(largest == 0, ZERO, e)
+    return torch.where(torch.isfinite(largest), e, NON_FINITE).to(torch.int32)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def scales(exponent: Tensor, contributions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The factors into and out of fixed point for global exponents: two tensors [n] of `dtype`'s compute type.
+
+    A non-finite exponent gives factors 0 and NaN: every rank then writes NaN, whatever its own part was.
+    """
+    limit = _LARGEST_K[dtype]
+    k = (62 - math.ceil(math.log2(contributions)) - exponent).clamp(-limit, limit)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    one = torch.ones((), dtype=wide, device=exponent.device)
+    finite = exponent < NON_FINITE
+    into = torch.where(finite, torch.ldexp(one, k), 0.0)
+    out_of = torch.where(finite, torch.ldexp(one, -k), math.nan)
+    return into, out_of
+
+
+def to_fixed(tensor: Tensor, into: Tensor) -> Tensor:
+    """A tensor on the scale `into` (0-dim), as int64 of the same shape and strides. Non-finite values become 0 or any integer."""
+    return (tensor * into).to(torch.int64)
+
+
+def from_fixed(sums: Tensor, out_of: Tensor, into: Tensor) -> Tensor:
+    """Write a summed int64 tensor, taken off its scale, into the floating-point tensor `into`; one rounding."""
+    if into.dtype in (torch.float32, torch.float64):
+        return into.copy_(sums).mul_(out_of)
+    return into.copy_(sums.to(torch.float32).mul_(out_of))

@@ -1,0 +1,173 @@
+"""Weights on disk: whole or absent, for any wrapper and memory format, and never a surprise on loading."""
+
+import hashlib
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+from lockstep.checkpoint import weights
+from lockstep.checkpoint.weights import digest, load, save, unwrap
+from lockstep.errors import UserError
+
+
+def _model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("corner", self.first.weight.detach()[:2, :2])
+
+
+def test_digest_is_sha256_of_the_little_endian_elements_in_order() -> None:
+    layer = nn.Linear(2, 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.5, -2.0]]))
+        layer.bias.copy_(torch.tensor([0.25]))
+    layer.register_buffer("steps", torch.tensor(3))
+    layer.register_buffer("narrow", torch.tensor([1.0], dtype=torch.bfloat16))
+    octets = struct.pack("<3f", 1.5, -2.0, 0.25) + struct.pack("<q", 3) + b"\x80\x3f"
+    assert digest(layer) == hashlib.sha256(octets).hexdigest()
+
+
+def test_digest_ignores_memory_format_and_wrappers_and_sees_every_entry() -> None:
+    model = _model()
+    expected = digest(model)
+    assert digest(_model().to(memory_format=torch.channels_last)) == expected
+    assert digest(nn.DataParallel(torch.compile(model))) == expected
+    for name, tensor in model.state_dict().items():
+        kept = tensor.clone()
+        tensor.reshape(-1)[-1:].add_(1)
+        assert digest(model) != expected, name
+        tensor.copy_(kept)
+    assert digest(model) == expected
+
+
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=9), columns=st.integers(1, 3))
+def test_digest_of_a_transposed_view_is_that_of_its_logical_copy(values: list[float], columns: int) -> None:
+    matrix = torch.tensor(values * columns).view(columns, -1)
+    a, b = nn.Module(), nn.Module()
+    a.register_buffer("x", matrix.t())
+    b.register_buffer("x", matrix.t().contiguous())
+    assert digest(a) == digest(b)
+
+
+def test_unwrap_goes_through_any_nesting() -> None:
+    model = _model()
+    assert unwrap(model) is model
+    assert unwrap(nn.DataParallel(nn.DataParallel(model))) is model
+    assert unwrap(torch.compile(nn.DataParallel(torch.compile(model)))) is model
+
+
+def test_a_round_trip_keeps_every_bit_and_leaves_one_file(tmp_path: Path) -> None:
+    model, other, path = _model().to(memory_format=torch.channels_last), _model(1), tmp_path / "final.safetensors"
+    model[1].num_batches_tracked.fill_(9)
+    save(nn.DataParallel(model), path, {"epoch": "3"})
+    assert load(torch.compile(other), path) == {"epoch": "3"}
+    assert digest(other) == digest(model)
+    assert sorted(load_file(path)) == sorted(model.state_dict()), "bare names, for any reader"
+    assert [p.name for p in tmp_path.iterdir()] == ["final.safetensors"]
+
+
+def test_tied_weights_and_overlapping_views_are_written_under_each_name(tmp_path: Path) -> None:
+    model, path = _Tied(), tmp_path / "w.safetensors"
+    save(model, path, {})
+    assert set(load_file(path)) == set(model.state_dict())
+    other = _Tied()
+    load(other, path)
+    assert digest(other) == digest(model)
+    assert other.second.weight is other.first.weight
+
+
+def test_prefixes_of_wrappers_are_stripped_but_not_a_models_own(tmp_path: Path) -> None:
+    wrapped = nn.ModuleDict({"module": nn.ModuleDict({"_orig_mod": _model()})})
+    own = nn.ModuleDict({"module": nn.Linear(2, 2)})
+    path = tmp_path / "w.safetensors"
+    save(wrapped, path, {})
+    fresh = _model(1)
+    load(fresh, path)
+    assert digest(fresh) == digest(wrapped)
+    save(own, path, {})
+    again = nn.ModuleDict({"module": nn.Linear(2, 2)})
+    load(again, path)
+    assert digest(again) == digest(own)
+
+
+def test_a_mismatch_names_what_is_missing_unexpected_and_misshapen_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save(_model(), path, {})
+    other = nn.Sequential(nn.Conv2d(2, 4, 5), nn.Identity(), nn.Flatten(), nn.Linear(16, 3), nn.Linear(3, 1))
+    before = digest(other)
+    with pytest.raises(UserError) as caught:
+        load(other, path)
+    message = str(caught.value)
+    assert "missing: 4.weight, 4.bias" in message
+    assert "unexpected: 1.bias, 1.num_batches_tracked, 1.running_mean, 1.running_var and 1 more" in message
+    assert "another shape: 0.weight [4, 2, 3, 3], the model has [4, 2, 5, 5]" in message
+    assert digest(other) == before
+
+
+@pytest.mark.parametrize("cut", [0, 4, 50, -1])
+def test_a_damaged_file_is_named_and_changes_nothing(tmp_path: Path, cut: int) -> None:
+    path, model = tmp_path / "w.safetensors", _model()
+    save(model, path, {})
+    path.write_bytes(path.read_bytes()[:cut])
+    before = digest(model)
+    with pytest.raises(UserError, match=r"w\.safetensors is damaged"):
+        load(model, path)
+    assert digest(model) == before
+
+
+@given(octets=st.binary(max_size=200))
+def test_no_bytes_do_anything_but_fail(octets: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("w") / "w"
+    path.write_bytes(octets)
+    with pytest.raises(UserError):
+        load(nn.Linear(2, 2), path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no weights at"):
+        load(_model(), tmp_path / "nowhere")
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w.safetensors"
+    save(_model(), path, {})
+    before = path.read_bytes()
+
+    def no_room(descriptor: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights, "_fsync", no_room)
+    with pytest.raises(UserError, match="No space left"):
+        save(_model(1), path, {})
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="can't write"):
+        save(_model(), path / "under-a-file", {})
+    with pytest.raises(UserError, match="can't write"):
+        save(_model(), tmp_path / "no-folder" / "w", {})
+
+
+def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def get_extra_state(self) -> object:
+            return {"a": 1}
+
+    for use in (digest, lambda model: save(model, tmp_path / "w", {})):
+        with pytest.raises(UserError, match="_extra_state"):
+            use(Odd())

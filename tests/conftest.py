@@ -1,0 +1,46 @@
+"""What every test starts from: no launcher's variables, no data folder but the real one that a test asks for."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# A test that runs inside somebody's job must not take it for its own, nor find data that a stranger's machine lacks.
+_LAUNCHERS = ("TORCHELASTIC_", "TORCH_ELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_")
+_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "LOCKSTEP_DATA", "OMP_NUM_THREADS",
+)  # fmt: skip
+_HIDDEN = {name: os.environ[name] for name in os.environ if name in _VARIABLES or name.startswith(_LAUNCHERS)}
+for _name in _HIDDEN:
+    del os.environ[_name]
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_trace() -> Iterator[None]:
+    """Put back what a test changed for the whole process: environment, current folder, import path, torch's switches."""
+    environment, folder, path = dict(os.environ), Path.cwd(), list(sys.path)
+    yield
+    for name in set(os.environ) - set(environment) - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:] = path
+    torch = sys.modules.get("torch")  # imported here it would cost seconds to tests that do without
+    if torch is not None:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        torch.manual_seed(0)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with the official MNIST and CIFAR-10 files (`python tests/fetch_real_data.py DIR` makes one)."""
+    folder = _HIDDEN.get("LOCKSTEP_DATA", "")
+    if not folder:
+        pytest.skip("LOCKSTEP_DATA names no folder with MNIST/raw and cifar-10-batches-bin")
+    if missing := [name for name in ("MNIST/raw", "cifar-10-batches-bin") if not Path(folder, name).is_dir()]:
+        pytest.skip(f"LOCKSTEP_DATA={folder} has no {' and no '.join(missing)}")
+    return Path(folder).absolute()

@@ -1,0 +1,202 @@
+import io
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import RandomResizedCrop, v2
+
+from lockstep.config import DataConfig
+from lockstep.data.folder import EXTENSIONS, centre_crop, crop_box, decode, load_folders
+from lockstep.data.sources import load
+from lockstep.errors import UserError
+from lockstep.world import World
+from tests.data.formats import write_folders
+
+SUFFIXES = (".png", ".JPG", ".jpeg", ".webp", ".bmp", ".ppm")
+draws22 = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)
+sides = st.integers(1, 700)
+
+
+def test_classes_and_files_are_sorted_and_labelled(tmp_path):
+    write_folders(tmp_path, ("bee", "ant"), 6, SUFFIXES)
+    for name in (".hidden.png", "notes.txt"):
+        (tmp_path / "train/ant" / name).write_text("no image")
+    (tmp_path / "train/.cache").mkdir()
+    (tmp_path / "train/bee/more").mkdir()
+    shutil.copy(tmp_path / "train/bee/0.png", tmp_path / "train/bee/more/0.png")
+    train, val = load(DataConfig(dataset="folder", image_size=16), tmp_path, 0, World.single())
+    assert (len(train), len(val), train.classes, train.shape) == (13, 12, ("ant", "bee"), (3, 16, 16))
+    found = [train.path(i) for i in range(len(train))]
+    assert [str(path.relative_to(tmp_path / "train")) for path in found] == sorted(
+        str(path.relative_to(tmp_path / "train"))
+        for path in (tmp_path / "train").rglob("*.*")
+        if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
+    )
+    images, labels = train.fetch(np.arange(13), None)
+    assert images.shape == (13, 3, 16, 16)
+    assert images.dtype == torch.uint8
+    assert labels.tolist() == [0] * 6 + [1] * 7
+    assert torch.equal(images[6], images[12])  # the copy
+
+
+def test_the_default_size_is_224_and_test_may_stand_for_val(tmp_path):
+    write_folders(tmp_path)
+    (tmp_path / "val").rename(tmp_path / "test")
+    train, val = load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
+    assert train.shape == val.shape == (3, 224, 224)
+    assert val.root == tmp_path / "test"
+
+
+def test_a_crop_is_a_function_of_seed_epoch_and_sample(tmp_path):
+    write_folders(tmp_path, count=4)
+    train, _ = load_folders(tmp_path, 24, 3, resized_crop=True)
+    ids = np.arange(8)
+    images, labels = train.fetch(ids, 5)
+    shuffled = np.array([6, 1, 1, 3])
+    again = pickle.loads(pickle.dumps(train))
+    assert torch.equal(again.fetch(shuffled, 5)[0], images[shuffled])
+    assert torch.equal(again.fetch(shuffled, 5)[1], labels[shuffled])
+    assert torch.equal(torch.cat([train.fetch(ids[i : i + 1], 5)[0] for i in range(8)]), images)
+    other_seed, _ = load_folders(tmp_path, 24, 4, resized_crop=True)
+    for others in (train.fetch(ids, 6)[0], other_seed.fetch(ids, 5)[0], train.fetch(ids, None)[0]):
+        assert not any(torch.equal(a, b) for a, b in zip(images, others, strict=True))
+
+
+def test_evaluation_and_training_without_random_crops_see_the_centre(tmp_path):
+    write_folders(tmp_path)
+    plain, val = load_folders(tmp_path, 24, 3, resized_crop=False)
+    random, _ = load_folders(tmp_path, 24, 3, resized_crop=True)
+    ids = np.arange(6)
+    assert torch.equal(plain.fetch(ids, 0)[0], plain.fetch(ids, None)[0])
+    assert torch.equal(plain.fetch(ids, 7)[0], random.fetch(ids, None)[0])
+    _, val_random = load_folders(tmp_path, 24, 3, resized_crop=True)
+    assert torch.equal(val_random.fetch(ids, 9)[0], val.fetch(ids, None)[0])
+
+
+@given(height=sides, width=sides, draws=draws22)
+def test_a_crop_lies_inside_and_has_an_allowed_shape(height, width, draws):
+    top, left, h, w = crop_box(height, width, draws)
+    assert 0 <= top <= top + h <= height
+    assert 0 <= left <= left + w <= width
+    assert h >= 1
+    assert w >= 1
+    if min(height, width) >= 2:
+        assert (w - 0.5) / (h + 0.5) <= 4 / 3 + 1e-9
+        assert (w + 0.5) / (h - 0.5) >= 3 / 4 - 1e-9
+
+
+def test_crops_have_the_published_distribution():
+    draws = np.random.default_rng(0).random((4000, 22))
+    boxes = np.array([crop_box(400, 500, row) for row in draws])
+    area, ratio = boxes[:, 2] * boxes[:, 3] / 200_000, np.log(boxes[:, 3] / boxes[:, 2])
+    blank = torch.empty(1, 400, 500)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        theirs = np.array([RandomResizedCrop.get_params(blank, [0.08, 1], [3 / 4, 4 / 3]) for _ in range(4000)])
+    their_area = theirs[:, 2] * theirs[:, 3] / 200_000
+    their_ratio = np.log(theirs[:, 3] / theirs[:, 2])
+    quantiles = np.linspace(0.05, 0.95, 19)
+    for ours, reference, tolerance in ((area, their_area, 0.05), (ratio, their_ratio, 0.05)):
+        assert np.quantile(ours, quantiles) == pytest.approx(np.quantile(reference, quantiles), abs=tolerance)
+    for place, room in ((0, 400 - boxes[:, 2]), (1, 500 - boxes[:, 3])):
+        fraction = boxes[:, place][room > 20] / room[room > 20]
+        assert np.quantile(fraction, quantiles) == pytest.approx(quantiles, abs=0.05)
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 90), (90, 61), (33, 33), (20, 200), (8, 9)])
+@pytest.mark.parametrize("size", [28, 21])
+def test_the_centre_crop_is_torchvisions(height, width, size):
+    image = torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    theirs = v2.Compose([v2.Resize(round(size * 256 / 224), antialias=True), v2.CenterCrop(size)])(image)
+    assert torch.equal(centre_crop(image, size), theirs)
+
+
+def decoded(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return torch.from_numpy(np.array(decode(buffer.getvalue()))).permute(2, 0, 1)
+
+
+def test_every_mode_decodes_to_rgb():
+    red = torch.tensor([200, 30, 40])
+    rgb = Image.new("RGB", (5, 4), (200, 30, 40))
+    for image, kind, options in (
+        (rgb, "PNG", {}),
+        (rgb, "BMP", {}),
+        (rgb, "PPM", {}),
+        (rgb, "WEBP", {"lossless": True}),
+        (rgb.convert("RGBA"), "PNG", {}),
+        (rgb.quantize(4), "PNG", {"transparency": b"\x80\xff"}),
+        (rgb, "JPEG", {"quality": 95}),
+        (rgb.convert("CMYK"), "JPEG", {"quality": 95}),
+    ):
+        pixels = decoded(image, kind, **options)
+        assert pixels.shape == (3, 4, 5)
+        assert pixels.dtype == torch.uint8
+        assert (pixels.int() - red[:, None, None]).abs().max() <= (4 if kind == "JPEG" else 0), (kind, image.mode)
+    for kind in ("PNG", "JPEG"):
+        grey = decoded(Image.new("L", (5, 4), 77), kind)
+        assert grey.shape == (3, 4, 5)
+        assert grey.unique().tolist() == [77]
+    deep = decoded(Image.fromarray(np.full((4, 5), 77 * 256 + 9, np.uint16)), "PNG")
+    assert deep.shape == (3, 4, 5)
+    assert deep.unique().tolist() == [77]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_truncated_or_foreign_file_is_named_with_its_sample(suffix, tmp_path):
+    write_folders(tmp_path, ("a",), 3, (suffix,))
+    train, _ = load_folders(tmp_path, 16, 0, resized_crop=True)
+    path = train.path(1)
+    whole = path.read_bytes()
+    for harmed in (whole[: len(whole) * 2 // 3], whole[:20], b"", b"not an image at all"):
+        path.write_bytes(harmed)
+        for epoch in (0, None):
+            with pytest.raises(UserError) as caught:
+                train.fetch(np.array([0, 1]), epoch)
+            assert f"{path} (sample 1)" in caught.value.message
+            assert caught.value.remedy
+    path.unlink()
+    with pytest.raises(UserError, match=r"\(sample 1\)"):
+        train.fetch(np.array([1]), 0)
+
+
+def test_the_fingerprint_follows_paths_sizes_and_classes(tmp_path):
+    write_folders(tmp_path)
+
+    def fingerprints():
+        return tuple(images.fingerprint for images in load_folders(tmp_path, 16, 0, resized_crop=True))
+
+    first = fingerprints()
+    assert fingerprints() == first
+    path = tmp_path / "train/ant/0.png"
+    path.write_bytes(path.read_bytes() + b"\0")
+    longer = fingerprints()
+    assert longer[0] != first[0]
+    assert longer[1] == first[1]
+    path.rename(path.with_name("00.png"))
+    renamed = fingerprints()
+    assert renamed[0] not in (longer[0], first[0])
+
+
+def test_bad_layouts_are_user_errors(tmp_path):
+    def refused(match):
+        with pytest.raises(UserError, match=match) as caught:
+            load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
+        assert caught.value.remedy
+
+    refused(r"there is no folder .*train")
+    write_folders(tmp_path)
+    shutil.rmtree(tmp_path / "val")
+    refused(r"there is no folder .*val")
+    (tmp_path / "val").mkdir()
+    refused(r"val holds no class folders")
+    (tmp_path / "val/ant").mkdir()
+    refused(r"hold different classes: only one of them has bee")
+    (tmp_path / "val/bee").mkdir()
+    refused(r"class folder .*val/ant holds no image")
