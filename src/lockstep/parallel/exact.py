@@ -88,7 +88,15 @@ class ExactSync:
         del size
         before = [b.clone() for b in (*self.buffers, *self.counters)]
         self.listening = last  # the last shard's backward starts the reduction, bucket by bucket
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if "deterministic" not in str(error):
+                raise
+            raise UserError(
+                f"--shards {self.shards}: {str(error).splitlines()[0]}",
+                "Replace that operator in the model, or train without --shards.",
+            ) from error
         self.listening = False
         now = [*self.buffers, *self.counters]
         self.changes.append([b - old for b, old in zip(now, before, strict=True)])

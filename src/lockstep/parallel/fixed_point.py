@@ -14,7 +14,7 @@ from torch import Tensor
 
 ZERO, NON_FINITE = -100_000, 100_000  # stand-ins for the exponents of 0 and of infinity or NaN; `max` keeps them in order
 # k of a float32 is limited so that 2**k and 2**-k are normal numbers; gradients below 2**-67 lose bits to that, not to the sum
-_LARGEST_K = {torch.float64: 1000, torch.float32: 126, torch.bfloat16: 126, torch.float16: 14}
+_LARGEST_K = {torch.float64: 1000, torch.float32: 126, torch.bfloat16: 126, torch.float16: 126}
 
 
 def exponents(tensors: Sequence[Tensor]) -> Tensor:
@@ -48,7 +48,7 @@ def scales(exponent: Tensor, contributions: int, dtype: torch.dtype) -> tuple[Te
 
 def to_fixed(tensor: Tensor, into: Tensor) -> Tensor:
     """A tensor on the scale `into` (0-dim), as int64 of the same shape and strides. Non-finite values become 0 or any integer."""
-    return (tensor * into).to(torch.int64)
+    return (tensor.to(into.dtype) * into).to(torch.int64)
 
 
 def from_fixed(sums: Tensor, out_of: Tensor, into: Tensor) -> Tensor:

@@ -1,0 +1,117 @@
+"""How a process ends: with its parent, on a signal, and in time."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+_STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def end_with_parent(_: int = 0) -> None:
+    """From now on end this child of multiprocessing at once when its parent is gone, however that ended.
+
+    The unused argument lets a DataLoader call it in its workers, as `worker_init_fn`.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()  # on a pipe that only the parent holds open: no polling, and no mistaken pid
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def stop_in_time(grace_s: float) -> None:
+    """Let the first SIGINT, SIGTERM or SIGHUP raise in the main thread; `grace_s` seconds later the process ends.
+
+    SIGINT raises KeyboardInterrupt, the others SystemExit(128 + signal); later ones are ignored, so that nothing
+    interrupts the cleaning up. Python runs no handler while the main thread is inside a collective that its peers have left: then
+    the deadline ends the process.
+    """
+    awake, note = os.pipe()
+    os.set_blocking(note, False)
+    signal.set_wakeup_fd(note, warn_on_full_buffer=False)  # written to at once, whatever Python is doing
+
+    def watch() -> None:
+        while (number := os.read(awake, 1)[0]) not in _STOPS:
+            pass
+        time.sleep(grace_s)
+        os._exit(128 + number)
+
+    threading.Thread(target=watch, daemon=True).start()
+    _raise_once(_STOPS)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit(143) inside: files are closed, loader workers go too. SIGINT stays Python's."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    if before == signal.SIG_DFL:
+        _raise_once((signal.SIGTERM,))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_once(numbers: tuple[signal.Signals, ...]) -> None:
+    wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup's wish is respected
+
+    def stop(caught: int, _: FrameType | None) -> None:
+        for number in wanted:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt if caught == signal.SIGINT else SystemExit(128 + caught)
+
+    for number in wanted:
+        signal.signal(number, stop)
+
+
+@contextmanager
+def children_deaf_to_interrupts() -> Iterator[None]:
+    """Processes started inside are born with SIGINT blocked, until `stop_in_time` hears it.
+
+    Otherwise a Ctrl-C while they import torch shows one traceback each.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    done = threading.Event()
+    # blocking is by thread, and children inherit it from the one that starts them: this other thread hears SIGINT for
+    # the process, and Python then runs the handler in the main thread as ever
+    threading.Thread(target=done.wait, daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        done.set()
+
+
+def heeded() -> str:
+    """The signals that end a launcher, as torch's elastic launcher wants them: those that nobody told it to ignore."""
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    return ",".join(n for n in names if hasattr(signal, n) and signal.getsignal(getattr(signal, n)) != signal.SIG_IGN)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process and its loader workers now, without waiting for collectives that nobody will finish."""
+    for child in multiprocessing.active_children():
+        child.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed at the other end: nobody is listening
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,168 @@
+"""Exact mode gives the same bits on any number of processes, and plain DDP does not."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.checkpoint.weights import digest
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.errors import UserError
+from lockstep.parallel import exact
+from lockstep.training.assemble import assemble
+from lockstep.training.evaluation import evaluate
+from lockstep.world import World
+from tests.ranks import RankFailed, run_ranks
+
+
+def small_net(in_channels: int, num_classes: int) -> nn.Module:
+    """Batch norm, depthwise convolution, dropout, a counter and a parameter that two layers share."""
+    shared = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), shared, nn.Dropout(0.2), shared,
+        nn.BatchNorm2d(16, momentum=None), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, num_classes),
+    )  # fmt: skip
+
+
+BASE = Config(
+    batch_size=50,  # 8 shards of 7 and 6
+    shards=8,
+    epochs=2,
+    data=DataConfig(dataset="digits", fraction=0.15, crop_padding=1, flip=True, cutout=2),  # last batch: 16 samples
+    model=ModelConfig(model="tests.parallel.test_exact:small_net"),
+    optim=OptimConfig(optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=1e-3, warmup_epochs=0.5, clip_norm=1.0),
+)
+
+
+def changed(**groups: Any) -> Config:
+    values = {
+        name: dataclasses.replace(getattr(BASE, name), **value) if isinstance(value, dict) else value
+        for name, value in groups.items()
+    }
+    return dataclasses.replace(BASE, **values)
+
+
+CASES = {
+    "sgd": BASE,
+    "adamw, EMA, one-cycle": changed(optim={"optimizer": "adamw", "lr": 0.01, "ema": 0.9, "schedule": "one-cycle"}),
+    "muon": changed(optim={"optimizer": "muon", "lr": 0.01}),
+    "adadelta, label smoothing": changed(optim={"optimizer": "adadelta", "lr": 1.0, "label_smoothing": 0.1}),
+    "bf16, channels last": changed(precision="bf16", model={"channels_last": True}),
+    "fewer samples than shards in the last batch": changed(data={"fraction": 53 / 1437}),
+}
+SAME_AS_SGD = {
+    "again": BASE,
+    "accumulate": changed(accumulate=3),
+    "streaming, no worker": changed(execution={"loader": "streaming", "workers": 0}),
+    "streaming, one worker": changed(execution={"loader": "streaming", "workers": 1}),
+    "streaming, two workers": changed(execution={"loader": "streaming", "workers": 2}),
+}
+
+
+def trained(world: World, config: Config) -> tuple[str, ...]:
+    """Digests of the weights and of the average, every rank's loss total, and the metrics."""
+    run = assemble(config, world)
+    losses = []
+    for epoch in range(config.epochs):
+        for batch in run.train.epoch(epoch):
+            loss = run.step(batch).double()
+            losses.append(world.sum(loss.clone()).item())
+            if run.ema is not None:
+                run.ema.update_parameters(run.model)
+    metrics = evaluate(run.evaluated, run.val, world, config.precision)
+    return digest(run.model), digest(run.evaluated), repr(losses), repr(metrics)
+
+
+def all_cases(world: World, cases: dict[str, Config]) -> dict[str, tuple[str, ...]]:
+    return {name: trained(world, config) for name, config in cases.items()}
+
+
+def test_one_digest_for_every_number_of_processes() -> None:
+    alone = run_ranks(all_cases, 1, {**CASES, **SAME_AS_SGD}, timeout=120)[0]
+    for name in SAME_AS_SGD:
+        assert alone[name] == alone["sgd"], name
+    assert len({alone[name][0] for name in CASES}) == len(CASES)  # the cases do differ from each other
+    for n in (3, 8):  # 3 does not divide the shards; 8 leaves ranks without one in the last batch
+        for rank, results in enumerate(run_ranks(all_cases, n, CASES, timeout=180)):
+            for name, result in results.items():
+                assert result == alone[name], f"{name}: rank {rank} of {n}"
+
+
+def test_the_canary_plain_ddp_differs() -> None:
+    """If adding floats gave one digest too, the tests above would prove nothing."""
+    plain = dataclasses.replace(BASE, shards=0, model=ModelConfig(model="mlp"), data=DataConfig(fraction=0.2))
+    digests = {run_ranks(all_cases, n, {"plain": plain}, timeout=60)[0]["plain"][0] for n in (1, 4)}
+    assert len(digests) == 2
+
+
+def poisoned(world: World, config: Config, precision: str) -> tuple[list[bool], str]:
+    """One rank's shard overflows: what do the ranks' gradients say?"""
+    run = assemble(dataclasses.replace(config, precision=precision), world)
+    batch = next(run.train.epoch(0))
+    if world.rank == world.size - 1:
+        batch.images[0] = float("inf")
+    seen: list[bool] = []
+    run.step.optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(bool(p.grad.isnan().all()) for p in run.model.parameters() if p.grad is not None)
+    )
+    before = digest(run.model)
+    run.step(batch)
+    return seen, "kept" if digest(run.model) == before else "moved"
+
+
+def test_a_non_finite_shard_is_seen_by_all_ranks_alike() -> None:
+    config = changed(model={"model": "mlp"}, optim={"clip_norm": 0.0})
+    answers = run_ranks(poisoned, 3, config, "fp32")
+    assert all(any(seen) for seen, _ in answers)
+    assert len({tuple(seen) for seen, _ in answers}) == 1
+    skipped = run_ranks(poisoned, 3, config, "fp16")
+    assert {kept for _, kept in skipped} == {"kept"}  # the scaler's decision is one for all
+
+
+def configured(world: World) -> None:
+    exact.configure(world, threads=1 + world.rank)
+
+
+def test_ranks_that_round_differently_are_refused() -> None:
+    with pytest.raises(RankFailed, match=r"CPU threads is 1 on rank 0 and 2 on rank 1"):
+        run_ranks(configured, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"model": {"sync_bn": True}}, "--sync-bn"),
+        ({"model": {"compile": True}}, "--compile"),
+        ({"execution": {"strategy": "dp"}}, "order of its own"),
+        ({"precision": "tf32"}, "TF32"),
+        ({"shards": 51}, "a shard needs a sample"),
+        ({"execution": {"nproc": 9}}, "can't be shared out over 9 processes"),
+    ],
+)
+def test_what_can_not_be_exact_is_refused_with_the_reason(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        changed(**change)
+
+
+class Unrepeatable(nn.Module):
+    """put_ overwrites in an order of its own: torch has no deterministic form of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return self.linear(x.put(torch.zeros(2, dtype=torch.int64), torch.ones(2)))
+
+
+def unrepeatable() -> nn.Module:
+    return Unrepeatable()
+
+
+def test_an_operator_without_a_deterministic_kernel_is_named() -> None:
+    config = changed(model={"model": "tests.parallel.test_exact:unrepeatable"})
+    with pytest.raises(RankFailed, match=r"UserError: --shards 8: put_.*\n.*Replace that operator"):
+        run_ranks(all_cases, 1, {"unrepeatable": config})

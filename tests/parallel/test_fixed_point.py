@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.parallel.fixed_point import NON_FINITE, ZERO, exponents, from_fixed, scales, to_fixed
+
+
+def exact_sum(contributions: list[torch.Tensor]) -> torch.Tensor:
+    """What ExactSync does to one tensor, in one process."""
+    largest = exponents(contributions).max()
+    into, out_of = scales(largest, len(contributions), contributions[0].dtype)
+    total = sum((to_fixed(c, into) for c in contributions), torch.zeros_like(contributions[0], dtype=torch.int64))
+    return from_fixed(total, out_of, torch.empty_like(contributions[0]))
+
+
+magnitudes = st.floats(min_value=-126, max_value=120)
+
+
+@given(
+    shards=st.integers(1, 64),
+    top=magnitudes,
+    spread=st.floats(0, 60),
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(deadline=None)
+def test_order_and_grouping_change_no_bit(
+    shards: int, top: float, spread: float, seed: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.exp2(top - spread * torch.rand(shards, 50, generator=generator, dtype=torch.float64))
+    parts = list((torch.randn(shards, 50, generator=generator, dtype=torch.float64) * scale).to(dtype))
+    order = torch.randperm(shards, generator=generator).tolist()
+    assert torch.equal(exact_sum(parts), exact_sum([parts[i] for i in order]))
+
+
+@given(shards=st.integers(1, 64), top=st.floats(-60, 120), seed=st.integers(0, 2**31))
+@settings(deadline=None)
+def test_rounding_stays_below_2_to_the_minus_30_of_the_largest(shards: int, top: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # exponents from the top down by 50 binary orders within one tensor
+    scale = torch.exp2(top - 50 * torch.rand(shards, 200, generator=generator, dtype=torch.float64))
+    parts = list((torch.randn(shards, 200, generator=generator, dtype=torch.float64) * scale).float())
+    into, out_of = scales(exponents(parts).max(), shards, torch.float32)
+    total = sum((to_fixed(p, into) for p in parts), torch.zeros(200, dtype=torch.int64))
+    error = (total.double() * out_of.double() - torch.stack(parts).double().sum(0)).abs().max()
+    assert error <= torch.stack(parts).abs().max().double() * 2.0**-30
+
+
+def test_small_gradients_keep_their_bits_beside_large_ones() -> None:
+    torch.manual_seed(0)
+    for magnitude in (1e-12, 1e-6, 1.0, 1e4):  # one model's tensors; a scale for all of them would lose the first
+        parts = [torch.randn(1000) * magnitude for _ in range(8)]
+        reference = torch.stack(parts).double().sum(0)
+        error = (exact_sum(parts).double() - reference).abs().max()
+        plain = (sum(parts[1:], parts[0]).double() - reference).abs().max()
+        assert error < plain  # nearer to float64 than adding float32 one by one, as an all-reduce does
+        assert error <= reference.abs().max() * 2.0**-24  # the one rounding to float32
+
+
+def test_the_largest_values_do_not_overflow() -> None:
+    biggest = torch.full((4,), torch.finfo(torch.float32).max / 64)
+    for shards in (1, 2, 7, 64):
+        assert torch.allclose(exact_sum([biggest] * shards).double(), biggest.double() * shards, rtol=1e-7)
+        into, _ = scales(exponents([biggest]).max(), shards, torch.float32)
+        assert sum(int(to_fixed(biggest, into)[0]) for _ in range(shards)) < 2**63
+
+
+def test_zeros_and_non_finite_values() -> None:
+    e = exponents([torch.zeros(3), torch.tensor([math.nan, 1.0]), torch.tensor([-math.inf]), torch.tensor([0.75, -3.0])])
+    assert e.tolist() == [ZERO, NON_FINITE, NON_FINITE, 2]
+    assert torch.equal(exact_sum([torch.zeros(3)] * 4), torch.zeros(3))
+    poisoned = exact_sum([torch.ones(3), torch.tensor([1.0, math.nan, 1.0])])
+    assert poisoned.isnan().all()  # on every rank, wherever the NaN came from
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_parameters(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    parts = [torch.randn(100).to(dtype) for _ in range(4)]
+    reference = torch.stack(parts).double().sum(0)
+    assert torch.allclose(exact_sum(parts).double(), reference, rtol=torch.finfo(dtype).eps, atol=1e-3)
+    assert torch.equal(exact_sum(parts), exact_sum(parts[::-1]))
