@@ -1,6 +1,7 @@
 """What every test starts from: no launcher's variables, no data folder but the real one that a test asks for."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ _VARIABLES = (
 _HIDDEN = {name: os.environ[name] for name in os.environ if name in _VARIABLES or name.startswith(_LAUNCHERS)}
 for _name in _HIDDEN:
     del os.environ[_name]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts background jobs; every child would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ from torch.distributed import TCPStore
 from lockstep.config import Execution
 
 _CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["lockstep.training.loop"])  # torch is imported once, not once a rank
+# torch is imported once, not once a rank; the first optimizer of a process would import torch._dynamo too
+_CONTEXT.set_forkserver_preload(["lockstep.training.loop", "torch._dynamo"])
 
 
 class RankFailed(AssertionError):

@@ -1,6 +1,7 @@
 """The command `lockstep`. torch is imported only where a command needs it, so that help answers at once."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import lockstep
 from lockstep.config import Config, Execution
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
+from lockstep.flags import as_command, sort_words
 from lockstep.recipes import RECIPES, recipe
 
 _HELP = """usage: lockstep COMMAND [ARGUMENTS]
@@ -18,7 +20,7 @@ commands:
   train [RECIPE] [FLAGS]   train; the recipe is digits where none is named
   eval RUN [FLAGS]         evaluate the weights of a run folder again, on any number of processes
   recipes                  list the recipes
-  show RECIPE              print a recipe as flags
+  show RECIPE              print a recipe as a command with all its flags, to copy and change
 
 examples:
   lockstep train                                        the bundled digits, on all cores
@@ -39,12 +41,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = _dispatch(args)
     except UserError as error:
-        _complain(str(error))
+        _complain(str(error), once_a_host=True)
         code = EXIT_USER_ERROR
-    except PeerError:
+    except PeerError as error:
+        _complain(str(error))
         code = EXIT_FAILURE
     except KeyboardInterrupt:
-        print("\nlockstep: interrupted", file=sys.stderr)
+        _complain("interrupted", once_a_host=True)
         code = EXIT_INTERRUPTED
     sys.exit(code)
 
@@ -69,13 +72,18 @@ def _dispatch(args: list[str]) -> int:
     return commands[args[0]](args[1:])
 
 
-def _complain(message: str) -> None:
+def _complain(message: str, once_a_host: bool = False) -> None:
+    """Tell the user. `once_a_host`: all of torchrun's processes come to the same error, and one of them tells."""
+    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        return
     print(f"lockstep: {message}", file=sys.stderr, flush=True)
 
 
-def _take_name(args: list[str], default: str) -> tuple[str, list[str]]:
-    """The leading positional argument, and the rest."""
-    return (args[0], args[1:]) if args and not args[0].startswith("-") else (default, args)
+def _one_name(command: str, what: str, names: list[str]) -> str:
+    """The one word that may stand beside the flags; empty where there is none."""
+    if len(names) > 1:
+        raise UserError(f"{command} takes one {what}, got {' '.join(names)}", "Values follow a flag: --epochs 3.")
+    return names[0] if names else ""
 
 
 def _parse(cls: type, default: Any, args: list[str], prog: str, description: str) -> Any:
@@ -87,7 +95,8 @@ def _parse(cls: type, default: Any, args: list[str], prog: str, description: str
 
 
 def _train(args: list[str]) -> int:
-    name, rest = _take_name(args, "digits")
+    names, rest = sort_words(args, Config)
+    name = _one_name("train", "recipe", names) or "digits"
     config: Config = _parse(
         Config,
         recipe(name),
@@ -96,45 +105,50 @@ def _train(args: list[str]) -> int:
         f"Train by the recipe `{name}` (of {', '.join(RECIPES)}, or package.module:function). "
         "--batch-size is global: it is shared out over all processes.",
     )
-    from lockstep.launcher import WorkerFailed, launch, processes
-    from lockstep.run import check, claim_folder, run
+    from lockstep.launcher import processes
+    from lockstep.run import check, claim_folder, discard_folder, run
     from lockstep.world import joined
 
     check(config)
-    execution, folder = config.execution, ""
-    if not joined():
-        config.require_batch_for(processes(execution) * execution.nnodes)
-        folder = str(claim_folder(config)) if execution.node_rank == 0 else ""
+    execution = config.execution
+    if joined():
+        return _launch(run, config, "", execution=execution)
+    config.require_batch_for(processes(execution) * execution.nnodes)
+    if execution.node_rank > 0:
+        return _launch(run, config, "", execution=execution)
+    folder = claim_folder(config)
     try:
-        launch(run, config, folder, execution=execution)
-    except WorkerFailed as failed:
-        return _tell(failed)
-    return 0
+        return _launch(run, config, str(folder), execution=execution)
+    finally:
+        discard_folder(folder)
 
 
-def _tell(failed: Any) -> int:
-    if failed.trace:
-        print(failed.trace, file=sys.stderr)
-    _complain(f"rank {failed.rank} failed: {failed.message}")
-    return int(failed.exit_code)
-
-
-def _eval(args: list[str]) -> int:
-    run_folder, rest = _take_name(args, "")
-    if not run_folder and not {"-h", "--help"} & set(rest):
-        raise UserError("eval needs a run folder", "As `lockstep eval runs/digits-20260101-120000`.")
-    from lockstep.run import Evaluation, evaluate_run, read_config
-
-    config = read_config(run_folder) if run_folder else Config()
-    default = Evaluation(execution=dataclasses.replace(Execution(), data_dir=config.execution.data_dir))
-    chosen = _parse(Evaluation, default, rest, "lockstep eval RUN", "Evaluate a run's saved weights again.")
+def _launch(fn: Callable[..., Any], *args: Any, execution: Execution) -> int:
     from lockstep.launcher import WorkerFailed, launch
 
     try:
-        launch(evaluate_run, config, run_folder, chosen, execution=chosen.execution)
+        launch(fn, *args, execution=execution)
     except WorkerFailed as failed:
-        return _tell(failed)
+        if failed.trace:
+            print(failed.trace, file=sys.stderr)
+        _complain(str(failed))
+        return failed.exit_code
     return 0
+
+
+def _eval(args: list[str]) -> int:
+    from lockstep.run import Evaluation, evaluate_run, read_config
+
+    names, rest = sort_words(args, Evaluation)
+    run_folder = _one_name("eval", "run folder", names)
+    if not run_folder and not {"-h", "--help"} & set(rest):
+        raise UserError("eval needs a run folder", "As `lockstep eval runs/digits-20260101-120000`.")
+    config = read_config(run_folder) if run_folder else Config()
+    default = Evaluation(execution=dataclasses.replace(Execution(), data_dir=config.execution.data_dir))
+    chosen: Evaluation = _parse(
+        Evaluation, default, rest, "lockstep eval RUN", "Evaluate a run's saved weights, on any number of processes."
+    )
+    return _launch(evaluate_run, config, run_folder, chosen, execution=chosen.execution)
 
 
 def _recipes(args: list[str]) -> int:
@@ -147,24 +161,11 @@ def _recipes(args: list[str]) -> int:
 
 
 def _show(args: list[str]) -> int:
-    name, rest = _take_name(args, "digits")
-    if rest:
+    if len(args) > 1:
         raise UserError(f"show takes one recipe, got {' '.join(args)}", "As `lockstep show mnist`.")
+    name = args[0] if args else "digits"
     config = recipe(name)
-    print((RECIPES[name].__doc__ or "").strip() if name in RECIPES else name)
-    for group in (config, config.data, config.model, config.optim, config.execution):
-        print()
-        for item in dataclasses.fields(group):
-            value = getattr(group, item.name)
-            if dataclasses.is_dataclass(value) or item.name == "recipe":
-                continue
-            print(_as_flag(item.name, value))
+    for line in ((RECIPES[name].__doc__ or "") if name in RECIPES else name).strip().splitlines():
+        print(f"# {line.strip()}".rstrip())
+    print(as_command(f"lockstep train {name}", config))
     return 0
-
-
-def _as_flag(name: str, value: Any) -> str:
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"--{flag} {text or repr('')}"

@@ -1,11 +1,12 @@
 """What a run is: frozen dataclasses, validated at birth.
 
-`Config` splits in two: the experiment (data, model, optim and the fields of `Config` itself) decides the result; `Execution`
-decides only where and how fast it runs. No field of `Execution` may change what is learned, except through rounding and,
-without `sync_bn`, through the batch statistics of batch normalisation.
+`Config` splits in two: the experiment (data, model, optim and the fields of `Config` itself) decides the result;
+`Execution` decides only where and how fast it runs. No field of `Execution` may change what is learned, except through
+rounding and, without `sync_bn`, through the batch statistics of batch normalisation.
 """
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -20,6 +21,11 @@ ScheduleName = Literal["constant", "step", "multistep", "cosine", "one-cycle"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Strategy = Literal["single", "dp", "ddp"]
 
+# written out, because importing the models costs seconds and help should not; a test holds the two equal
+_MODEL_HELP = (
+    "Ours: digits_net, lenet5, mlp, mnist_net, resnet18_cifar, resnet34_cifar, resnet50_cifar, resnet101_cifar, "
+    "resnet152_cifar; or any of torchvision's (resnet18, vit_b_16, ...) or timm's; or package.module:factory."
+)
 LOG_MIRRORS = ("csv", "tensorboard", "wandb")
 
 
@@ -43,6 +49,14 @@ Floats = Annotated[tuple[float, ...], _comma_separated(float, "FLOAT,FLOAT,...")
 Names = Annotated[tuple[str, ...], _comma_separated(str, "NAME,NAME,...")]
 
 
+def _require_finite(group: Any) -> None:
+    for item in dataclasses.fields(group):
+        value = getattr(group, item.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UserError(f"--{item.name.replace('_', '-')} {number} is not a finite number", "Give a number.")
+
+
 def _require(condition: bool, message: str, remedy: str = "") -> None:
     if not condition:
         raise UserError(message, remedy)
@@ -55,7 +69,7 @@ class DataConfig:
     dataset: str = "digits"
     """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory."""
     fraction: float = 1.0
-    """Train on a seeded random subset of this size, the same on every rank."""
+    """Train on this part of the set: a random subset by --seed, the same on any number of processes."""
     crop_padding: int = 0
     """Pad by this many pixels and crop at random (0: off)."""
     flip: bool = False
@@ -84,8 +98,7 @@ class DataConfig:
 class ModelConfig:
     """Which network, and in which form it runs."""
 
-    model: str = "digits_net"
-    """One of ours (see `lockstep recipes`), any torchvision or timm name, or package.module:factory."""
+    model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
     sync_bn: bool = False
     """Batch statistics over the global batch, so that N changes nothing (works on the CPU too)."""
     channels_last: bool = False
@@ -103,7 +116,7 @@ class OptimConfig:
     optimizer: OptimizerName = "sgd"
     """Muon takes the matrices and convolutions; AdamW the rest."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
-    """Learning rate at the recipe's base batch size."""
+    """Peak learning rate, meant for batches of --base-batch-size."""
     momentum: float = 0.9
     """Momentum of SGD and Muon."""
     nesterov: bool = False
@@ -111,19 +124,19 @@ class OptimConfig:
     weight_decay: float = 0.0
     """Weight decay, applied to every parameter."""
     schedule: ScheduleName = "cosine"
-    """Learning rate over the run; a function of samples seen alone."""
+    """Course of the learning rate over the run."""
     warmup_epochs: float = 0.0
-    """Rise linearly from zero over this many epochs first."""
+    """Rise linearly from 1 % of the rate over this many epochs first."""
     step_epochs: float = 1.0
     """Epochs between two drops (step)."""
-    milestones: Floats = ()
+    milestones: Annotated[Floats, arg(help_behavior_hint="(default: none)")] = ()
     """Epochs after which the rate drops (multistep)."""
     gamma: float = 0.1
     """Factor of a drop (step, multistep)."""
     scale_lr: Literal["linear", "sqrt", "none"] = "none"
-    """Scale the rate with batch size / base batch size."""
+    """Scale the rate with --batch-size / --base-batch-size, or with its square root."""
     base_batch_size: int = 0
-    """The batch size that --lr is meant for (0: the recipe's batch size)."""
+    """The batch size that --lr is meant for (0: this run's)."""
     clip_norm: float = 0.0
     """Clip the global gradient norm to this (0: off)."""
     label_smoothing: float = 0.0
@@ -132,65 +145,76 @@ class OptimConfig:
     """Decay of an exponential moving average of the weights, which is then what is evaluated (0: off)."""
 
     def __post_init__(self) -> None:
+        _require_finite(self)
         _require(self.lr > 0, f"--lr {self.lr} is not positive", "Give a positive learning rate, as 0.1.")
         _require(self.warmup_epochs >= 0, f"--warmup-epochs {self.warmup_epochs} is negative", "Use 0 for none.")
-        _require(self.step_epochs > 0, f"--step-epochs {self.step_epochs} is not positive")
+        _require(self.step_epochs > 0, f"--step-epochs {self.step_epochs} is not positive", "Give epochs, as 1.")
+        _require(0 <= self.momentum < 1, f"--momentum {self.momentum} is not in [0, 1)", "A usual momentum is 0.9.")
+        _require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay} is negative", "Use 0 to turn it off.")
+        _require(self.gamma > 0, f"--gamma {self.gamma} is not positive", "Give the factor of a drop, as 0.1.")
+        _require(self.base_batch_size >= 0, f"--base-batch-size {self.base_batch_size} is negative", "Use 0 for none.")
         _require(
             self.schedule != "multistep" or bool(self.milestones),
             "--schedule multistep without --milestones never drops",
             "Give the epochs of the drops, as --milestones 100,150, or use --schedule constant.",
         )
-        _require(0 <= self.label_smoothing < 1, f"--label-smoothing {self.label_smoothing} is not in [0, 1)")
+        _require(
+            0 <= self.label_smoothing < 1,
+            f"--label-smoothing {self.label_smoothing} is not in [0, 1)",
+            "Use 0 to turn it off; a usual value is 0.1.",
+        )
         _require(0 <= self.ema < 1, f"--ema {self.ema} is not in [0, 1)", "A usual decay is 0.999.")
         _require(self.clip_norm >= 0, f"--clip-norm {self.clip_norm} is negative", "Use 0 to turn clipping off.")
         _require(
             not self.nesterov or (self.optimizer == "sgd" and self.momentum > 0),
             "--nesterov needs --optimizer sgd with a positive --momentum",
+            "Drop --nesterov (or add --no-nesterov, where the recipe has it).",
         )
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how fast the run goes. Nothing here changes the experiment."""
+    """Where and how fast the run goes; none of it changes what is learned."""
 
-    out: str = ""
-    """Run folder (default: runs/RECIPE-DATE-TIME)."""
-    data_dir: str = ""
-    """Where data sets live (default: the environment's LOCKSTEP_DATA, else ./data)."""
+    out: Annotated[str, arg(help_behavior_hint="(default: runs/RECIPE-DATE-TIME)")] = ""
+    """Run folder: config.json, journal.jsonl, weights/."""
+    data_dir: Annotated[str, arg(help_behavior_hint="(default: $LOCKSTEP_DATA, else ./data)")] = ""
+    """Where data sets live, or are put when they are fetched."""
     nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
     """Processes on this machine; auto: one per GPU, else one per core, at most 8."""
     strategy: Strategy = "ddp"
-    """single process, DataParallel (two or more GPUs) or DistributedDataParallel."""
+    """single: one process; dp: DataParallel, one process on several GPUs; ddp: DistributedDataParallel."""
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
     """Kind of device; auto takes the accelerator where there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How ranks talk; auto: NCCL on CUDA, gloo on the CPU (gloo also lets ranks share a GPU)."""
-    gpus: Ints = ()
-    """GPUs to use, as 0,2 (default: all that CUDA_VISIBLE_DEVICES shows)."""
+    gpus: Annotated[Ints, arg(help_behavior_hint="(default: all that CUDA_VISIBLE_DEVICES shows)")] = ()
+    """GPUs to use, as 0,2."""
     threads: int = 0
     """CPU threads per process (0: cores / processes on this machine)."""
     nnodes: int = 1
     """Machines in the run."""
     node_rank: int = 0
     """This machine's number, from 0."""
-    master_addr: Annotated[str, arg(aliases=["--ip"])] = ""
-    """Address of machine 0 (with --nnodes)."""
-    master_port: Annotated[int, arg(aliases=["--port"])] = 0
-    """Port on machine 0 (0: a free one; with --nnodes the same number on each machine)."""
+    master_addr: Annotated[str, arg(aliases=["--ip"], help_behavior_hint="(with --nnodes)")] = ""
+    """Address of machine 0."""
+    master_port: Annotated[int, arg(aliases=["--port"], help_behavior_hint="(default: a free one)")] = 0
+    """Port on machine 0, where the processes meet; with --nnodes the same number on each machine."""
     timeout: float = 600.0
     """Seconds that any rank waits for the others before the run ends with an error."""
     workers: int = 2
-    """Loader worker processes per rank (streaming loader)."""
+    """Processes that read images, for each training process (streaming loader)."""
     loader: Literal["auto", "resident", "streaming"] = "auto"
     """resident: in memory, batched; streaming: worker processes; auto: resident where the set fits."""
     eval_batch_size: int = 250
     """Images per forward pass in evaluation."""
-    log: Names = ()
-    """Mirrors of the journal: csv, tensorboard, wandb."""
+    log: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
+    """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb."""
     log_every: int = 10
-    """Steps between two records of the journal."""
+    """Steps between two `step` records of the journal, and between two moves of the progress bar."""
 
     def __post_init__(self) -> None:
+        _require_finite(self)
         for name in self.log:
             if name not in LOG_MIRRORS:
                 raise unknown("log", name, LOG_MIRRORS, "Separate several with commas, as --log csv,tensorboard.")
@@ -236,7 +260,7 @@ class Config:
     accumulate: int = 1
     """Cut each global batch into this many micro-batches (less memory, same step)."""
     shards: int = 0
-    """Exact mode: cut each batch into this many shards and give the same bits on any number of processes up to it (0: off)."""
+    """Exact mode: cut each batch into so many shards; the same bits on any number of processes up to that (0: off)."""
     seed: int = 0
     """Seed of weights, order, augmentation and dropout."""
     precision: Precision = "fp32"
@@ -277,7 +301,7 @@ class Config:
         )
         _require(
             not self.model.sync_bn,
-            f"{mode} with --sync-bn: each shard has its own batch statistics, which are the same on any number of processes",
+            f"{mode} with --sync-bn: each shard has its own batch statistics, the same on any number of processes",
             "Leave one of the two out.",
         )
         _require(
@@ -312,7 +336,7 @@ class Config:
     def lr(self) -> float:
         """The peak learning rate, scaled to the batch size by `optim.scale_lr`."""
         ratio = self.batch_size / (self.optim.base_batch_size or self.batch_size)
-        return self.optim.lr * {"linear": ratio, "sqrt": ratio**0.5, "none": 1.0}[self.optim.scale_lr]
+        return self.optim.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.optim.scale_lr]
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""
@@ -320,19 +344,51 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Config":
-        """The inverse of `to_dict`; an unknown or missing key is a UserError naming it."""
+        """The inverse of `to_dict`. What is missing keeps its default: an older version wrote it.
+
+        Raises:
+            UserError: for an unknown entry or one of another type, naming it, and for values that make no run.
+        """
         return typing.cast("Config", _from_dict(cls, values, "config"))
 
 
-def _from_dict(cls: type, values: dict[str, Any], where: str) -> Any:
+def _from_dict(cls: type, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{where} is {values!r}, not a group of entries", "Was config.json edited?")
     hints = typing.get_type_hints(cls)
-    names = {f.name for f in dataclasses.fields(cls)}
-    if strange := set(values) - names:
-        raise UserError(f"{where} has unknown entries: {', '.join(sorted(strange))}", "Was it written by a newer version?")
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        if dataclasses.is_dataclass(hints[name]):
-            out[name] = _from_dict(typing.cast(type, hints[name]), value, f"{where}.{name}")
-        else:
-            out[name] = tuple(value) if isinstance(value, list) else value
-    return cls(**out)
+    if strange := set(values) - set(hints):
+        raise UserError(
+            f"{where} has unknown entries: {', '.join(sorted(map(str, strange)))}", "Was it written by a newer version?"
+        )
+    return cls(**{name: _plain(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _plain(hint: Any, value: Any, where: str) -> Any:
+    """A value from JSON as a field of this type: lists become tuples, whole numbers may stand for floats."""
+    if dataclasses.is_dataclass(hint):
+        return _from_dict(typing.cast(type, hint), value, where)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_plain(args[0], item, where) for item in value)
+    if _fits(hint, value):
+        return value
+    raise UserError(f"{where} is {value!r}", f"It takes {_in_words(hint)}; was config.json edited?")
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint)
+    if args := typing.get_args(hint):  # a union
+        return any(_fits(arg, value) for arg in args)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _in_words(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    if typing.get_origin(hint) is tuple:
+        return "a list"
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(str, typing.get_args(hint)))
+    return words.get(hint) or " or ".join(_in_words(arg) for arg in typing.get_args(hint))

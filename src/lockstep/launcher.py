@@ -64,12 +64,13 @@ def launch(
     """Run `fn(world, *args)` on `nproc` processes and return one value per local rank.
 
     Under torchrun, which has started the processes already, each runs `fn` itself and the list holds its own value. A
-    single process runs it here. Otherwise workers are spawned: `fn` and `args` must be picklable and the call stand under
-    `if __name__ == "__main__":`, as for torch.multiprocessing.spawn.
+    single process runs it here. Otherwise workers are spawned: `fn` and `args` must be picklable and the call stand
+    under `if __name__ == "__main__":`, as for torch.multiprocessing.spawn.
 
     Raises:
         UserError: for a request that this machine can't meet.
         WorkerFailed: where a worker failed, with the first failure's message.
+        PeerError: under torchrun, where this process stopped because another one failed.
         KeyboardInterrupt: on Ctrl-C, when all workers are gone.
     """
     from lockstep.world import joined
@@ -132,9 +133,9 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
-        # they tell of failures too, in a page of their own
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell of failures too, in a page of their own
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         launcher = LaunchConfig(
             min_nodes=execution.nnodes,
@@ -186,7 +187,7 @@ def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution,
     """What a spawned process runs: join, call, and leave word where it fails."""
     try:
         end_with_parent()
-        stop_in_time(_SHUTDOWN_S)
+        stop_in_time(_SHUTDOWN_S, lambda: _other_failure(Path(folder)))
         from lockstep.world import join
 
         with join(execution) as world:
@@ -215,9 +216,23 @@ def _fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
     part = folder / f"failure-{rank}.part"
     part.write_text(json.dumps(word), encoding="utf-8")
     part.rename(part.with_suffix(".json"))
-    if lost:
-        time.sleep(_SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this process meanwhile
-    leave(code)
+    try:
+        if lost and not _other_failure(folder):
+            time.sleep(_SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
+    finally:
+        leave(code)
+
+
+def _other_failure(folder: Path) -> PeerError | None:
+    """The failure that a rank of this machine left word of, for those that stop because of it."""
+    words = [word for word in _words(folder) if not word["lost"]]
+    return PeerError(f"rank {words[0]['rank']}: {words[0]['message']}") if words else None
+
+
+def _words(folder: Path) -> list[dict[str, Any]]:
+    """What failed ranks left, those that just lost another rank last, else by the clock."""
+    words = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
+    return sorted(words, key=lambda word: (word["lost"], word["time_ns"]))
 
 
 def _last_line(error: BaseException) -> str:
@@ -236,13 +251,13 @@ def _is_peer_loss(error: BaseException) -> bool:
 
 def _first_failure(folder: Path, failed: Any) -> WorkerFailed:
     """The failure to tell of: the first by the clock of those that did not just lose another rank."""
-    words = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
+    words = _words(folder)
     rank, failure = failed.get_first_failure()
     code = failure.exitcode
     if code < 0 and not any(word["rank"] == rank for word in words):
         hint = " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
         return WorkerFailed(rank, f"killed by {signal.Signals(-code).name}{hint}", EXIT_FAILURE)
     if words:
-        first = min(words, key=lambda word: (word["lost"], word["time_ns"]))
+        first = words[0]
         return WorkerFailed(first["rank"], first["message"], first["code"], first["trace"])
     return WorkerFailed(rank, f"ended with exit code {code}", code)

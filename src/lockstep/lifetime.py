@@ -6,8 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
@@ -15,7 +16,7 @@ _STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def end_with_parent(_: int = 0) -> None:
-    """From now on end this child of multiprocessing at once when its parent is gone, however that ended.
+    """From now on this child of multiprocessing gets a SIGTERM when its parent is gone, however that ended.
 
     The unused argument lets a DataLoader call it in its workers, as `worker_init_fn`.
     """
@@ -25,17 +26,17 @@ def end_with_parent(_: int = 0) -> None:
 
     def wait() -> None:
         parent.join()  # on a pipe that only the parent holds open: no polling, and no mistaken pid
-        os._exit(1)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def stop_in_time(grace_s: float) -> None:
+def stop_in_time(grace_s: float, reason: Callable[[], BaseException | None] = lambda: None) -> None:
     """Let the first SIGINT, SIGTERM or SIGHUP raise in the main thread; `grace_s` seconds later the process ends.
 
-    SIGINT raises KeyboardInterrupt, the others SystemExit(128 + signal); later ones are ignored, so that nothing
-    interrupts the cleaning up. Python runs no handler while the main thread is inside a collective that its peers have left: then
-    the deadline ends the process.
+    SIGINT raises KeyboardInterrupt, the others `reason()` or else SystemExit(128 + signal); later ones are ignored, so
+    that nothing interrupts the cleaning up. Python runs no handler while the main thread is inside a collective that its peers have
+    left: then the deadline ends the process.
     """
     awake, note = os.pipe()
     os.set_blocking(note, False)
@@ -48,7 +49,7 @@ def stop_in_time(grace_s: float) -> None:
         os._exit(128 + number)
 
     threading.Thread(target=watch, daemon=True).start()
-    _raise_once(_STOPS)
+    _raise_once(_STOPS, reason)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -61,20 +62,22 @@ def ended_by_sigterm() -> Iterator[None]:
         return
     before = signal.getsignal(signal.SIGTERM)
     if before == signal.SIG_DFL:
-        _raise_once((signal.SIGTERM,))
+        _raise_once((signal.SIGTERM,), lambda: None)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _raise_once(numbers: tuple[signal.Signals, ...]) -> None:
+def _raise_once(numbers: tuple[signal.Signals, ...], reason: Callable[[], BaseException | None]) -> None:
     wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup's wish is respected
 
     def stop(caught: int, _: FrameType | None) -> None:
         for number in wanted:
             signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt if caught == signal.SIGINT else SystemExit(128 + caught)
+        if caught == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise reason() or SystemExit(128 + caught)
 
     for number in wanted:
         signal.signal(number, stop)
@@ -89,6 +92,7 @@ def children_deaf_to_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # its start would unblock the signal
     done = threading.Event()
     # blocking is by thread, and children inherit it from the one that starts them: this other thread hears SIGINT for
     # the process, and Python then runs the handler in the main thread as ever

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
-from lockstep.errors import unknown
+from lockstep.errors import UserError, unknown
 
 
 def digits() -> Config:
@@ -41,7 +41,7 @@ def fashion_mnist() -> Config:
 
 
 def cifar10() -> Config:
-    """ResNet-18 with a 32x32 stem, SGD with momentum, cosine; `--model resnet18` takes the 224-stem of the tutorials."""
+    """ResNet-18 with a 32x32 stem, SGD with momentum, cosine; `--model resnet18` has the 224-stem of the tutorials."""
     return Config(
         recipe="cifar10",
         epochs=30,
@@ -62,7 +62,7 @@ def cifar10() -> Config:
 
 
 def cifar100() -> Config:
-    """ResNet-18 with a 32x32 stem on CIFAR-100: SGD with momentum, rate divided by five after 60, 120 and 160 epochs."""
+    """ResNet-18 with a 32x32 stem on CIFAR-100: SGD with momentum, rate / 5 after 60, 120 and 160 epochs."""
     config = cifar10()
     optim = replace(config.optim, schedule="multistep", milestones=(60.0, 120.0, 160.0), gamma=0.2)
     return replace(config, recipe="cifar100", epochs=200, data=replace(config.data, dataset="cifar100"), optim=optim)
@@ -77,16 +77,23 @@ def folder() -> Config:
         data=DataConfig(dataset="folder", resized_crop=True, flip=True, image_size=224),
         model=ModelConfig(model="resnet18", channels_last=True),
         optim=OptimConfig(
-            optimizer="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4, schedule="cosine", warmup_epochs=1, base_batch_size=64
+            optimizer="sgd",
+            lr=0.05,
+            momentum=0.9,
+            weight_decay=1e-4,
+            schedule="cosine",
+            warmup_epochs=1,
+            base_batch_size=64,
         ),
         execution=Execution(eval_batch_size=64),
     )
 
 
 def imagenet() -> Config:
-    """ResNet-50 on ImageNet by Goyal et al. (arXiv:1706.02677): 90 epochs, 0.1 per 256 images, drops after 30, 60 and 80.
+    """ResNet-50 on ImageNet by Goyal et al. (arXiv:1706.02677): 90 epochs, drops after 30, 60 and 80.
 
-    The paper reports 76.3 % top-1 for a batch of 256; this recipe has not been run on the full set here.
+    The rate is 0.1 for 256 images and grows with the batch. The paper reports 76.3 % top-1 for a batch of 256; this
+    recipe has not been run on the full set here.
     """
     return Config(
         recipe="imagenet",
@@ -132,5 +139,8 @@ def recipe(name: str) -> Config:
     if ":" in name:
         from lockstep.objects import load_object
 
-        return replace(load_object(name, "recipe")(), recipe=name)
+        made = load_object(name, "recipe")()
+        if not isinstance(made, Config):
+            raise UserError(f"recipe {name} returned a {type(made).__name__}", "A recipe returns a lockstep.Config.")
+        return replace(made, recipe=name)
     raise unknown("recipe", name, RECIPES, "`lockstep recipes` lists them; your own is package.module:function.")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -26,11 +27,20 @@ def check(config: Config) -> None:
     """What can be known to be wrong before any process starts. Raises UserError."""
     from lockstep import models
     from lockstep.data.sources import DATASETS
+    from lockstep.parallel.ddp import require_gpus
+    from lockstep.training.precision import configure
+    from lockstep.watch import mirrors
+    from lockstep.world import devices
 
-    models.check(config.model.model)
-    dataset = config.data.dataset
+    dataset, available = config.data.dataset, devices(config.execution)
     if dataset not in DATASETS and ":" not in dataset:
         raise unknown("dataset", dataset, DATASETS, "Your own is package.module:factory.")
+    models.check(config.model.model)
+    mirrors.check(config.execution.log)
+    if config.execution.strategy == "dp":
+        require_gpus(available)
+    if available[0].type == "cpu":  # asking a GPU would start its driver here, in the launcher, beside the workers
+        configure(config.precision, available[0])
 
 
 def claim_folder(config: Config) -> Path:
@@ -55,23 +65,39 @@ def claim_folder(config: Config) -> Path:
     return folder
 
 
+def discard_folder(folder: Path) -> None:
+    """Take back what `claim_folder` made, where no run came of it: there is no journal."""
+    if (folder / "journal.jsonl").exists():
+        return
+    (folder / "config.json").unlink(missing_ok=True)
+    for made in (folder / "weights", folder):
+        with suppress(OSError):  # it holds something of somebody else's
+            made.rmdir()
+
+
 def read_config(folder: str) -> Config:
     """The config of a run folder. Raises UserError where there is none or it can't be read."""
     path = Path(folder) / "config.json"
     try:
         return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is no run folder: {path} can't be read ({error})", "Name the folder that --out named.") from error
+        raise UserError(
+            f"{folder} is no run folder: {path} can't be read ({error})", "Name one that `lockstep train` made."
+        ) from error
 
 
 def run(world: World, config: Config, claimed: str) -> None:
     """Train on this process, as one of the world's. `claimed`: the run folder, where the starting process made it."""
     from lockstep.training.loop import train
 
-    mine = claimed or str(claim_folder(config)) if world.rank == 0 else ""
-    folder = Path(world.gather(mine)[0])
     config.require_batch_for(world.size)
-    progress = train(config, world, folder)
+    made = claim_folder(config) if world.rank == 0 and not claimed else None
+    folder = Path(world.gather(claimed or str(made or ""))[0])
+    try:
+        progress = train(config, world, folder)
+    finally:
+        if made is not None:
+            discard_folder(made)
     if progress.metrics is not None:
         world.print(f"test accuracy {progress.metrics.top1:.2%} (top-1 on {progress.metrics.count:,} images)")
         world.print(f"run folder    {folder}")

@@ -44,6 +44,14 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def largest(self, values: list[int]) -> list[int]:
+        """The largest over all ranks of each of a few integers, through the host."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor.tolist()
+
     def barrier(self) -> None:
         """Wait for all ranks, at most as long as the run's --timeout."""
         if self.size > 1:

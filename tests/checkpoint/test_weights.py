@@ -15,6 +15,9 @@ from lockstep.checkpoint import weights
 from lockstep.checkpoint.weights import digest, load, save, unwrap
 from lockstep.errors import UserError
 
+# torch 2.11 says so of itself when it imports its compiler
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+
 
 def _model(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)

@@ -3,6 +3,7 @@ import pickle
 import shutil
 import socket
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.config import DataConfig
-from lockstep.data import fetch
+from lockstep.data import fetch, official
 from lockstep.data.arrays import ArraySet, check_labels
 from lockstep.data.official import CIFAR10, CIFAR100, DIGITS, DIGITS_ROOT, FASHION_MNIST, MNIST, load_official
 from lockstep.data.sources import DATASETS, load, resolve_data_dir
@@ -254,6 +255,18 @@ def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch
     assert tree(tmp_path) == set()
 
 
+def test_a_name_look_up_that_never_ends_does_not_hold_the_run(tmp_path, monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(fetch, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: over.wait(30) and [])
+    try:
+        with pytest.raises(UserError, match="no answer"):
+            load_official(MNIST, tmp_path, ALONE)
+        assert not over.is_set()
+    finally:
+        over.set()
+
+
 @named
 @pytest.mark.parametrize("beside", ["folder", "root"])
 def test_packages_at_hand_are_unpacked(data, beside, tmp_path):
@@ -326,11 +339,14 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
 
 
 def _load_on_a_rank(world, data, root):
-    try:
-        train, _ = load_official(data, root, world)
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return train.fingerprint, train.load_all()[1].tolist()
+    checks = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(official, "ensure", lambda *args: (checks.append(world.rank), fetch.ensure(*args)))
+        try:
+            train, _ = load_official(data, root, world)
+        except Exception as error:
+            return type(error).__name__, str(error), checks
+    return train.fingerprint, train.load_all()[1].tolist(), checks
 
 
 def test_one_rank_fetches_while_the_others_wait(tmp_path):
@@ -340,20 +356,21 @@ def test_one_rank_fetches_while_the_others_wait(tmp_path):
         results = run_ranks(_load_on_a_rank, 3, mirrored(packed, address), tmp_path / "data")
     # torchvision asks twice for each file, for redirections first
     assert {package: got.count(package) <= 2 for package in got} == dict.fromkeys(packed.release.packages, True)
-    assert [labels for _, labels in results] == [contents["train"][1].tolist()] * 3
-    assert len({fingerprint for fingerprint, _ in results}) == 1
+    assert [labels for _, labels, _ in results] == [contents["train"][1].tolist()] * 3
+    assert len({fingerprint for fingerprint, _, _ in results}) == 1
+    assert [checks for _, _, checks in results] == [[0], [], []]
 
 
 def test_where_fetching_fails_the_first_rank_says_why_and_the_others_stop(tmp_path):
     results = run_ranks(_load_on_a_rank, 2, mirrored(MNIST, "http://127.0.0.1:9/"), tmp_path)
-    assert [kind for kind, _ in results] == ["UserError", "PeerError"]
+    assert [kind for kind, _, _ in results] == ["UserError", "PeerError"]
     assert "t10k-labels-idx1-ubyte" in results[0][1]
 
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("data", [MNIST, CIFAR10], ids=lambda data: data.release.name)
-def test_the_real_files_have_the_published_statistics(data):
-    train, test = load_official(data, resolve_data_dir(""), ALONE)
+def test_the_real_files_have_the_published_statistics(data, real_data):
+    train, test = load_official(data, real_data, ALONE)
     assert (len(train), len(test)) == ({"mnist": 60_000, "cifar10": 50_000}[data.release.name], 10_000)
     images, labels = train.load_all()
     counts = torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])])
@@ -390,7 +407,6 @@ def test_the_data_folder_is_the_flag_else_the_environment_else_data(monkeypatch,
 def user(tmp_path, monkeypatch):
     """Writes a module of the user's into the current folder and loads `factory` of it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
 
     def sets(body, factory="make"):
         sets.count += 1
@@ -550,7 +566,6 @@ def test_an_object_that_is_not_there_is_a_user_error(path, message):
 
 def test_objects_are_looked_for_in_the_current_folder_and_their_own_errors_pass(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "users_objects.py").write_text("class A:\n    b = 5\n")
     assert load_object("users_objects:A.b", "model") == 5
     (tmp_path / "users_broken.py").write_text("import not_installed_anywhere\n")

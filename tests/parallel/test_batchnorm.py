@@ -244,6 +244,9 @@ def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     with preserve_buffers(plain):
         plain(torch.randn(4, 2))
         assert int(plain[0].num_batches_tracked) == 1
+    with preserve_buffers(model):
+        model(torch.randn(4, 2))
+    assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"
     assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))
 
 

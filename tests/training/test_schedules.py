@@ -104,10 +104,11 @@ def test_the_rate_at_a_sample_does_not_know_the_batch_size(schedule: str, batche
 
 
 def test_drops_fall_on_their_sample_where_epochs_are_fractions() -> None:
-    config = OptimConfig(schedule="step", step_epochs=0.1, gamma=0.5)  # 0.1 * 30 is 3.0000000000000004
-    assert [factor(config, s, 30, 1) for s in (0, 2, 3, 5, 6)] == [1, 1, 0.5, 0.5, 0.25]
-    config = OptimConfig(schedule="multistep", milestones=(0.7, 0.1), gamma=0.5)
-    assert [factor(config, s, 30, 1) for s in (2, 3, 20, 21)] == [1, 0.5, 0.5, 0.25]
+    assert 1.1 * 50 > 55, "rounding puts the boundary behind its sample"
+    config = OptimConfig(schedule="step", step_epochs=1.1, gamma=0.5)
+    assert [factor(config, s, 50, 5) for s in (0, 54, 55, 109, 110)] == [1, 1, 0.5, 0.5, 0.25]
+    config = OptimConfig(schedule="multistep", milestones=(2.2, 1.1), gamma=0.5)
+    assert [factor(config, s, 50, 5) for s in (54, 55, 109, 110)] == [1, 0.5, 0.5, 0.25]
 
 
 def test_set_lr_scales_each_groups_own_peak() -> None:

@@ -22,7 +22,6 @@ from lockstep.errors import UserError
 PROBE_SECONDS = 4.0  # for all mirrors together, so that a machine without a network hears of it at once
 STALL_SECONDS = 30.0  # a download that sends nothing for this long has failed
 _ELSEWHERE = "name another folder with --data-dir DIR or the environment's LOCKSTEP_DATA"
-_UNPACK_ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,14 @@ def _complete(release: Release, root: Path, missing: Sequence[str]) -> None:
     absent = [package for package in wanted if package not in at_hand]
     mirrors = _answering(release, root, missing, absent) if absent or not wanted else []
     with _writable(folder, release), tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:
-        for package, names in wanted.items():
+        for package, members in wanted.items():
             archive = at_hand.get(package) or _download(release, root, missing, package, mirrors, Path(scratch))
-            for name in set(names) & set(missing):
-                unpacked = _unpack(archive, name, Path(scratch))
-                verify(unpacked, *release.files[name], f"{name} in {archive}")
-                unpacked.replace(folder / name)  # same file system: the name appears with the whole file behind it
+            names = [name for name in members if name in missing]
+            _unpack(archive, names, Path(scratch))
+            for name in names:
+                verify(Path(scratch) / name, *release.files[name], f"{name} in {archive}")
+            for name in names:  # same file system: a name appears with the whole file behind it
+                (Path(scratch) / name).replace(folder / name)
 
 
 @contextmanager
@@ -106,27 +107,29 @@ def _writable(folder: Path, release: Release) -> Iterator[None]:
         ) from error
 
 
-def _unpack(archive: Path, name: str, into: Path) -> Path:
-    """One file of a .tar.gz (by its last name, in whatever folder) or what a .gz holds, written below `into`."""
-    target = into / name
+def _unpack(archive: Path, names: Sequence[str], into: Path) -> None:
+    """Write the named files of a .tar.gz (in whatever folder of it), or the one that a .gz holds, below `into`."""
     try:
         if archive.name.endswith(".tar.gz"):
-            with tarfile.open(archive, "r:gz") as tar, target.open("wb") as out:
-                member = next((m for m in tar if m.isfile() and Path(m.name).name == name), None)
-                if member is None or (source := tar.extractfile(member)) is None:
-                    raise KeyError(f"no {name} in it")
-                shutil.copyfileobj(source, out, 1 << 20)
+            left = set(names)
+            with tarfile.open(archive, "r|gz") as tar:  # one pass
+                for member in tar:
+                    if (name := Path(member.name).name) in left and (source := tar.extractfile(member)):
+                        with (into / name).open("wb") as out:
+                            shutil.copyfileobj(source, out, 1 << 20)
+                        left.remove(name)
+            if left:
+                raise EOFError(f"it has no {', '.join(sorted(left))}")
         else:
-            with gzip.open(archive, "rb") as packed, target.open("wb") as out:
+            with gzip.open(archive, "rb") as packed, (into / names[0]).open("wb") as out:
                 shutil.copyfileobj(packed, out, 1 << 20)
-    except _UNPACK_ERRORS as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the file system, as a full disk; a damaged package has no errno
         raise UserError(
             f"{archive} cannot be unpacked: {error}",
             "Delete it and run again to have it fetched, or put the published package in its place.",
         ) from error
-    return target
 
 
 def _answering(release: Release, root: Path, missing: Sequence[str], absent: Sequence[str]) -> list[str]:

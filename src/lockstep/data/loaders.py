@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.augment import Augment
 from lockstep.data.sources import ArraySet, ImageSet
 from lockstep.errors import UserError
+from lockstep.lifetime import end_with_parent
 from lockstep.order import Order
 from lockstep.world import World, share_of
 
@@ -179,13 +180,17 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
         multiprocessing_context=context,
+        worker_init_fn=end_with_parent,
     )
 
     def through_workers(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         requested.requests = requests
         for answer in loader:
             if isinstance(answer, UserError):
-                raise answer
+                try:
+                    raise answer
+                finally:
+                    del answer  # else it would hold the frame that holds it, and collecting that cycle takes 5 s a worker
             pixels, classes, ids = (tensor.to(device, non_blocking=True) for tensor in answer)
             yield pixels, classes, ids
 

@@ -183,16 +183,12 @@ def _converted(old: _BatchNorm, world: World) -> SyncBatchNorm:
     kind = SyncBatchNorm
     if type(old) not in _PLAIN and type(old).forward is not _BatchNorm.forward:
         if not (hasattr(old, "drop") and hasattr(old, "act")):
-            raise UserError(
-                f"--sync-bn can't convert {type(old).__name__}: its forward is not plain batch normalisation",
-                "Leave --sync-bn out, or use nn.BatchNorm in the model.",
-            )
+            name = type(old).__name__
+            raise UserError(f"--sync-bn can't convert {name}: its forward is its own", "Leave --sync-bn out.")
         kind = _SyncBatchNormAct
     new = kind(old.num_features, world, old.eps, old.momentum)
-    new.affine, new.track_running_stats = old.affine, old.track_running_stats
-    new.weight, new.bias = old.weight, old.bias
-    new.running_mean, new.running_var = old.running_mean, old.running_var
-    new.num_batches_tracked = old.num_batches_tracked
+    for name in ("affine", "track_running_stats", *old._parameters, *old._buffers):
+        setattr(new, name, getattr(old, name))
     if isinstance(new, _SyncBatchNormAct):
         new.drop, new.act = old.drop, old.act  # type: ignore[assignment]
     return new.train(old.training)
@@ -217,8 +213,7 @@ def ghost(model: nn.Module, on: bool = True) -> Iterator[None]:
 def average_buffers(model: nn.Module, world: World) -> None:
     """Make every rank's buffers the same: floats become their mean over ranks, all others rank 0's.
 
-    For batch normalisation that is not synchronised: each rank's running statistics saw its own share alone. Two
-    collectives. The mean is taken in float64, so buffers that were equal keep their bits.
+    Where batch normalisation is local, each rank's saw its share alone. Means are float64: equal ones keep their bits.
     """
     buffers = [torch.view_as_real(b) if b.is_complex() else b for b in model.buffers()]
     if world.size == 1 or not buffers:

@@ -62,14 +62,21 @@ def parallelize(
 
 
 def _data_parallel(model: nn.Module, world: World, devices: list[torch.device] | None) -> nn.Module:
-    count = 0 if world.device.type == "cpu" else len(devices or []) or torch.accelerator.device_count()
-    if count < 2:
+    if world.device.type != "cpu":
+        devices = devices or [torch.device(world.device.type, i) for i in range(torch.accelerator.device_count())]
+    require_gpus(devices or [world.device])
+    return nn.DataParallel(model, device_ids=devices)
+
+
+def require_gpus(devices: list[torch.device]) -> None:
+    """Raise UserError where DataParallel would have nothing to do: without two GPUs."""
+    gpus = sum(device.type != "cpu" for device in devices)
+    if gpus < 2:
         raise UserError(
-            f"--strategy dp needs two GPUs or more, and here "
-            f"{'there is only the CPU' if count == 0 else 'there is one'}: nn.DataParallel would just call the module",
+            f"--strategy dp needs two GPUs or more, and here {'is one' if gpus else 'there is only the CPU'}: "
+            "nn.DataParallel would just call the module",
             "Use --strategy ddp (any number of processes, CPU included) or --strategy single.",
         )
-    return nn.DataParallel(model, device_ids=devices)
 
 
 class GradientSync(Protocol):

@@ -1,6 +1,7 @@
 """The story of a run: epochs, steps, evaluation, saving."""
 
 import platform
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,25 +45,22 @@ def train(config: Config, world: World, folder: Path) -> Progress:
     progress, began = Progress(), time.monotonic()
     journal.write("run", **describe(config, world, run))
     introduce(config, world, run, bar)
-    status, error = "failed", None
+    completed = False
     try:
         for epoch in range(config.epochs):
             train_epoch(config, world, run, epoch, progress, journal, bar)
             evaluate_and_save(config, world, run, epoch, progress, journal, bar, folder)
-        status = "completed"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    except BaseException as caught:
-        error = str(caught)
-        raise
+        completed = True
     finally:
+        # asked for here, not caught by `except`: a signal can come while the handler of another error runs
+        raised = None if completed else sys.exception()
+        stopped = isinstance(raised, KeyboardInterrupt | SystemExit)
         bar.close()
         digest = weights.digest(run.model) if main else ""
         metrics = progress.metrics
         journal.write(
             "end",
-            status=status,
+            status="completed" if completed else "interrupted" if stopped else "failed",
             steps=progress.steps,
             samples=progress.samples,
             seconds=round(time.monotonic() - began, 3),
@@ -71,7 +69,7 @@ def train(config: Config, world: World, folder: Path) -> Progress:
             ledger_sha256=progress.ledger.hex(),
             weights_sha256=digest,
             processes=world.size,
-            **({"error": error} if error else {}),
+            **({"error": str(raised)} if raised and not stopped else {}),
         )
         journal.close()
     return progress

@@ -30,7 +30,7 @@ def factor(optim: OptimConfig, samples: int, samples_per_epoch: int, epochs: int
         case "constant":
             shape = 1.0
         case "step":
-            # the half sample absorbs the rounding of epochs given as 0.1
+            # half a sample absorbs the rounding of epochs: 1.1 * 50 > 55
             shape = optim.gamma ** math.floor((samples + 0.5) / (optim.step_epochs * samples_per_epoch))
         case "multistep":
             drops = sorted(epoch * samples_per_epoch for epoch in optim.milestones)

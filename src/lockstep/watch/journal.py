@@ -12,7 +12,7 @@ Mirror = Callable[[Record], None]
 
 
 class Journal:
-    """`journal.write("step", step=1, ...)` appends a record and passes it to the mirrors; on other ranks it does nothing."""
+    """`journal.write("step", step=1, ...)` appends a record and passes it to the mirrors; without a path, nothing."""
 
     def __init__(self, path: Path | None, mirrors: tuple[Mirror, ...] = ()) -> None:
         self.file = path.open("a", encoding="utf-8") if path else None

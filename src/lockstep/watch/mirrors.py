@@ -1,21 +1,33 @@
 """Copies of the journal's numbers in other formats: CSV, TensorBoard, Weights & Biases."""
 
 import csv
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import UserError
 from lockstep.watch.journal import Mirror, Record
 
-_CSV_COLUMNS = ("kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "top1", "top5", "count")
+_PACKAGES = ("tensorboard", "wandb")
+_CSV_COLUMNS = (
+    "kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "top1", "top5", "count"
+)  # fmt: skip
+
+
+def check(names: tuple[str, ...]) -> None:
+    """Raise UserError where a mirror's package is not installed. Imports nothing."""
+    for name in names:
+        if name in _PACKAGES and importlib.util.find_spec(name) is None:
+            raise UserError(f"--log {name}: the package {name} is not installed", f"pip install 'lockstep[{name}]'")
 
 
 def open_mirrors(names: tuple[str, ...], folder: Path, config: dict[str, Any]) -> tuple[Mirror, ...]:
     """The mirrors named by `--log`, writing under the run folder.
 
     Raises:
-        UserError: where a mirror's package is not installed.
+        UserError: where a mirror's package is not installed, or W&B has no account to send to.
     """
+    check(names)
     makers = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
     return tuple(makers[name](folder, config) for name in names)
 
@@ -46,10 +58,8 @@ def _csv(folder: Path, config: dict[str, Any]) -> Mirror:
 
 def _tensorboard(folder: Path, config: dict[str, Any]) -> Mirror:
     del config
-    try:
-        from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError as error:
-        raise UserError("--log tensorboard: the package is not installed", "pip install 'lockstep[tensorboard]'") from error
+    from torch.utils.tensorboard.writer import SummaryWriter
+
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def mirror(record: Record) -> None:
@@ -62,12 +72,15 @@ def _tensorboard(folder: Path, config: dict[str, Any]) -> Mirror:
 
 
 def _wandb(folder: Path, config: dict[str, Any]) -> Mirror:
+    import wandb
+
     try:
-        import wandb
-    except ImportError as error:
-        raise UserError("--log wandb: the package is not installed", "pip install 'lockstep[wandb]'") from error
-    # WANDB_MODE=offline keeps everything under the run folder; `wandb sync` sends it later
-    run = wandb.init(project="lockstep", dir=str(folder), config=config, name=folder.name)
+        # WANDB_MODE=offline keeps everything under the run folder; `wandb sync` sends it later
+        run = wandb.init(project="lockstep", dir=str(folder), config=config, name=folder.name)
+    except wandb.errors.Error as error:
+        raise UserError(
+            f"--log wandb: {error}", "Log in with `wandb login`, or keep the run here with WANDB_MODE=offline."
+        ) from error
 
     def mirror(record: Record) -> None:
         if numbers := _numbers(record):

@@ -36,7 +36,8 @@ class ProgressBar:
             return
         numbers = f"loss {loss:.4f}  lr {lr:.3g}  {images_per_s:,.0f} images/s"
         if self.live:
-            self.bar.update(self.task, completed=done, epoch=f"epoch {epoch}/{self.epochs}", numbers=numbers, refresh=True)
+            where = f"epoch {epoch}/{self.epochs}"
+            self.bar.update(self.task, completed=done, epoch=where, numbers=numbers, refresh=True)
         elif time.monotonic() - self.said >= _PLAIN_SECONDS:
             self.said = time.monotonic()
             left = (self.said - self.began) / max(1, done - self.start) * (self.total - done)

@@ -1,0 +1,1 @@
+"""One step, one epoch, one run."""

@@ -1,0 +1,156 @@
+"""Augmentation against a slow reference that works pixel by pixel, and its law: a sample's bits depend on nothing else."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.data.augment import Augment
+from lockstep.randomness import integers_np, stream
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Augment, Tensor, Tensor, int]:
+    channels, height, width = draw(st.sampled_from([1, 3])), draw(st.integers(3, 9)), draw(st.integers(3, 9))
+    augment = Augment(
+        mean=(0.49, 0.48, 0.44)[:channels],
+        std=(0.2, 0.25, 0.26)[:channels],
+        seed=draw(st.integers(0, 2**40)),
+        crop_padding=draw(st.integers(0, 4)),
+        flip=draw(st.booleans()),
+        cutout=draw(st.integers(0, 6)),
+        image_size=draw(st.sampled_from([0, 0, 7])),
+    )
+    ids = draw(st.lists(st.integers(0, 2**45), min_size=1, max_size=9, unique=True))
+    generator = np.random.default_rng(draw(st.integers(0, 1000)))
+    images = generator.integers(0, 256, (len(ids), channels, height, width), dtype=np.uint8)
+    return augment, torch.from_numpy(images), torch.tensor(ids), draw(st.integers(0, 50))
+
+
+def slowly(augment: Augment, image: np.ndarray, sample: int, epoch: int) -> np.ndarray:
+    """uint8 [C, H, W] to float64 [C, H, W], one pixel at a time; without the resize."""
+
+    def draw(word: str, n: int) -> int:
+        return int(integers_np(stream(augment.seed, word, epoch), np.array([sample]), n)[0])
+
+    channels, height, width = image.shape
+    pad = augment.crop_padding
+    y, x = (draw("crop-y", 2 * pad + 1) - pad, draw("crop-x", 2 * pad + 1) - pad) if pad else (0, 0)
+    mirrored = augment.flip and draw("flip", 2) == 1
+    top = draw("cutout-y", height) - augment.cutout // 2
+    left = draw("cutout-x", width) - augment.cutout // 2
+    out = np.zeros(image.shape)
+    for row in range(height):
+        for column in range(width):
+            from_row, from_column = row + y, (width - 1 - column if mirrored else column) + x
+            inside = 0 <= from_row < height and 0 <= from_column < width
+            cut = augment.cutout and top <= row < top + augment.cutout and left <= column < left + augment.cutout
+            for channel in range(channels):
+                pixel = image[channel, from_row, from_column] / 255 if inside else 0.0
+                value = (pixel - augment.mean[channel]) / augment.std[channel]
+                out[channel, row, column] = 0.0 if cut else value
+    return out
+
+
+@given(case=cases())
+@settings(deadline=None)
+def test_it_is_what_the_slow_reference_makes(case: tuple[Augment, Tensor, Tensor, int]) -> None:
+    augment, images, ids, epoch = case
+    out = augment(images, ids, epoch)
+    assert out.dtype == torch.float32
+    size = augment.image_size
+    for position, sample in enumerate(ids.tolist()):
+        expected = torch.from_numpy(slowly(augment, images[position].numpy(), sample, epoch))
+        if size:
+            expected = F.interpolate(expected[None], size=(size, size), mode="bilinear", antialias=True)[0]
+        torch.testing.assert_close(out[position].double(), expected, rtol=0, atol=2e-5)
+
+
+@given(case=cases(), data=st.data())
+@settings(deadline=None)
+def test_a_samples_bits_do_not_depend_on_its_batch(case: tuple[Augment, Tensor, Tensor, int], data: st.DataObject) -> None:
+    augment, images, ids, epoch = case
+    whole = augment(images, ids, epoch)
+    some = data.draw(st.lists(st.sampled_from(range(len(ids))), min_size=1, unique=True))
+    assert torch.equal(augment(images[some], ids[some], epoch), whole[some])
+    for position in range(len(ids)):
+        alone = augment(images[position : position + 1], ids[position : position + 1], epoch)
+        assert torch.equal(alone[0], whole[position])
+
+
+@given(case=cases())
+@settings(deadline=None)
+def test_evaluation_draws_nothing(case: tuple[Augment, Tensor, Tensor, int]) -> None:
+    augment, images, ids, _ = case
+    plain = Augment(augment.mean, augment.std, image_size=augment.image_size)
+    assert torch.equal(augment(images, ids, None), plain(images, ids, 3))
+    assert torch.equal(augment(images, ids, None), augment(images, ids + 1, None))
+
+
+def drawn(seed: int, epoch: int, **options: int) -> Tensor:
+    """500 samples of one image, of which every pixel is different."""
+    image = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8).expand(500, 1, 8, 8)
+    return Augment((0.0,), (1.0,), seed, **options)(image, torch.arange(500), epoch)
+
+
+@pytest.mark.parametrize("options", [{"crop_padding": 2}, {"flip": True}, {"cutout": 3}], ids=str)
+def test_seed_epoch_and_sample_each_change_the_draws_and_are_not_added_up(options: dict[str, int]) -> None:
+    assert torch.equal(drawn(0, 0, **options), drawn(0, 0, **options))
+    kinds = [drawn(seed, epoch, **options) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    for i, one in enumerate(kinds):
+        for other in kinds[:i]:
+            changed = (one != other).flatten(1).any(1).float().mean().item()
+            assert changed > 0.4, "about half of all samples differ in a flip, nearly all in the others"
+    assert len(kinds[0].flatten(1).unique(dim=0)) > 1
+
+
+def test_draws_are_even() -> None:
+    mirrored = (drawn(0, 0, flip=True)[:, 0, 0, 0] * 255).round() == 8
+    assert 0.42 < mirrored.float().mean().item() < 0.58
+    corners = drawn(0, 0, crop_padding=1)[:, 0, 4, 4]  # one of nine pixels, by the offset
+    values, counts = corners.unique(return_counts=True)
+    assert len(values) == 9
+    assert counts.min() > 500 / 9 * 0.6
+    rows = (drawn(0, 0, cutout=1) == 0).flatten(1).int().argmax(1)
+    assert len(rows.unique()) == 64
+    assert ((drawn(0, 0, cutout=1) == 0).flatten(1).sum(1) == 1).all()
+
+
+def test_normalised_images_are_taken_as_they_are() -> None:
+    images = torch.randn(4, 3, 6, 6)
+    augment = Augment((0.5,) * 3, (0.2,) * 3, flip=True)
+    out = augment(images, torch.arange(4), 0)
+    assert all(torch.equal(a, b) or torch.equal(a, b.flip(-1)) for a, b in zip(out, images, strict=True))
+    assert torch.equal(augment(images, torch.arange(4), None), images)
+
+
+def test_an_empty_share_stays_empty() -> None:
+    augment = Augment((0.5,), (0.2,), crop_padding=1, flip=True, cutout=2)
+    out = augment(torch.empty(0, 1, 6, 6, dtype=torch.uint8), torch.empty(0, dtype=torch.int64), 0)
+    assert out.shape == (0, 1, 6, 6)
+    assert out.dtype == torch.float32
+
+
+def test_the_stored_images_are_not_written_to() -> None:
+    images = torch.full((3, 1, 4, 4), 9, dtype=torch.uint8)
+    floats = torch.full((3, 1, 4, 4), 9.0)
+    augment = Augment((0.5,), (0.2,), crop_padding=1, flip=True, cutout=3)
+    augment(images, torch.arange(3), 0)
+    augment(floats, torch.arange(3), 0)
+    assert bool((images == 9).all())
+    assert bool((floats == 9).all())
+
+
+@pytest.mark.gpu
+@given(case=cases())
+@settings(deadline=None, max_examples=30)
+def test_the_gpu_makes_the_same_bits(case: tuple[Augment, Tensor, Tensor, int]) -> None:
+    augment, images, ids, epoch = case
+    out = augment(images.cuda(), ids.cuda(), epoch).cpu()
+    if augment.image_size:  # the resize sums in another order there
+        torch.testing.assert_close(out, augment(images, ids, epoch), rtol=0, atol=1e-5)
+    else:
+        assert torch.equal(out, augment(images, ids, epoch))

@@ -1,0 +1,196 @@
+"""Who gets which samples, and that both loaders bring the same ones."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.data import loaders
+from lockstep.data.arrays import ArraySet
+from lockstep.data.augment import Augment
+from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, fetcher, micro_batches, resident, streaming
+from lockstep.errors import UserError
+from lockstep.order import Order
+from lockstep.world import World, share_of
+
+CPU = torch.device("cpu")
+AUGMENT = Augment((0.5,), (0.2,), 7, crop_padding=1, flip=True)
+
+
+def pretend(rank: int, size: int) -> World:
+    return World(rank, size, rank, size, CPU, "none")
+
+
+def numbered(n: int = 23) -> ArraySet:
+    """The label is the sample id."""
+    pixels = np.random.default_rng(0).integers(0, 256, (n, 1, 4, 4), dtype=np.uint8)
+    return ArraySet("numbered", tuple(map(str, range(n))), (0.5,), (0.2,), (pixels,), np.arange(n), "numbered")
+
+
+@dataclass(frozen=True)
+class Files:
+    """A set that is no array, with a bad sample; its label says which process read it."""
+
+    name: str = "files"
+    classes: tuple[str, ...] = ("a",)
+    shape: tuple[int, int, int] = (1, 4, 4)
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.2,)
+    fingerprint: str = "files"
+    bad: int = -1
+
+    def __len__(self) -> int:
+        return 23
+
+    def fetch(self, ids: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+        if self.bad in ids:
+            raise UserError(f"img/{self.bad}.png is truncated (sample {self.bad})", "Replace the file.")
+        images = torch.from_numpy(ids.astype(np.uint8))[:, None, None, None].expand(-1, 1, 4, 4)
+        return images.clone(), torch.full((len(ids),), os.getpid())
+
+
+def train_loader(world: World, fetch: loaders.Fetch, accumulate: int = 1, batch: int = 6) -> TrainLoader:
+    images = numbered()
+    return TrainLoader(images, Order(len(images), batch, 1), AUGMENT, world, fetch, accumulate)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    fields = ("sizes", "keys", "epoch", "step", "samples", "count")
+    return (
+        torch.equal(one.images, other.images)
+        and torch.equal(one.labels, other.labels)
+        and np.array_equal(one.ids, other.ids)
+        and all(getattr(one, name) == getattr(other, name) for name in fields)
+    )
+
+
+@given(count=st.integers(1, 300), accumulate=st.integers(1, 12), size=st.integers(1, 9))
+def test_micro_batches_have_the_same_members_on_any_number_of_ranks(count: int, accumulate: int, size: int) -> None:
+    ranks = [micro_batches(count, accumulate, pretend(rank, size)) for rank in range(size)]
+    cuts = min(count, accumulate)
+    assert {len(pieces) for pieces in ranks} == {cuts}, "ranks must pass through the model equally often"
+    for m in range(cuts):
+        members = [row for pieces in ranks for row in range(count)[pieces[m].rows]]
+        assert members == list(range(count)[share_of(count, m, cuts)])
+        sizes = [pieces[m].rows.stop - pieces[m].rows.start for pieces in ranks]
+        assert max(sizes) - min(sizes) <= 1
+    keys = [piece.key for pieces in ranks for piece in pieces]
+    assert len(set(keys)) == len(keys), "each piece has dropout draws of its own"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("accumulate", [1, 2, 5])
+def test_an_epoch_brings_each_sample_once(size: int, accumulate: int) -> None:
+    images = numbered()
+    epochs = [
+        list(train_loader(pretend(rank, size), resident(images, CPU), accumulate).epoch(2)) for rank in range(size)
+    ]
+    seen = sorted(label for epoch in epochs for batch in epoch for label in batch.labels.tolist())
+    assert seen == list(range(23))
+    for rank in epochs:
+        assert [batch.count for batch in rank] == [6, 6, 6, 5]
+        assert [batch.step for batch in rank] == [8, 9, 10, 11]
+        assert [batch.samples for batch in rank] == [46, 52, 58, 64]
+        assert all(sum(batch.sizes) == len(batch.images) == len(batch.labels) for batch in rank)
+    for batches in zip(*epochs, strict=True):
+        assert all(np.array_equal(batch.ids, batches[0].ids) for batch in batches)
+        assert sorted(label for batch in batches for label in batch.labels.tolist()) == sorted(batches[0].ids.tolist())
+
+
+def test_an_epoch_can_start_at_any_step() -> None:
+    loader = train_loader(pretend(1, 3), resident(numbered(), CPU), 2)
+    whole = list(loader.epoch(1))
+    for start in range(len(loader) + 1):
+        rest = list(loader.epoch(1, start))
+        assert len(rest) == len(whole) - start
+        assert all(same(a, b) for a, b in zip(rest, whole[start:], strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streaming_brings_what_the_resident_loader_does(workers: int) -> None:
+    expected = train_loader(pretend(1, 2), resident(numbered(), CPU))
+    loader = train_loader(pretend(1, 2), streaming(numbered(), CPU, workers))
+    first = loader.epoch(0)
+    assert same(next(first), next(expected.epoch(0)))
+    del first  # left in the middle, with answers still under way
+    for epoch in (0, 1):
+        assert all(same(a, b) for a, b in zip(loader.epoch(epoch), expected.epoch(epoch), strict=True))
+    assert loader.wait_ms > 0
+
+
+def test_workers_stay_and_their_errors_reach_the_user_as_they_are() -> None:
+    fetch = streaming(Files(bad=17), CPU, 2)
+
+    def processes(ids: Iterable[int]) -> set[int]:
+        answers = fetch((np.array([i]), None) for i in ids)
+        return {int(label) for _, labels, _ in answers for label in labels}
+
+    before = processes(range(6))
+    assert len(before) == 2
+    assert os.getpid() not in before
+    assert processes(range(6, 12)) == before
+    with pytest.raises(UserError) as caught:
+        processes(range(12, 20))
+    assert caught.value.message == "img/17.png is truncated (sample 17)", "no traceback of a worker around it"
+    assert caught.value.remedy == "Replace the file."
+    assert processes(range(4)) == before, "usable after an error"
+    with pytest.raises(UserError, match="sample 17"):
+        list(streaming(Files(bad=17), CPU, 0)([(np.array([17]), None)]))
+
+
+def test_a_programming_error_in_a_worker_keeps_its_traceback() -> None:
+    fetch = streaming(numbered(), CPU, 1)
+    with pytest.raises(IndexError, match="in fetch"):
+        list(fetch([(np.array([99]), None)]))
+
+
+@given(samples=st.integers(1, 60), size=st.integers(1, 9), batch=st.integers(1, 70))
+@settings(deadline=None)
+def test_evaluation_cuts_the_set_alike_on_any_number_of_ranks(samples: int, size: int, batch: int) -> None:
+    images = numbered(samples)
+    plain = Augment((0.5,), (0.2,))
+    parts = [EvalLoader(images, plain, pretend(rank, size), resident(images, CPU), batch) for rank in range(size)]
+    found = [(chunk, labels.tolist()) for part in parts for chunk, _, labels in part]
+    alone = EvalLoader(images, plain, World.single(), resident(images, CPU), batch)
+    assert found == [(chunk, labels.tolist()) for chunk, _, labels in alone]
+    assert [label for _, labels in found for label in labels] == list(range(samples))
+    assert all(len(labels) <= batch for _, labels in found)
+    assert {part.chunks for part in parts} == {len(found)}
+
+
+def test_the_resident_loader_serves_an_array_from_its_own_pages() -> None:
+    images = numbered()
+    fetch = fetcher(images, CPU, "auto", workers=3)
+    pixels, labels, ids = next(fetch([(np.array([4, 2]), 0)]))
+    assert torch.equal(pixels, torch.from_numpy(images.images[0][[4, 2]]))
+    assert labels.tolist() == ids.tolist() == [4, 2]
+
+
+def test_a_set_that_is_no_array_goes_through_workers() -> None:
+    with pytest.raises(UserError, match="--loader resident: the images of files are no array"):
+        fetcher(Files(), CPU, "resident")
+    pixels, labels, _ = next(fetcher(Files(), CPU, "auto", 0)([(np.array([3]), 0)]))
+    assert pixels.unique().tolist() == [3]
+    assert labels.tolist() == [os.getpid()]
+
+
+def test_steps_are_asked_for_no_earlier_than_needed() -> None:
+    """A huge epoch must not be laid out before its first step."""
+    asked = []
+
+    def fetch(requests: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for ids, _ in requests:
+            asked.append(len(ids))
+            yield torch.zeros(len(ids), 1, 4, 4, dtype=torch.uint8), torch.zeros(len(ids)), torch.from_numpy(ids)
+
+    loader = TrainLoader(numbered(), Order(10**12, 256, 0), AUGMENT, World.single(), fetch)
+    batch = next(loader.epoch(0, start=10**9))
+    assert batch.step == 10**9
+    assert asked == [256]

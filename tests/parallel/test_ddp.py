@@ -1,0 +1,199 @@
+"""The traps of DistributedDataParallel, each shown to be closed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.data.loaders import Batch, micro_batches
+from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.ddp import DataParallelSync, parallelize
+from lockstep.training.step import TrainStep
+from lockstep.world import World
+from tests.ranks import run_ranks
+
+SINGLE = World.single()
+
+
+def batch_of(world: World, n: int, accumulate: int = 1, step: int = 0) -> Batch:
+    """This rank's part of a global batch of n images [2, 5, 5] in float64, a function of n and step."""
+    generator = torch.Generator().manual_seed(100 * step + n)
+    images = torch.randn(n, 2, 5, 5, generator=generator, dtype=torch.float64)
+    pieces = micro_batches(n, accumulate, world)
+    rows = np.concatenate([np.arange(n)[piece.rows] for piece in pieces])
+    sizes = tuple(piece.rows.stop - piece.rows.start for piece in pieces)
+    keys = tuple(piece.key for piece in pieces)
+    return Batch(images[rows], torch.from_numpy(rows % 3), sizes, keys, np.arange(n), 0, step, step * n)
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4, 3)
+    ).double()
+
+
+def state(model: nn.Module) -> dict[str, list[float]]:
+    return {name.removeprefix("module."): value.flatten().tolist() for name, value in model.state_dict().items()}
+
+
+def train(world: World, model: nn.Module, sizes: list[int], accumulate: int = 1) -> None:
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    for t, n in enumerate(sizes):
+        step(batch_of(world, n, accumulate, t))
+
+
+class Forwards:
+    """Counts DDP's all-reduces, and does what they did."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def hook(self, group: Any, bucket: Any) -> Any:
+        self.calls += 1
+        return default_hooks.allreduce_hook(group, bucket)
+
+
+def reductions(world: World) -> dict[str, Any]:
+    """How often gradients travel in four steps of three micro-batches, and what a forward outside of no_sync does."""
+    counted = Forwards()
+    model = parallelize(network(), world)
+    assert isinstance(model, DistributedDataParallel)
+    model.register_comm_hook(None, counted.hook)
+    train(world, model, [8] * 4, accumulate=3)
+    ours = counted.calls
+
+    counted = Forwards()
+    trap = parallelize(network(), world)
+    trap.register_comm_hook(None, counted.hook)
+    images = batch_of(world, 8).images
+    for _ in range(3):
+        outputs = trap(images)  # the trap: DDP decides here, not in the backward pass
+        with trap.no_sync():
+            outputs.sum().backward()
+    return {"ours": ours, "trap": counted.calls}
+
+
+def empty_share_and_plain_batch_norm(world: World) -> dict[str, Any]:
+    """All samples but one on rank 0 in two steps of four: the others' dummies must leave no trace."""
+    model = parallelize(network(), world)
+    train(world, model, [6, 1, 6, 1])
+    before = state(model)
+    average_buffers(model, world)
+    only = parallelize(network(), world)
+    train(world, only, [1, 1])  # rank 0 has every sample of both: one process exactly
+    return {"before": before, "after": state(model), "only": state(only)}
+
+
+def initial(world: World) -> dict[str, Any]:
+    """A model that each rank built differently."""
+    model = network(seed=world.rank)
+    model.register_buffer("projection", torch.full((2,), float(world.rank)))
+    wrapped = parallelize(model, world)
+    return {"state": state(wrapped)}
+
+
+def broadcasts(world: World) -> dict[str, Any]:
+    """Forwards of one rank alone: where they held a collective, the rank would wait for ever."""
+    model = parallelize(network(), world)
+    images = torch.zeros(2, 2, 5, 5, dtype=torch.float64)
+    model.eval()
+    for _ in range(world.rank):
+        model(images)
+    model.train()
+    with torch.no_grad():
+        for _ in range(world.rank):
+            model(images)
+    return {"tracked": model.module[1].num_batches_tracked.item()}
+
+
+def everything(world: World) -> dict[str, Any]:
+    return {
+        "reductions": reductions(world),
+        "empty": empty_share_and_plain_batch_norm(world),
+        "initial": initial(world),
+        "broadcasts": broadcasts(world),
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return run_ranks(everything, request.param)
+
+
+def test_gradients_travel_once_a_step_and_no_sync_covers_the_forward(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["reductions"]["ours"] == 4
+        assert rank["reductions"]["trap"] == 3, "a forward outside of no_sync must be seen to cost"
+
+
+def test_a_rank_with_an_empty_share_leaves_no_trace_in_plain_batch_norm(ranks: list[dict[str, Any]]) -> None:
+    # two steps had samples for all, two for rank 0 alone
+    tracked = [rank["empty"]["before"]["1.num_batches_tracked"] for rank in ranks]
+    assert tracked == [[4], *[[2]] * (len(ranks) - 1)]
+    alone = network()
+    train(SINGLE, alone, [1, 1])
+    for rank in ranks:
+        assert all(np.isfinite(values).all() for values in rank["empty"]["before"].values())
+        assert rank["empty"]["after"] == ranks[0]["empty"]["after"]
+        for name, values in rank["empty"]["only"].items():
+            if not name.startswith("1.running") and "tracked" not in name:
+                np.testing.assert_allclose(values, state(alone)[name], rtol=0, atol=1e-13)
+    assert ranks[0]["empty"]["only"]["1.running_var"] == pytest.approx(state(alone)["1.running_var"], abs=1e-14)
+
+
+def test_all_ranks_start_with_rank_0s_parameters_and_buffers(ranks: list[dict[str, Any]]) -> None:
+    expected = network(seed=0)
+    for rank in ranks:
+        found = dict(rank["initial"]["state"])
+        assert found.pop("projection") == [0.0, 0.0]
+        assert found == state(expected)
+
+
+def test_forwards_hold_no_collective_on_buffers(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["broadcasts"]["tracked"] for rank in ranks] == list(range(len(ranks)))
+
+
+def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
+    with pytest.raises(UserError, match="there is only the CPU: nn.DataParallel would just call the module"):
+        parallelize(network(), SINGLE, strategy="dp")
+    one_gpu = World(0, 1, 0, 1, torch.device("cuda", 0), "none")
+    with pytest.raises(UserError, match="here there is one"):
+        parallelize(network(), one_gpu, strategy="dp", devices=[torch.device("cuda", 0)])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "single"])
+def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
+    model = network()
+    assert parallelize(model, SINGLE, strategy=strategy) is model
+    sync = DataParallelSync(model)
+    assert sync.average_over == 1
+    for last in (False, True):
+        with sync.piece(3, last):
+            model(torch.zeros(3, 2, 5, 5, dtype=torch.float64)).sum().backward()
+    sync.finish()
+
+
+def _mean_of_means(world: World) -> list[float]:
+    """What DDP makes of each rank's own mean loss where shares are uneven."""
+    model = parallelize(nn.Linear(50, 3).double(), world)
+    torch.nn.init.zeros_(model.module.weight)
+    batch = batch_of(world, 5)
+    F.cross_entropy(model(batch.images.flatten(1)), batch.labels).backward()
+    return model.module.bias.grad.tolist()
+
+
+def test_a_mean_of_means_would_not_be_the_batch_mean() -> None:
+    found = run_ranks(_mean_of_means, 2)[0]
+
+    def bias_gradient(labels: Tensor) -> list[float]:
+        logits = torch.zeros(len(labels), 3, dtype=torch.float64)
+        return ((logits.softmax(1) - F.one_hot(labels, 3)).sum(0) / len(labels)).tolist()
+
+    assert np.abs(np.array(found) - bias_gradient(torch.arange(5) % 3)).max() > 0.01

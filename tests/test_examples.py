@@ -1,0 +1,105 @@
+"""The examples and the README's loop, run as they say of themselves."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lockstep as ls
+from lockstep.watch.journal import read
+from tests.processes import Command, run_lockstep
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+ACCURACY = re.compile(r"epoch (\d+): top-1 ([\d.]+)%.*\(360 images\)")
+
+
+def _accuracies(out: str) -> list[float]:
+    found = ACCURACY.findall(out)
+    assert [number for number, _ in found] == [str(number) for number in range(1, 11)], out
+    return [float(value) for _, value in found]
+
+
+def test_own_loop_is_at_most_15_lines() -> None:
+    tree = ast.parse((EXAMPLES / "own_loop.py").read_text())
+    main = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
+    assert (main.end_lineno or 0) - main.lineno <= 15
+
+
+def test_own_loop_learns_as_a_plain_script(tmp_path: Path) -> None:
+    ended = Command(sys.executable, str(EXAMPLES / "own_loop.py"), cwd=tmp_path).end(timeout=120)
+    assert ended.code == 0, ended.text
+    assert not ended.orphans
+    assert _accuracies(ended.out)[-1] > 96
+    assert not list(tmp_path.iterdir()), "a loop of one's own writes nothing unasked"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_own_loop_learns_under_torchrun(nproc: int, tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc))
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    ended = Command(*torchrun, str(EXAMPLES / "own_loop.py"), cwd=tmp_path, env=quiet).end(timeout=180)
+    assert ended.code == 0, ended.text
+    assert not ended.orphans
+    assert _accuracies(ended.out)[-1] > 96
+
+
+def test_own_parts_train_together(tmp_path: Path) -> None:
+    args = ("train", "own_parts:recipe", "--nproc", "2", "--epochs", "3", "--out", str(tmp_path / "run"))
+    ended = run_lockstep(*args, cwd=EXAMPLES, timeout=120)
+    assert ended.code == 0, ended.text
+    end = read(tmp_path / "run" / "journal.jsonl")[-1]
+    assert end["status"] == "completed"
+    assert end["top1"] > 0.95
+
+
+def test_own_parts_fit_into_another_recipe(tmp_path: Path) -> None:
+    flags = ("--dataset", "own_parts:shapes", "--epochs", "1", "--nproc", "1", "--threads", "1")
+    ended = run_lockstep("train", *flags, "--out", str(tmp_path / "run"), cwd=EXAMPLES, timeout=120)
+    assert ended.code == 0, ended.text
+    run = read(tmp_path / "run" / "journal.jsonl")
+    assert run[0]["data"]["name"] == "own_parts:shapes/train"
+    assert run[-1]["top1"] > 0.9
+
+
+def _code(page: str) -> str:
+    return re.findall(r"```python\n(import torch,.*?)```", (ROOT / page).read_text(), re.DOTALL)[0]
+
+
+def test_the_loop_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    net = "def MyNet():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+    script = tmp_path / "script.py"
+    script.write_text(_code("README.md").replace("\ndef main", f"\n{net}\ndef main", 1))
+    ended = Command(sys.executable, str(script), cwd=tmp_path).end(timeout=120)
+    assert ended.code == 0, ended.text
+    lines = ended.out.splitlines()
+    assert len(lines) == 10, ended.text
+    assert float(lines[-1].split("%")[0].removeprefix("top-1 ")) > 90
+
+
+def test_both_readmes_print_one_loop() -> None:
+    bare = [re.sub(r" *#.*", "", _code(page)) for page in ("README.md", "docs/zh/README.md")]
+    assert bare[0] == bare[1]
+
+
+def test_the_pieces_fit_in_a_world_of_one() -> None:
+    world = ls.World.single()
+    train, val = ls.loaders("digits", world, batch_size=100, fraction=0.5)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert ls.parallelize(model, world) is model
+    step = ls.TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.5))
+    before = ls.evaluate(model, val, world)
+    counts = [batch.count for epoch in train.epochs(3) for batch in epoch if step(batch).isfinite()]
+    after = ls.evaluate(model, val, world)
+    assert counts == [100] * 7 + [18] + [100] * 7 + [18] + [100] * 7 + [18]
+    assert isinstance(after, ls.Metrics)
+    assert after == ls.evaluate(model, val, world)
+    assert before.count == after.count == 360
+    assert after.top1 > 0.8 > before.top1

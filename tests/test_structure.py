@@ -1,0 +1,169 @@
+"""The house's own rules: who may import whom, how long a file gets, what is public, and what the docs promise."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+
+# A module's floor is that of its longest prefix here; it may import from floors below, or from its own.
+FLOORS = {
+    "lockstep": 0,  # imports nothing until a name of it is used
+    "lockstep.config": 0,
+    "lockstep.errors": 0,
+    "lockstep.flags": 0,
+    "lockstep.objects": 1,
+    "lockstep.lifetime": 1,
+    "lockstep.world": 1,
+    "lockstep.randomness": 1,
+    "lockstep.order": 1,
+    "lockstep.data": 2,
+    "lockstep.models": 2,
+    "lockstep.parallel": 2,
+    "lockstep.checkpoint": 2,
+    "lockstep.watch": 2,
+    "lockstep.training": 3,
+    "lockstep.training.loop": 4,
+    "lockstep.recipes": 5,
+    "lockstep.launcher": 5,
+    "lockstep.run": 5,
+    "lockstep.tools": 6,
+    "lockstep.cli": 7,
+    "lockstep.__main__": 8,
+}
+MAX_FILE, MAX_FUNCTION = 250, 60
+# A table of fields, and two files that are about one thing each: splitting them would only spread it out.
+LONGER_FILES = {"lockstep.config": 420, "lockstep.launcher": 280, "lockstep.parallel.batchnorm": 280}
+LONGER_FUNCTIONS: dict[str, int] = {}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted((SOURCE / "lockstep").rglob("*.py"))}
+
+
+def floor(module: str) -> int:
+    known = module
+    while known not in FLOORS:
+        known = known.rpartition(".")[0]
+        if known in ("", "lockstep"):
+            pytest.fail(f"{module} has no floor: give it one in tests/test_structure.py")
+    return FLOORS[known]
+
+
+def imported(module: str, source: str) -> Iterator[tuple[int, str]]:
+    """(line, module of ours) for each import anywhere in the source; TYPE_CHECKING blocks included."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: write the whole name, not a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if name.partition(".")[0] == "lockstep":
+                while name not in MODULES:  # `from module import thing`, or a package without __init__
+                    name = name.rpartition(".")[0]
+                yield node.lineno, name
+
+
+def upward(module: str, source: str) -> list[str]:
+    """The imports of a module that go to a higher floor."""
+    return [
+        f"{module}:{line} (floor {floor(module)}) imports {other} (floor {floor(other)})"
+        for line, other in imported(module, source)
+        if floor(other) > floor(module)
+    ]
+
+
+def test_nothing_imports_from_a_floor_above() -> None:
+    # the package itself names everything that is public, and imports a name when it is first used
+    found = [line for name, path in MODULES.items() if name != "lockstep" for line in upward(name, path.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_an_import_from_above_would_be_seen() -> None:
+    assert upward("lockstep.world", "def f():\n    from lockstep.data.loaders import Batch") == [
+        "lockstep.world:2 (floor 1) imports lockstep.data.loaders (floor 2)"
+    ]
+    assert upward("lockstep.data.loaders", "import lockstep.training.loop")
+    assert upward("lockstep.training.step", "from lockstep.training import loop")
+    assert not upward("lockstep.training.loop", "import lockstep\nimport torch\nfrom lockstep.training import step")
+
+
+def test_no_circle() -> None:
+    graph = {name: {other for _, other in imported(name, path.read_text())} for name, path in MODULES.items()}
+    graph["lockstep"] = set()
+    list(TopologicalSorter(graph).static_order())  # CycleError names the circle
+
+
+def test_files_and_functions_stay_short() -> None:
+    found = []
+    for name, path in MODULES.items():
+        source = path.read_text()
+        lines = len(source.splitlines())
+        if lines > LONGER_FILES.get(name, MAX_FILE):
+            found.append(f"{name} has {lines} lines")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length > LONGER_FUNCTIONS.get(f"{name}.{node.name}", MAX_FUNCTION):
+                    found.append(f"{name}.{node.name} has {length} lines")
+    assert not found, "\n".join(found)
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    tree = ast.parse((SOURCE / "lockstep/__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {n.names[0].name: n.module for n in block.body if isinstance(n, ast.ImportFrom)}
+    assert typed == lockstep._PUBLIC, "type checkers and the interpreter see different names"
+    assert sorted(lockstep.__all__) == sorted({*typed, "__version__"})
+    assert set(dir(lockstep)) == set(lockstep.__all__)
+    for name, module in typed.items():
+        value = getattr(lockstep, name)
+        assert value is getattr(importlib.import_module(module or ""), name)
+        assert value.__doc__, name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        lockstep.no_such_name  # noqa: B018
+
+
+def test_every_public_name_is_used_by_a_test() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    examples = "\n".join(path.read_text() for path in (ROOT / "examples").glob("*.py"))
+    unused = [name for name in lockstep._PUBLIC if not re.search(rf"\b{name}\b", tests + examples)]
+    assert not unused
+
+
+def test_the_light_commands_import_no_torch() -> None:
+    program = """
+import sys
+import lockstep
+from lockstep.cli import main
+for line in ("", "--help", "--version", "recipes", "show cifar10", "train --help", "train mnist --help"):
+    try:
+        main(line.split())
+    except SystemExit as end:
+        assert end.code in (0, None), (line, end.code)
+    assert "torch" not in sys.modules, line
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "usage: lockstep" in ended.stdout
+
+
+def test_torch_is_what_the_check_above_would_catch() -> None:
+    program = "import lockstep, sys; lockstep.World; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 1

@@ -1,0 +1,188 @@
+"""Evaluation counts every sample once, on any number of ranks, and gives the same bits on all of them."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lockstep.checkpoint.weights import digest
+from lockstep.data.arrays import ArraySet
+from lockstep.data.augment import Augment
+from lockstep.data.loaders import EvalLoader, fetcher
+from lockstep.parallel.ddp import parallelize
+from lockstep.training.evaluation import _sums, evaluate
+from lockstep.world import World
+from tests.ranks import run_ranks
+
+SINGLE = World.single()
+CASES = [(1, 4), (2, 4), (3, 1), (10, 3), (37, 5), (37, 100)]  # (samples, samples per forward pass)
+CLASSES = 12
+
+
+def images(samples: int, classes: int = CLASSES) -> ArraySet:
+    generator = np.random.default_rng(samples)
+    pixels = generator.integers(0, 256, (samples, 1, 5, 5), dtype=np.uint8)
+    labels = generator.integers(0, classes, samples)
+    return ArraySet("random", tuple(map(str, range(classes))), (0.5,), (0.3,), (pixels,), labels, "random")
+
+
+def loader(data: ArraySet, world: World, size: int, kind: str = "resident") -> EvalLoader:
+    return EvalLoader(data, Augment((0.5,), (0.3,)), world, fetcher(data, world.device, kind), size)
+
+
+def network(norm: bool = True) -> nn.Module:
+    torch.manual_seed(4)
+    layer = nn.BatchNorm2d(6) if norm else nn.Identity()
+    return nn.Sequential(nn.Conv2d(1, 6, 3), layer, nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(54, CLASSES))
+
+
+def everything(world: World) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for samples, size in CASES:
+        data = images(samples)
+        model = parallelize(network(), world)
+        for kind in ("resident", "streaming"):
+            found[samples, size, kind] = evaluate(model, loader(data, world, size, kind), world).to_dict()
+        found[samples, size, "bf16"] = evaluate(model, loader(data, world, size), world, "bf16").to_dict()
+    # running statistics that each rank moved by its own share: no longer one model
+    model = parallelize(network(), world)
+    model.train()
+    for step in range(3):
+        model(torch.randn(4, 1, 5, 5, generator=torch.Generator().manual_seed(10 * step + world.rank)) + world.rank)
+    norm = model.module[1] if world.size > 1 else model[1]
+    before, digest_before = norm.running_mean.tolist(), digest(model)
+    metrics = evaluate(model, loader(images(10), world, 3), world).to_dict()
+    found["buffers"] = {
+        "before": before,
+        "after": norm.running_mean.tolist(),
+        "digests": (digest_before, digest(model)),
+        "metrics": metrics,
+        "training": [m.training for m in model.modules()],
+    }
+    return found
+
+
+@cache
+def ranks_of(n: int) -> list[dict[Any, Any]]:
+    return run_ranks(everything, n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_metrics_are_the_same_bits_on_any_number_of_ranks_and_count_each_sample_once(n: int) -> None:
+    alone = ranks_of(1)[0]
+    for samples, size in CASES:
+        for kind in ("resident", "streaming", "bf16"):
+            for rank in ranks_of(n):
+                assert rank[samples, size, kind] == alone[samples, size, kind]
+                assert rank[samples, size, kind]["count"] == samples
+
+
+@pytest.mark.parametrize(("samples", "size"), CASES)
+def test_metrics_are_those_of_the_whole_set_at_once(samples: int, size: int) -> None:
+    data, model = images(samples), network().eval()
+    pixels, labels = data.load_all()
+    with torch.no_grad():
+        outputs = model(Augment((0.5,), (0.3,))(pixels, torch.arange(samples), None))
+    found = ranks_of(3)[0][samples, size, "resident"]
+    for k in (1, 5):
+        hits = (outputs.topk(k).indices == labels[:, None]).any(1).double().mean().item()
+        assert found[f"top{k}"] == pytest.approx(hits, abs=1e-12)
+    assert found["loss"] == pytest.approx(F.cross_entropy(outputs, labels).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_buffers_that_ranks_moved_apart_are_one_model_again(n: int) -> None:
+    found = [rank["buffers"] for rank in ranks_of(n)]
+    assert len({str(rank["before"]) for rank in found}) == n, "the ranks must have differed, or this proves nothing"
+    assert len({rank["digests"][0] for rank in found}) == n
+    assert len({rank["digests"][1] for rank in found}) == 1
+    assert len({str(rank["metrics"]) for rank in found}) == 1
+    mean = np.mean([rank["before"] for rank in found], axis=0)
+    for rank in found:
+        np.testing.assert_allclose(rank["after"], mean, rtol=0, atol=1e-6)
+        assert all(rank["training"])
+
+
+# One process
+
+
+def slow_sums(outputs: Tensor, labels: Tensor) -> list[float]:
+    """Sample by sample; a tie is lost, and so is nan."""
+    hits = {1: 0, 5: 0}
+    for row, label in zip(outputs.tolist(), labels.tolist(), strict=True):
+        others = [score for k, score in enumerate(row) if k != label]
+        wins = sum(row[label] > other for other in others)
+        for k in hits:
+            hits[k] += len(others) - wins < k
+    return [hits[1], hits[5], len(labels)]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.lists(st.sampled_from([-1.0, 0.0, 2.0, 7.5]), min_size=7, max_size=7), st.integers(0, 6)),
+        min_size=1,
+        max_size=6,
+    ),
+    classes=st.integers(2, 7),
+)
+@settings(deadline=None)
+def test_sums_against_counting_by_hand(rows: list[tuple[list[float], int]], classes: int) -> None:
+    outputs = torch.tensor([row[:classes] for row, _ in rows])
+    labels = torch.tensor([label % classes for _, label in rows])
+    top1, top5, loss, count = _sums(outputs, labels).tolist()
+    assert [top1, top5, count] == slow_sums(outputs, labels)
+    assert loss == pytest.approx(F.cross_entropy(outputs, labels, reduction="sum").item(), rel=1e-5)
+
+
+def test_ties_and_broken_outputs_score_nothing() -> None:
+    labels = torch.arange(8)
+    for value in (0.0, float("nan"), float("inf")):
+        top1, top5, _, count = _sums(torch.full((8, 8), value), labels).tolist()
+        assert (top1, top5, count) == (0, 0, 8), value
+    one_broken = torch.eye(8)
+    one_broken[3] = float("nan")
+    assert _sums(one_broken, labels).tolist()[:2] == [7, 7]
+
+
+@pytest.mark.parametrize("classes", [2, 4, 5])
+def test_with_five_classes_or_fewer_the_top_five_hold_the_answer(classes: int) -> None:
+    top1, top5, _, count = _sums(torch.randn(9, classes), torch.arange(9) % classes).tolist()
+    assert top5 == count == 9
+    assert top1 < 9
+
+
+def test_evaluation_is_deterministic_whatever_it_finds_and_leaves_as_it_was() -> None:
+    model, data = network(), images(20)
+    model[1].eval()  # frozen by the user
+    model[0].weight.requires_grad_(False)
+    modes, before = [m.training for m in model.modules()], digest(model)
+    first = evaluate(model, loader(data, SINGLE, 6), SINGLE)
+    assert evaluate(model, loader(data, SINGLE, 6), SINGLE) == first, "dropout must be off"
+    assert [m.training for m in model.modules()] == modes
+    assert digest(model) == before
+
+    def fails(*_: Any) -> Tensor:
+        raise RuntimeError("broken")
+
+    model[5].forward = fails
+    with pytest.raises(RuntimeError, match="broken"):
+        evaluate(model, loader(data, SINGLE, 6), SINGLE)
+    assert [m.training for m in model.modules()] == modes
+
+
+def test_float64_outputs_keep_their_bits() -> None:
+    model = network().double()
+    model.register_forward_pre_hook(lambda module, args: (args[0].double(),))
+    pixels, labels = images(9).load_all()
+    with torch.no_grad():
+        model.eval()
+        outputs = model(Augment((0.5,), (0.3,))(pixels, torch.arange(9), None))
+    assert evaluate(model, loader(images(9), SINGLE, 9), SINGLE).loss == pytest.approx(
+        F.cross_entropy(outputs, labels).item(), abs=1e-13
+    )

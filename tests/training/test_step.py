@@ -1,0 +1,349 @@
+"""One step: dropout's keys, the weight of each piece, fp16's decision, clipping, the schedule, unused parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.config import OptimConfig
+from lockstep.data.arrays import ArraySet
+from lockstep.data.augment import Augment
+from lockstep.data.loaders import Batch, TrainLoader, fetcher, micro_batches
+from lockstep.errors import UserError
+from lockstep.order import Order
+from lockstep.parallel.ddp import parallelize
+from lockstep.training import optimizers
+from lockstep.training.evaluation import evaluate
+from lockstep.training.step import TrainStep
+from lockstep.world import World
+from tests.ranks import RankFailed, run_ranks
+
+SINGLE = World.single()
+FEATURES, CLASSES = 4, 3
+
+
+def pretend(rank: int, size: int) -> World:
+    """One of several ranks, without the others: for what a rank does on its own."""
+    return World(rank, size, rank, size, torch.device("cpu"), "none")
+
+
+def batch_of(world: World, images: Tensor, labels: Tensor | None = None, accumulate: int = 1, step: int = 0) -> Batch:
+    """This rank's part of a global batch given whole."""
+    labels = torch.arange(len(images)) % CLASSES if labels is None else labels
+    pieces = micro_batches(len(images), accumulate, world)
+    rows = np.concatenate([np.arange(len(images))[piece.rows] for piece in pieces])
+    return Batch(
+        images=images[rows],
+        labels=labels[rows],
+        sizes=tuple(piece.rows.stop - piece.rows.start for piece in pieces),
+        keys=tuple(piece.key for piece in pieces),
+        ids=np.arange(len(images)),
+        epoch=0,
+        step=step,
+        samples=step * len(images),
+    )
+
+
+def inputs(n: int, scale: float = 1.0) -> Tensor:
+    return torch.randn(n, FEATURES, generator=torch.Generator().manual_seed(n)) * scale
+
+
+def linear(world: World, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return parallelize(nn.Linear(FEATURES, CLASSES).to(dtype), world)
+
+
+def sgd(model: nn.Module, lr: float = 1.0) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr)
+
+
+def weights(model: nn.Module) -> np.ndarray:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().copy()
+
+
+# Dropout
+
+
+class Masks(nn.Module):
+    """Notes dropout's draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(CLASSES))
+        self.dropout, self.seen = nn.Dropout(), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.dropout(torch.ones(len(x), 40))
+        self.seen.append((mask > 0).flatten().tolist())
+        return x[:, :CLASSES] * self.weight
+
+
+def masks(world: World, seed: int = 0, steps: int = 2, accumulate: int = 1, stir: Callable[[], Any] = lambda: None) -> list:
+    model = Masks()
+    wrapped = model if world.backend == "none" else parallelize(model, world)
+    step = TrainStep(wrapped, F.cross_entropy, sgd(model), seed=seed)
+    for t in range(steps):
+        stir()
+        step(batch_of(world, inputs(8), accumulate=accumulate, step=t))
+    return model.seen
+
+
+def test_dropout_is_a_function_of_seed_step_and_share() -> None:
+    once = masks(pretend(0, 2))
+    assert once == masks(pretend(0, 2))
+    assert once[0] != once[1], "another step, other draws"
+    assert once != masks(pretend(1, 2)), "another share, other draws"
+    assert once != masks(pretend(0, 2), seed=1)
+    first, second = masks(pretend(0, 2), accumulate=2, steps=1)
+    assert first != second, "another micro-batch, other draws"
+    assert masks(pretend(0, 2), seed=0, steps=2)[1] != masks(pretend(0, 2), seed=1, steps=1)[0], "no sum of seed and step"
+    rate = np.mean(once)
+    assert 0.35 < rate < 0.65
+
+
+def test_dropout_is_not_disturbed_by_other_draws_from_torchs_generator() -> None:
+    assert masks(pretend(1, 2), stir=lambda: torch.rand(7)) == masks(pretend(1, 2))
+    assert masks(pretend(1, 2), stir=lambda: torch.manual_seed(5)) == masks(pretend(1, 2))
+
+
+# Processes: what follows runs once on each number of ranks
+
+
+def uneven(world: World) -> dict[str, Any]:
+    """Batches that N does not divide, down to one sample, against the whole batch in one process."""
+    found = {}
+    for n in (1, 2, 5, 7):
+        for accumulate in (1, 2):
+            model = linear(world)
+            summed = TrainStep(model, F.cross_entropy, sgd(model))(
+                batch_of(world, inputs(n).double(), accumulate=accumulate)
+            )
+            found[n, accumulate] = weights(model), world.sum(summed.clone()).item(), summed.dtype
+    return found
+
+
+def overflow(world: World) -> dict[str, Any]:
+    """fp16, where one rank's share overflows in one step of three."""
+    model = linear(world, torch.float32)
+    step = TrainStep(model, F.cross_entropy, sgd(model, 0.1), precision="fp16", clip_norm=10.0)
+    step.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    history = [(weights(model), step.scaler.get_scale())]
+    for t in range(3):
+        images = inputs(4)
+        if t == 1:
+            images[-1] = 6e4  # the last rank's; float16 ends at 65504
+        step(batch_of(world, images, step=t))
+        history.append((weights(model), step.scaler.get_scale()))
+    return {"history": history}
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.forgotten = nn.Linear(FEATURES, CLASSES), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def unused(world: World) -> dict[str, Any]:
+    model = Unused()
+    accepting = parallelize(model, world, find_unused_parameters=True)
+    step = TrainStep(accepting, F.cross_entropy, sgd(model), find_unused_parameters=True)
+    for t in range(3):
+        step(batch_of(world, inputs(4), step=t))
+    model = Unused()
+    model.forgotten.requires_grad_(False)  # frozen is not forgotten
+    step = TrainStep(parallelize(model, world), F.cross_entropy, sgd(model))
+    for t in range(2):
+        step(batch_of(world, inputs(4), step=t))
+    model = Unused()
+    step = TrainStep(parallelize(model, world), F.cross_entropy, sgd(model))
+    try:
+        step(batch_of(world, inputs(4)))
+    except UserError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+def everything(world: World) -> dict[str, Any]:
+    return {
+        "masks": masks(world),
+        "uneven": uneven(world),
+        "overflow": overflow(world),
+        "unused": unused(world),  # last: it leaves a DDP reducer in the middle of a step
+    }
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return run_ranks(everything, request.param)
+
+
+def test_dropout_differs_between_ranks(ranks: list[dict[str, Any]]) -> None:
+    draws = [str(rank["masks"][0]) for rank in ranks]
+    assert len(set(draws)) == len(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank["masks"] == masks(pretend(number, len(ranks)))
+
+
+def test_every_sample_weighs_the_same_in_uneven_and_empty_shares(ranks: list[dict[str, Any]]) -> None:
+    for n in (1, 2, 5, 7):
+        model = linear(SINGLE)
+        expected_loss = F.cross_entropy(model(inputs(n).double()), torch.arange(n) % CLASSES)
+        expected_loss.backward()
+        sgd(model).step()
+        for accumulate in (1, 2):
+            for rank in ranks:
+                found, loss, dtype = rank["uneven"][n, accumulate]
+                np.testing.assert_allclose(found, weights(model), rtol=0, atol=1e-14)
+                assert loss == pytest.approx(expected_loss.item() * n, abs=1e-12)
+                assert dtype == torch.float64, "a rank with an empty share must add the same dtype as the others"
+
+
+def test_all_ranks_skip_the_step_in_which_one_overflows(ranks: list[dict[str, Any]]) -> None:
+    history = ranks[0]["overflow"]["history"]
+    for rank in ranks:
+        for (mine, scale), (expected, expected_scale) in zip(rank["overflow"]["history"], history, strict=True):
+            assert np.array_equal(mine, expected)
+            assert scale == expected_scale
+    moved = [bool((a[0] != b[0]).any()) for a, b in zip(history, history[1:], strict=False)]
+    assert moved == [True, False, True]
+    assert [scale for _, scale in history] == [1024, 1024, 512, 512]
+
+
+def test_an_unused_parameter_is_named_in_the_first_step(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["unused"]["error"].startswith(
+            "2 parameter(s) took no part in the loss: forgotten.weight, forgotten.bias\n"
+        )
+        assert "--find-unused-parameters" in rank["unused"]["error"]
+
+
+def test_a_rank_that_raises_is_named_and_nothing_hangs() -> None:
+    with pytest.raises(RankFailed, match=r"rank 1 of 2: [\s\S]*no such image"):
+        run_ranks(_raise_on_rank_1, 2, timeout=30)
+
+
+def _raise_on_rank_1(world: World) -> None:
+    model = linear(world)
+    step = TrainStep(model, F.cross_entropy, sgd(model))
+    for t in range(3):
+        if world.rank == 1 and t == 1:
+            raise ValueError("no such image")
+        step(batch_of(world, inputs(4).double(), step=t))
+
+
+# One process
+
+
+def test_gradients_are_clipped_after_they_are_unscaled() -> None:
+    model = linear(SINGLE, torch.float32)
+    before = weights(model)
+    TrainStep(model, F.cross_entropy, sgd(model), precision="fp16", clip_norm=1e-2)(batch_of(SINGLE, inputs(8)))
+    # clipped at the loss scale of 65536 it would move by so much less
+    assert np.linalg.norm(weights(model) - before) == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_the_schedule_multiplies_each_groups_own_rate_by_samples_seen() -> None:
+    model = linear(SINGLE)
+    optimizer = torch.optim.SGD([{"params": [model.weight], "lr": 1.0}, {"params": [model.bias], "lr": 0.1}])
+    step = TrainStep(model, F.cross_entropy, optimizer, schedule=lambda samples: 1 / (1 + samples))
+    for t in range(3):
+        step(batch_of(SINGLE, inputs(4).double(), step=t))
+        assert [group["lr"] for group in optimizer.param_groups] == [1 / (1 + 4 * t), 0.1 * (1 / (1 + 4 * t))]
+
+
+def test_bf16_keeps_float32_weights_and_a_float64_loss() -> None:
+    model = linear(SINGLE, torch.float32)
+    kinds = []
+    model.register_forward_hook(lambda module, args, out: kinds.append(out.dtype))
+    loss = TrainStep(model, F.cross_entropy, sgd(model), precision="bf16")(batch_of(SINGLE, inputs(4)))
+    assert kinds == [torch.bfloat16]
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert loss.dtype == torch.float64
+    assert not loss.requires_grad
+
+
+def test_a_user_keeps_a_plain_module_and_a_plain_optimizer() -> None:
+    model = nn.Linear(FEATURES, CLASSES)
+    assert parallelize(model, SINGLE) is model
+    optimizer = sgd(model)
+    step = TrainStep(model, F.cross_entropy, optimizer)
+    step(batch_of(SINGLE, inputs(4)))
+    assert type(optimizer) is torch.optim.SGD
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would make the CPU wait for a device: reading a value, or copying Python numbers onto it."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "lift_fresh", "equal", "is_nonzero", "masked_select", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        if name in self.NAMES or name.startswith("_unique"):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def small_set() -> ArraySet:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 1, 4, 4), dtype=np.uint8)
+    return ArraySet("small", ("a", "b"), (0.5,), (0.2,), (pixels,), np.arange(24) % 2, "small")
+
+
+def training_parts(world: World) -> tuple[TrainLoader, TrainStep]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 2))
+    model = parallelize(model.to(world.device), world, sync_bn=True)
+    augment = Augment((0.5,), (0.2,), 0, crop_padding=1, flip=True, cutout=2)
+    images = small_set()
+    loader = TrainLoader(images, Order(24, 8, 0), augment, world, fetcher(images, world.device), accumulate=2)
+    optimizer = optimizers.build(model, OptimConfig(lr=0.1), 0.1)
+    step = TrainStep(
+        model, F.cross_entropy, optimizer, precision="bf16", clip_norm=1.0, schedule=lambda samples: 0.5 + samples / 100
+    )
+    return loader, step
+
+
+def test_nothing_is_read_back_in_a_step() -> None:
+    loader, step = training_parts(SINGLE)
+    fetch = loader.fetch
+    loader.fetch = lambda requests: iter(list(fetch(requests)))  # numpy arrays become tensors before the first step
+    batches = loader.epoch(0)
+    step(next(batches))  # the first may: it fills caches
+    with Waits() as waits:
+        for batch in batches:
+            step(batch)
+    assert waits.seen == []
+    with Waits() as waits:  # the detector detects
+        step(batch).item()
+    assert waits.seen == ["_local_scalar_dense"]
+
+
+@pytest.mark.gpu
+def test_no_step_waits_for_the_gpu() -> None:
+    from lockstep.data.loaders import EvalLoader
+
+    world = World.single("cuda")
+    loader, step = training_parts(world)
+    batches = loader.epoch(0)
+    step(next(batches))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    images = small_set()
+    evaluation = EvalLoader(images, Augment((0.5,), (0.2,)), world, fetcher(images, world.device), 7)
+    assert evaluate(step.model, evaluation, world).count == 24
