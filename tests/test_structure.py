@@ -35,6 +35,7 @@ FLOORS = {
     "lockstep.training": 3,
     "lockstep.training.loop": 4,
     "lockstep.recipes": 5,
+    "lockstep.failures": 5,
     "lockstep.launcher": 5,
     "lockstep.run": 5,
     "lockstep.tools": 6,

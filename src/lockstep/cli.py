@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, Pee
 from lockstep.flags import as_command, sort_words
 from lockstep.recipes import RECIPES, recipe
 
+_TELLING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that tells
+
 _HELP = """usage: lockstep COMMAND [ARGUMENTS]
 
 Train PyTorch image classifiers on one process or many; the number of processes changes the speed and nothing else.
@@ -19,6 +22,9 @@ Train PyTorch image classifiers on one process or many; the number of processes 
 commands:
   train [RECIPE] [FLAGS]   train; the recipe is digits where none is named
   eval RUN [FLAGS]         evaluate the weights of a run folder again, on any number of processes
+  verify [RECIPE] [FLAGS]  run the first steps on several numbers of processes, compare, and say why they differ
+  chaos [RECIPE] [FLAGS]   kill a training at random moments, let it recover, compare it with an undisturbed one
+  export RUN [FLAGS]       write a run's weights for other programs, as safetensors or torch.save
   recipes                  list the recipes
   show RECIPE              print a recipe as a command with all its flags, to copy and change
 
@@ -29,9 +35,12 @@ examples:
   lockstep train folder --data-dir ~/flowers            your own train/ and val/ class folders
   torchrun --nproc-per-node 4 -m lockstep train mnist   started by another launcher
   lockstep eval runs/digits-20260101-120000 --nproc 1
+  lockstep verify digits --nproc 1,2,4 --shards 8       the same bits on 1, 2 and 4 processes?
+  lockstep chaos digits --shards 4 --kills 10           does it come back, and as the same run?
 
 `lockstep COMMAND --help` explains a command. Data sets are looked for in --data-dir, $LOCKSTEP_DATA or ./data.
-Exit codes: 0 done, 1 a process failed, 2 something that you can put right, 130 interrupted.
+Exit codes: 0 done, 1 a process failed, 2 something that you can put right, 124 no progress for --hang-timeout;
+stopped by a signal, after a checkpoint: 130 (Ctrl-C), 143 (SIGTERM), 138 (SIGUSR1), 129 (the terminal closed).
 """
 
 
@@ -64,6 +73,9 @@ def _dispatch(args: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
+        "verify": _verify,
+        "chaos": _chaos,
+        "export": _export,
         "recipes": _recipes,
         "show": _show,
     }
@@ -75,6 +87,7 @@ def _dispatch(args: list[str]) -> int:
 def _complain(message: str, once_a_host: bool = False) -> None:
     """Tell the user. `once_a_host`: all of torchrun's processes come to the same error, and one of them tells."""
     if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(_TELLING_S)
         return
     print(f"lockstep: {message}", file=sys.stderr, flush=True)
 
@@ -106,7 +119,7 @@ def _train(args: list[str]) -> int:
         "--batch-size is global: it is shared out over all processes.",
     )
     from lockstep.launcher import processes
-    from lockstep.run import check, claim_folder, discard_folder, run
+    from lockstep.run import check, claim_folder, discard_folder, position, run
     from lockstep.world import joined
 
     check(config)
@@ -118,22 +131,29 @@ def _train(args: list[str]) -> int:
         return _launch(run, config, "", execution=execution)
     folder = claim_folder(config)
     try:
-        return _launch(run, config, str(folder), execution=execution)
+        return _launch(
+            run, config, str(folder), execution=execution, recovery=config.recovery, position=lambda: position(str(folder))
+        )
     finally:
         discard_folder(folder)
 
 
-def _launch(fn: Callable[..., Any], *args: Any, execution: Execution) -> int:
+def _launch(fn: Callable[..., Any], *args: Any, **how: Any) -> int:
+    """Run `fn` on the run's processes; returns the exit code: 128 and the signal where one stopped them."""
     from lockstep.launcher import WorkerFailed, launch
 
     try:
-        launch(fn, *args, execution=execution)
+        stopped = max(value or 0 for value in launch(fn, *args, **how))
     except WorkerFailed as failed:
-        if failed.trace:
-            print(failed.trace, file=sys.stderr)
-        _complain(str(failed))
-        return failed.exit_code
-    return 0
+        return _tell(failed)
+    return 128 + stopped if stopped else 0
+
+
+def _tell(failed: Any) -> int:
+    if failed.trace:
+        print(failed.trace, file=sys.stderr)
+    _complain(str(failed))
+    return int(failed.exit_code)
 
 
 def _eval(args: list[str]) -> int:
@@ -149,6 +169,66 @@ def _eval(args: list[str]) -> int:
         Evaluation, default, rest, "lockstep eval RUN", "Evaluate a run's saved weights, on any number of processes."
     )
     return _launch(evaluate_run, config, run_folder, chosen, execution=chosen.execution)
+
+
+def _verify(args: list[str]) -> int:
+    from lockstep.tools.plan import Plan
+
+    names, rest = sort_words(args, Plan)
+    name = _one_name("verify", "recipe", names) or "digits"
+    plan: Plan = _parse(
+        Plan,
+        Plan.of(recipe(name)),
+        rest,
+        f"lockstep verify {name}",
+        f"Run the first steps of the recipe `{name}` on several numbers of processes, compare ledger, images, losses, "
+        "gradients, weights, buffers and evaluation, and name what makes them differ. Exit code 0: the mode's claim "
+        "holds (--shards: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces.",
+    )
+    from lockstep.launcher import WorkerFailed
+    from lockstep.tools.verdict import show
+    from lockstep.tools.verify import verify
+
+    try:
+        report = verify(plan, say=_complain)
+    except WorkerFailed as failed:
+        return _tell(failed)
+    show(report)
+    return 0 if report.holds else EXIT_FAILURE
+
+
+def _chaos(args: list[str]) -> int:
+    from lockstep.tools.chaos import Plan, chaos, show
+
+    names, rest = sort_words(args, Plan)
+    name = _one_name("chaos", "recipe", names) or "digits"
+    config = recipe(name)
+    config = dataclasses.replace(config, recovery=dataclasses.replace(config.recovery, checkpoint_every="10steps"))
+    plan: Plan = _parse(
+        Plan,
+        Plan(config=config),
+        rest,
+        f"lockstep chaos {name}",
+        f"Train by the recipe `{name}` while killing processes and the launcher at random moments, let it recover, and "
+        "compare ledger and (with --shards) weights with an undisturbed run. Exit code 0: all came back the same.",
+    )
+    report = chaos(plan, say=_complain)
+    show(report)
+    return 0 if report.holds else EXIT_FAILURE
+
+
+def _export(args: list[str]) -> int:
+    from lockstep.checkpoint.foreign import Export, export
+
+    names, rest = sort_words(args, Export)
+    run_folder = _one_name("export", "run folder", names)
+    if not run_folder and not {"-h", "--help"} & set(rest):
+        raise UserError("export needs a run folder", "As `lockstep export runs/digits-20260101-120000`.")
+    chosen: Export = _parse(
+        Export, Export(), rest, "lockstep export RUN", "Write a run's weights as one file for other programs."
+    )
+    print(export(run_folder, chosen))
+    return 0
 
 
 def _recipes(args: list[str]) -> int:

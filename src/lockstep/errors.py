@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+EXIT_HANG = 124  # no progress for --hang-timeout, as timeout(1) has it
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
 
 
@@ -27,7 +28,7 @@ def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> Use
     """The error for a name that nothing answers to; it offers the nearest known ones."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else ("Known: " + ", ".join(names) if len(names) <= 20 else "")
+    hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
     return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
 
 

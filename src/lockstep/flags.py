@@ -1,26 +1,50 @@
 """The command line's words: which flags a config has, what stands beside them, and a config written as flags."""
 
 import dataclasses
+import itertools
 import shlex
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tyro.conf import Fixed
 
+from lockstep.config import split_commas
 from lockstep.errors import UserError, unknown
 
 _FIXED = typing.get_args(Fixed[str])[1]
 
 
+_READERS: dict[Any, tuple[Callable[[str], object], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "a name"),
+}
+
+
 @dataclass(frozen=True)
 class Flag:
-    """A flag as typed, and the words that it takes."""
+    """A flag as typed, and the values that it takes: one of `choices`, or a text that `read` does not refuse."""
 
     name: str
     takes_value: bool
-    choices: tuple[str, ...] = ()  # empty: anything of the right type
+    choices: tuple[str, ...] = ()
+    read: Callable[[str], object] | None = None
+    described: str = ""  # what `read` takes, in words
+
+    def check(self, value: str) -> None:
+        """Raise UserError for a value that the flag does not take."""
+        if value in self.choices:
+            return
+        if self.read is None:
+            error = unknown(self.name.removeprefix("--"), value, self.choices)
+            raise UserError(error.message, f"{error.remedy} {self.name} takes {', '.join(self.choices)}.".strip())
+        try:
+            self.read(value)
+        except ValueError as error:
+            others = "".join(f" or {choice}" for choice in self.choices)
+            raise UserError(f"{self.name} {value}: not {self.described}", f"Give {self.described}{others}.") from error
 
 
 def known_flags(cls: type) -> dict[str, Flag]:
@@ -39,16 +63,29 @@ def _flags(cls: type) -> Iterator[Flag]:
         elif hint is bool:
             yield from (Flag(word, False), Flag(f"--no-{word.removeprefix('--')}", False))
         elif _FIXED not in extras:
-            choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
             aliases = [alias for extra in extras for alias in getattr(extra, "aliases", None) or ()]
-            yield from (Flag(each, True, choices) for each in (word, *aliases))
+            yield from (Flag(each, True, *_values(hint)) for each in (word, *aliases))
+
+
+def _values(hint: Any) -> tuple[tuple[str, ...], Callable[[str], object] | None, str]:
+    """The choices, reader and description of a field's type."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return parts, None, ""
+    if origin is tuple:
+        read, described = _READERS[parts[0]]
+        several = f"{described.removeprefix('a ')}s with commas between them"
+        return (), lambda text: [read(part) for part in split_commas(text)], several
+    if parts:  # a union of a type and choices
+        return (*itertools.chain(*(_values(part)[0] for part in parts)),), *_READERS[parts[0]]
+    return (), *_READERS[hint]
 
 
 def sort_words(words: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
     """The words that belong to no flag, and the flags with their values, each in order.
 
     Raises:
-        UserError: for an unknown flag, one without its value, or a value that is none of its choices.
+        UserError: for an unknown flag, one without its value, or a value that it does not take.
     """
     flags = known_flags(cls)
     free, rest = [], []
@@ -60,20 +97,26 @@ def sort_words(words: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
         rest.append(word)
         if word in ("-h", "--help"):
             continue
-        typed, equals, given = word.partition("=")
+        typed, equals, value = word.partition("=")
         flag = flags.get(typed.replace("_", "-"))
         if flag is None:
             raise unknown("flag", typed, flags, "`--help` lists them.")
-        value: str | None = given
-        if flag.takes_value and not equals:
-            value = next(queue, None)
-            if value is None:
+        if not flag.takes_value:
+            if equals:
+                raise UserError(f"{word}: the flag takes no value", f"Give {typed} or leave it out.")
+            continue
+        if not equals:
+            following = next(queue, None)
+            if following is None:
                 raise UserError(f"{typed} stands at the end without its value", f"Give it as {typed} VALUE.")
-            rest.append(value)
-        if flag.choices and value not in flag.choices:
-            error = unknown(typed.removeprefix("--"), str(value), flag.choices)
-            raise UserError(error.message, f"{error.remedy} {typed} takes {', '.join(flag.choices)}.".strip())
+            rest.append(value := following)
+        flag.check(value)
     return free, rest
+
+
+def as_flags(config: Any) -> list[str]:
+    """A config as words of a command line that give this config again. Empty values are left out."""
+    return [word for words in _as_words(config) for word in words]
 
 
 def as_command(command: str, config: Any) -> str:

@@ -2,42 +2,27 @@
 
 import dataclasses
 import hashlib
-import json
+import itertools
 import logging
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from lockstep.config import Execution
-from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
-from lockstep.lifetime import (
-    children_deaf_to_interrupts,
-    end_with_parent,
-    ended_by_sigterm,
-    heeded,
-    leave,
-    stop_in_time,
-)
+from lockstep.config import Execution, Recovery
+from lockstep.errors import EXIT_USER_ERROR, PeerError, UserError
+from lockstep.failures import SHUTDOWN_S, WORDS, fail, first_failure, is_peer_loss, last_line, other_failure
+from lockstep.failures import WorkerFailed as WorkerFailed
+from lockstep.lifetime import end_with_parent, ended_by_sigterm, heeded, launching, stop_in_time, survives_hangup
 
 _MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce; ask for more by number
-_SHUTDOWN_S = 5  # what a worker gets to close its journal
-
-
-class WorkerFailed(Exception):
-    """A worker failed; carries the first failure's own message and traceback (empty for a UserError)."""
-
-    def __init__(self, rank: int, message: str, exit_code: int, trace: str = "") -> None:
-        super().__init__(f"rank {rank}: {message}")
-        self.rank, self.message, self.exit_code, self.trace = rank, message, exit_code, trace
-        if trace:
-            self.add_note(f"The traceback of rank {rank}:\n{trace}")
 
 
 def processes(execution: Execution) -> int:
@@ -59,7 +44,12 @@ def processes(execution: Execution) -> int:
 
 
 def launch(
-    fn: Callable[..., Any], *args: Any, nproc: int | str = "auto", execution: Execution | None = None
+    fn: Callable[..., Any],
+    *args: Any,
+    nproc: int | str = "auto",
+    execution: Execution | None = None,
+    recovery: Recovery | None = None,
+    position: Callable[[], int] = lambda: 0,
 ) -> list[Any]:
     """Run `fn(world, *args)` on `nproc` processes and return one value per local rank.
 
@@ -80,16 +70,43 @@ def launch(
     elif nproc != "auto":
         execution = dataclasses.replace(execution, nproc=nproc)  # type: ignore[arg-type]
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UserError(
+        error = UserError(
             "launch() was reached again while a worker imported the main script",
             'Put the call under `if __name__ == "__main__":`.',
         )
+        if folder := os.environ.get(WORDS):
+            fail(error, 0, Path(folder))
+        raise error
     if joined():
         return [_joined(fn, args, execution)]
     count = processes(execution)
     if count == 1 and execution.nnodes == 1:
         return [_here(fn, args, execution)]
-    return _start(fn, args, execution, count)
+    return _supervise(fn, args, execution, count, recovery or Recovery(max_restarts=0), position)
+
+
+def _supervise(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    execution: Execution,
+    count: int,
+    recovery: Recovery,
+    position: Callable[[], int],
+) -> list[Any]:
+    """Start the workers, and again where one of them was killed or hung; with one less where that got nowhere."""
+    restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
+    reached = position()
+    for attempt in itertools.count(1):
+        try:
+            return _start(fn, args, execution, count, recovery)
+        except WorkerFailed as failed:
+            if not failed.transient or attempt > restarts:
+                raise
+            before, reached = reached, position()
+            if reached == before and attempt > 1 and count > recovery.min_nproc > 0:
+                count -= 1
+            print(f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)", file=sys.stderr, flush=True)
+    raise AssertionError("unreachable")
 
 
 def _here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
@@ -109,10 +126,10 @@ def _joined(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution)
             raise SystemExit(EXIT_USER_ERROR) from error
         raise WorkerFailed(rank, str(error), EXIT_USER_ERROR) from error
     except Exception as error:
-        if not _is_peer_loss(error):
+        if not is_peer_loss(error):
             raise
-        time.sleep(_SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this process meanwhile
-        raise PeerError(f"rank {rank} lost another rank: {_last_line(error)}") from error
+        time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this process meanwhile
+        raise PeerError(f"rank {rank} lost another rank: {last_line(error)}") from error
 
 
 def _said_already(message: str) -> bool:
@@ -128,14 +145,24 @@ def _said_already(message: str) -> bool:
         return False
 
 
-def _start(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, count: int) -> list[Any]:
+def _start(
+    fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, count: int, recovery: Recovery
+) -> list[Any]:
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in logging.root.manager.loggerDict:
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell of failures too, in a page of their own
+
+    def hung_up(number: int, _: object) -> None:
+        if not survives_hangup(recovery.on_hangup):
+            raise SignalException("the terminal hung up", signal.Signals(number))
+
+    endpoint = _endpoint(execution)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         launcher = LaunchConfig(
             min_nodes=execution.nnodes,
@@ -143,7 +170,7 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, 
             nproc_per_node=count,
             run_id="lockstep",
             rdzv_backend="c10d" if execution.nnodes == 1 else "static",
-            rdzv_endpoint=_endpoint(execution),
+            rdzv_endpoint=endpoint,
             rdzv_configs={"rank": execution.node_rank, "timeout": int(execution.timeout)}
             if execution.nnodes > 1
             else {"is_host": True},
@@ -152,42 +179,62 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, 
             logs_specs=DefaultLogsSpecs(log_dir=folder),
             signals_to_handle=heeded(),
         )
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # keep the launcher quiet; join() sets the threads
-        os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(2 * _SHUTDOWN_S)  # workers end themselves before
+        environment = {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # else torch talks about it; join() sets threads
+            WORDS: folder,
+        }
         try:
-            with children_deaf_to_interrupts():
+            with _environment(environment), launching():
+                if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+                    signal.signal(signal.SIGHUP, hung_up)
                 values = elastic_launch(launcher, _worker)(fn, args, execution, folder)
         except SignalException as stop:
             if stop.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + stop.sigval) from None
         except ChildFailedError as failed:
-            raise _first_failure(Path(folder), failed) from None
+            raise first_failure(Path(folder), failed) from None
+        except (DistError, RendezvousError) as error:
+            raise UserError(
+                f"machine {execution.node_rank} of {execution.nnodes} did not meet the others at {endpoint} "
+                f"in {execution.timeout:g} s: {error}",
+                "Check that the address is machine 0's, the port is open, and the command runs on every machine.",
+            ) from error
     return [values[rank] for rank in sorted(values)]
 
 
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
 def _endpoint(execution: Execution) -> str:
-    """Where the processes meet; for one machine a free port, or the one asked for if it is free."""
-    if execution.nnodes > 1:
-        return f"{execution.master_addr}:{execution.master_port}"
-    if execution.master_port:
+    """Where the processes meet; on one machine port 0, a free one, unless another was asked for."""
+    host = execution.master_addr if execution.nnodes > 1 else "localhost"
+    if execution.master_port and execution.node_rank == 0:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("localhost", execution.master_port))
+                probe.bind(("", execution.master_port))
             except OSError as error:
                 raise UserError(
                     f"--master-port {execution.master_port} is in use on this machine",
-                    "Leave the flag out and a free port is found, or name another.",
+                    "Name another." if execution.nnodes > 1 else "Leave the flag out, or name another.",
                 ) from error
-    return f"localhost:{execution.master_port}"
+    return f"{host}:{execution.master_port}"
 
 
 def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str) -> Any:
     """What a spawned process runs: join, call, and leave word where it fails."""
     try:
         end_with_parent()
-        stop_in_time(_SHUTDOWN_S, lambda: _other_failure(Path(folder)))
+        stop_in_time(SHUTDOWN_S, lambda: other_failure(Path(folder)))
         from lockstep.world import join
 
         with join(execution) as world:
@@ -195,69 +242,4 @@ def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution,
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # the launcher waits for a value or a failure
             return None
-        _fail(error, int(os.environ["RANK"]), Path(folder))
-
-
-def _fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
-    """End this worker; a file in `folder` tells the launcher why."""
-    lost = isinstance(error, PeerError) or _is_peer_loss(error)
-    message, trace, code = _last_line(error), "", EXIT_FAILURE
-    if lost:
-        message = f"lost another rank: {message}"
-    elif isinstance(error, UserError):
-        message, code = str(error), EXIT_USER_ERROR
-    elif isinstance(error, KeyboardInterrupt):
-        code = EXIT_INTERRUPTED
-    elif isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else EXIT_FAILURE
-    else:
-        trace = "".join(traceback.format_exception(error))
-    word = {"rank": rank, "message": message, "code": code, "trace": trace, "lost": lost, "time_ns": time.time_ns()}
-    part = folder / f"failure-{rank}.part"
-    part.write_text(json.dumps(word), encoding="utf-8")
-    part.rename(part.with_suffix(".json"))
-    try:
-        if lost and not _other_failure(folder):
-            time.sleep(_SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
-    finally:
-        leave(code)
-
-
-def _other_failure(folder: Path) -> PeerError | None:
-    """The failure that a rank of this machine left word of, for those that stop because of it."""
-    words = [word for word in _words(folder) if not word["lost"]]
-    return PeerError(f"rank {words[0]['rank']}: {words[0]['message']}") if words else None
-
-
-def _words(folder: Path) -> list[dict[str, Any]]:
-    """What failed ranks left, those that just lost another rank last, else by the clock."""
-    words = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
-    return sorted(words, key=lambda word: (word["lost"], word["time_ns"]))
-
-
-def _last_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
-
-
-def _is_peer_loss(error: BaseException) -> bool:
-    """True for what a collective raises when the rank at the other end is gone or silent."""
-    import torch.distributed as dist
-
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
-    return isinstance(error, (PeerError, dist.DistError)) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-    )
-
-
-def _first_failure(folder: Path, failed: Any) -> WorkerFailed:
-    """The failure to tell of: the first by the clock of those that did not just lose another rank."""
-    words = _words(folder)
-    rank, failure = failed.get_first_failure()
-    code = failure.exitcode
-    if code < 0 and not any(word["rank"] == rank for word in words):
-        hint = " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
-        return WorkerFailed(rank, f"killed by {signal.Signals(-code).name}{hint}", EXIT_FAILURE)
-    if words:
-        first = words[0]
-        return WorkerFailed(first["rank"], first["message"], first["code"], first["trace"])
-    return WorkerFailed(rank, f"ended with exit code {code}", code)
+        fail(error, int(os.environ["RANK"]), Path(folder))

@@ -12,7 +12,8 @@ from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
-_STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT)
 
 
 def end_with_parent(_: int = 0) -> None:
@@ -35,8 +36,8 @@ def stop_in_time(grace_s: float, reason: Callable[[], BaseException | None] = la
     """Let the first SIGINT, SIGTERM or SIGHUP raise in the main thread; `grace_s` seconds later the process ends.
 
     SIGINT raises KeyboardInterrupt, the others `reason()` or else SystemExit(128 + signal); later ones are ignored, so
-    that nothing interrupts the cleaning up. Python runs no handler while the main thread is inside a collective that its peers have
-    left: then the deadline ends the process.
+    that nothing interrupts the cleaning up. Python runs no handler while the main thread is inside a collective that
+    its peers have left: then the deadline ends the process.
     """
     awake, note = os.pipe()
     os.set_blocking(note, False)
@@ -50,8 +51,7 @@ def stop_in_time(grace_s: float, reason: Callable[[], BaseException | None] = la
 
     threading.Thread(target=watch, daemon=True).start()
     _raise_once(_STOPS, reason)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextmanager
@@ -84,14 +84,16 @@ def _raise_once(numbers: tuple[signal.Signals, ...], reason: Callable[[], BaseEx
 
 
 @contextmanager
-def children_deaf_to_interrupts() -> Iterator[None]:
-    """Processes started inside are born with SIGINT blocked, until `stop_in_time` hears it.
+def launching() -> Iterator[None]:
+    """Around an elastic launch: workers are born with SIGINT blocked, and signal handlers are put back at the end.
 
-    Otherwise a Ctrl-C while they import torch shows one traceback each.
+    Without the first a Ctrl-C while the workers import torch shows one traceback each (`stop_in_time` hears it when
+    they have). Without the second torch's handlers stay for the rest of the process.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+    if threading.current_thread() is not threading.main_thread():  # only there can torch set handlers, or we
         yield
         return
+    handlers = {number: signal.getsignal(number) for number in _LAUNCHER_STOPS}  # None: set outside Python
     resource_tracker.ensure_running()  # its start would unblock the signal
     done = threading.Event()
     # blocking is by thread, and children inherit it from the one that starts them: this other thread hears SIGINT for
@@ -101,14 +103,31 @@ def children_deaf_to_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done.set()
 
 
 def heeded() -> str:
-    """The signals that end a launcher, as torch's elastic launcher wants them: those that nobody told it to ignore."""
-    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-    return ",".join(n for n in names if hasattr(signal, n) and signal.getsignal(getattr(signal, n)) != signal.SIG_IGN)
+    """The signals that end a launcher, as torch's elastic launcher wants them: those that nobody told it to ignore.
+
+    SIGHUP is not among them: `survives_hangup` decides about it.
+    """
+    stops = [number for number in _LAUNCHER_STOPS if number != signal.SIGHUP]
+    return ",".join(number.name for number in stops if signal.getsignal(number) != signal.SIG_IGN)
+
+
+def survives_hangup(on_hangup: str) -> bool:
+    """What `--on-hangup` comes to at the moment when SIGHUP arrives; auto: True where the terminal is gone for good."""
+    if on_hangup != "auto":
+        return on_hangup == "continue"
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return True
+    return False
 
 
 def leave(code: int) -> NoReturn:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,25 +45,36 @@ def check(config: Config) -> None:
 
 
 def claim_folder(config: Config) -> Path:
-    """Make the run folder and write config.json there.
+    """Make the run folder and write config.json there, or take over one that holds a run to go on with.
 
     Raises:
-        UserError: where it holds a run already or can't be written.
+        UserError: where it holds a run already and --resume never forbids going on, or can't be written.
     """
     execution = config.execution
     folder = Path(execution.out or f"runs/{config.recipe.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}")
     if not execution.out and folder.exists():  # two runs within a second
         folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-    if (folder / "journal.jsonl").exists():
-        raise UserError(f"{folder} holds a run already", "Name another folder with --out, or remove that one.")
+    if (folder / "journal.jsonl").exists() and config.recovery.resume == "never":
+        raise UserError(
+            f"{folder} holds a run already",
+            "Name another folder with --out, remove that one, or leave --resume out to go on with it.",
+        )
     try:
         (folder / "weights").mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        if not (folder / "journal.jsonl").exists():
+            (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"the run folder {folder} can't be written: {error.strerror}", "Name another folder with --out."
         ) from error
     return folder
+
+
+def position(folder: str) -> int:
+    """The step of a run's newest checkpoint, -1 where there is none."""
+    from lockstep.checkpoint.store import steps
+
+    return max(steps(Path(folder) / "checkpoints"), default=-1)
 
 
 def discard_folder(folder: Path) -> None:
@@ -86,21 +98,29 @@ def read_config(folder: str) -> Config:
         ) from error
 
 
-def run(world: World, config: Config, claimed: str) -> None:
-    """Train on this process, as one of the world's. `claimed`: the run folder, where the starting process made it."""
+def run(world: World, config: Config, claimed: str) -> int:
+    """Train on this process, as one of the world's; returns the number of the signal that stopped it, or 0.
+
+    `claimed`: the run folder, where the starting process made it.
+    """
     from lockstep.training.loop import train
 
     config.require_batch_for(world.size)
     made = claim_folder(config) if world.rank == 0 and not claimed else None
     folder = Path(world.gather(claimed or str(made or ""))[0])
     try:
-        progress = train(config, world, folder)
+        outcome = train(config, world, folder)
     finally:
         if made is not None:
             discard_folder(made)
-    if progress.metrics is not None:
-        world.print(f"test accuracy {progress.metrics.top1:.2%} (top-1 on {progress.metrics.count:,} images)")
-        world.print(f"run folder    {folder}")
+    state = outcome.state
+    if state.metrics is not None:
+        world.print(f"test accuracy {state.metrics.top1:.2%} (top-1 on {state.metrics.count:,} images)")
+    world.print(f"run folder    {folder}")
+    if outcome.stop:
+        how = f"`--out {folder}` goes on from here" if config.recovery.checkpoint_every != "0" else "nothing was kept"
+        world.print(f"stopped by {signal.Signals(outcome.stop).name} after step {state.steps}; {how}")
+    return outcome.stop
 
 
 def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) -> None:

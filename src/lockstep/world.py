@@ -114,7 +114,7 @@ def joined(environ: Mapping[str, str] = os.environ) -> bool:
             + ".",
         )
     values = {name: environ[name] for name in _LAUNCHER_VARIABLES if name != "MASTER_ADDR"}
-    if bad := [f"{name}={value}" for name, value in values.items() if not value.isdigit()]:
+    if bad := [f"{name}={value}" for name, value in values.items() if not (value.isascii() and value.isdigit())]:
         raise UserError(f"not a number: {', '.join(bad)}", "Start with `lockstep train --nproc N` or torchrun.")
     rank, size, local_rank, local_size = (int(values[name]) for name in _LAUNCHER_VARIABLES[:4])
     if not (rank < size and local_rank < local_size <= size and local_rank <= rank):
@@ -150,16 +150,13 @@ def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Itera
         dist.init_process_group(names, timeout=timedelta(seconds=execution.timeout))
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"rank {rank} of {size} could not meet the others at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}",
+            f"rank {rank} of {size} could not meet the others at "
+            f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}",
             "Check that the address is machine 0's, the port is free and open, and that all processes were started.",
         ) from error
-    try:
-        yield World(rank, size, local_rank, local_size, device, backend)
-    except BaseException:
-        # An orderly goodbye would wait for the others' collectives: the process ends and the launcher takes the rest down.
-        raise
-    else:
-        dist.destroy_process_group()
+    yield World(rank, size, local_rank, local_size, device, backend)
+    # Not after an error: an orderly goodbye would wait for the others. The process ends, the launcher stops the rest.
+    dist.destroy_process_group()
 
 
 def cores() -> int:

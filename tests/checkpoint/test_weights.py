@@ -154,7 +154,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(
     def no_room(descriptor: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights, "_fsync", no_room)
+    monkeypatch.setattr(weights, "fsync", no_room)
     with pytest.raises(UserError, match="No space left"):
         save(_model(1), path, {})
     assert path.read_bytes() == before

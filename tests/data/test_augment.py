@@ -1,4 +1,4 @@
-"""Augmentation against a slow reference that works pixel by pixel, and its law: a sample's bits depend on nothing else."""
+"""Augmentation against a slow reference that works pixel by pixel, and its law: a sample is the same everywhere."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,9 @@ def test_it_is_what_the_slow_reference_makes(case: tuple[Augment, Tensor, Tensor
 
 @given(case=cases(), data=st.data())
 @settings(deadline=None)
-def test_a_samples_bits_do_not_depend_on_its_batch(case: tuple[Augment, Tensor, Tensor, int], data: st.DataObject) -> None:
+def test_a_samples_bits_do_not_depend_on_its_batch(
+    case: tuple[Augment, Tensor, Tensor, int], data: st.DataObject
+) -> None:
     augment, images, ids, epoch = case
     whole = augment(images, ids, epoch)
     some = data.draw(st.lists(st.sampled_from(range(len(ids))), min_size=1, unique=True))

@@ -62,6 +62,12 @@ def test_a_crop_is_a_function_of_seed_epoch_and_sample(tmp_path):
     assert torch.equal(again.fetch(shuffled, 5)[0], images[shuffled])
     assert torch.equal(again.fetch(shuffled, 5)[1], labels[shuffled])
     assert torch.equal(torch.cat([train.fetch(ids[i : i + 1], 5)[0] for i in range(8)]), images)
+    images = images[3:]
+    ids = ids[3:]
+    for path in (train.path(1), train.path(2)):
+        shutil.copy(train.path(0), path)  # one image three times
+    twins = train.fetch(np.arange(3), 5)[0]
+    assert len({twin.numpy().tobytes() for twin in twins}) == 3
     other_seed, _ = load_folders(tmp_path, 24, 4, resized_crop=True)
     for others in (train.fetch(ids, 6)[0], other_seed.fetch(ids, 5)[0], train.fetch(ids, None)[0]):
         assert not any(torch.equal(a, b) for a, b in zip(images, others, strict=True))

@@ -2,6 +2,7 @@ import gzip
 import pickle
 import shutil
 import socket
+import tarfile
 import textwrap
 import threading
 from pathlib import Path
@@ -324,6 +325,15 @@ def test_a_damaged_package_at_hand_is_named_and_leaves_nothing(data, tmp_path):
         assert package.name in caught.value.message
         assert "Delete it" in caught.value.remedy
         assert not any(name.endswith(".bin") or ".partial" in name for name in tree(tmp_path))
+
+
+def test_an_archive_that_lacks_a_file_is_named(tmp_path):
+    small, _ = write_official(CIFAR10, tmp_path)
+    packed = pack(small, tmp_path, tmp_path)
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        tar.add(__file__, "cifar-10-batches-bin/readme.html")
+    with pytest.raises(UserError, match=r"cifar-10-binary\.tar\.gz cannot be unpacked: it has no data_batch_1\.bin, "):
+        load_official(packed, tmp_path, ALONE)
 
 
 def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):

@@ -1,11 +1,11 @@
 """The first law, on real gloo processes: the number of ranks and the way data comes change nothing that is learned.
 
-Each number of ranks is started once (`ranks_of`), computes everything below and hands it back; the tests compare it with
-one plain loop over whole batches that knows of no ranks (`plain_training`), and with each other.
+Each number of ranks is started once (`ranks_of`), computes everything below and hands it back; the tests compare it
+with one plain loop over whole batches that knows of no ranks (`plain_training`), and with each other.
 """
 
 import hashlib
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from lockstep.world import World, share_of
 from tests.ranks import run_ranks
 
 WORLDS = (1, 2, 3, 4)
-SAMPLES, BATCH, SEED, EPOCHS, CLASSES = 42, 10, 3, 4, 5  # 20 steps; each epoch's last batch has 2 samples, fewer than 3 ranks
+SAMPLES, BATCH, EPOCHS = 42, 10, 4  # 20 steps; each epoch's last batch has 2 samples, fewer than 3 ranks
+SEED, CLASSES = 3, 5
 EMA = 0.9
 OPTIMIZERS = {
     "sgd": OptimConfig(
@@ -86,7 +87,7 @@ def schedule(optim: OptimConfig, samples: int) -> float:
 
 
 def plain_training(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
-    """What any number of ranks must come to: whole batches, torch's own modules, nothing of ours that knows of ranks."""
+    """What any number of ranks must come to: whole batches, torch's modules, nothing of ours that knows of ranks."""
     optim, model, images, order = OPTIMIZERS[name], net(norm), numbered(), Order(SAMPLES, BATCH, SEED)
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     extra = {"momentum": optim.momentum, "nesterov": True} if name == "sgd" else {}
@@ -120,9 +121,8 @@ def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, 
     )
     wrapped = parallelize(model, world, sync_bn=norm)
     optimizer = optimizers.build(model, optim, optim.lr)
-    step = TrainStep(
-        wrapped, loss, optimizer, clip_norm=optim.clip_norm, schedule=lambda samples: schedule(optim, samples), seed=SEED
-    )
+    rate = partial(schedule, optim)
+    step = TrainStep(wrapped, loss, optimizer, clip_norm=optim.clip_norm, schedule=rate, seed=SEED)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))
     losses = []
     for epoch in loader.epochs(EPOCHS):
@@ -161,7 +161,7 @@ def everything(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for batch, fraction in ORDERS:
         for way in WAYS:
-            # worker processes are slow to start: where there are many ranks one worker each is enough, and for one order
+            # worker processes are slow to start: where there are many ranks one each is enough, and for one order
             if way[2] and ((batch, fraction) != ORDERS[1] or way[2] * world.size > 4):
                 continue
             found["data", batch, fraction, way] = fetched(world, batch, fraction, *way)

@@ -2,14 +2,15 @@
 
 import hashlib
 import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lockstep.checkpoint.files import fsync, write_error
+from lockstep.checkpoint.format import octets
 from lockstep.errors import UserError
 
 _SHOWN = 4  # entries of each kind that a mismatch lists
@@ -34,12 +35,8 @@ def digest(model: nn.Module) -> str:
     tensor comes to the CPU for it.
     """
     sha = hashlib.sha256()
-    for tensor in _tensors(model).values():
-        data = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        octets = data.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        if sys.byteorder == "big":
-            octets = octets.view(-1, data.element_size()).flip(1).contiguous()
-        sha.update(octets.numpy().data)
+    for tensor in state_tensors(model).values():
+        sha.update(octets(tensor.detach().cpu()).numpy().data)
     return sha.hexdigest()
 
 
@@ -54,7 +51,7 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str]) -> None:
     path = Path(path)
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in _tensors(model).items():
+    for name, tensor in state_tensors(model).items():
         value = tensor.detach().cpu().contiguous()
         storage = value.untyped_storage().data_ptr()
         tensors[name] = value.clone() if storage in seen else value
@@ -63,12 +60,14 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str]) -> None:
     try:
         try:
             save_file(tensors, temporary, metadata)
-            _fsync(temporary)
+            fsync(temporary)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _fsync(path.parent)
-    except (OSError, SafetensorError) as error:
+        fsync(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    except SafetensorError as error:  # how safetensors reports what the system refused
         raise UserError(f"can't write {path}: {error}", "Is its folder there, yours, and not full?") from error
 
 
@@ -83,14 +82,25 @@ def load(model: nn.Module, path: str | Path) -> dict[str, str]:
     path, model = Path(path), unwrap(model)
     if not path.is_file():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
-    own = _tensors(model)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            names = {name: name if name in own else _bare(name) for name in file.keys()}  # noqa: SIM118
-            found: dict[str, Tensor] = {bare: file.get_tensor(name) for name, bare in names.items()}
+            found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} is damaged or not a safetensors file: {error}", "Take another checkpoint.") from error
+    fit(model, found, str(path))
+    return metadata
+
+
+def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copy weights into the model, on its own device; names with a wrapper's prefix fit too.
+
+    Raises:
+        UserError: for names or shapes that are not the model's, naming `source`; the model is untouched then.
+    """
+    model = unwrap(model)
+    own = state_tensors(model)
+    found = {name if name in own else bare(name): tensor for name, tensor in tensors.items()}
     problems = {
         "missing": [name for name in own if name not in found],
         "unexpected": [name for name in found if name not in own],
@@ -102,12 +112,12 @@ def load(model: nn.Module, path: str | Path) -> dict[str, str]:
     }
     if any(problems.values()):
         lines = "; ".join(f"{kind}: {_first(items)}" for kind, items in problems.items() if items)
-        raise UserError(f"{path} does not fit {type(model).__name__}: {lines}", "Build the model that wrote it.")
+        raise UserError(f"{source} does not fit {type(model).__name__}: {lines}", "Build the model that wrote it.")
     model.load_state_dict(found)
-    return metadata
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def state_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The unwrapped model's state_dict, detached. Raises UserError where an entry is no tensor."""
     state = unwrap(model).state_dict()
     if strange := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise UserError(
@@ -117,7 +127,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _bare(name: str) -> str:
+def bare(name: str) -> str:
+    """A name without what DDP, DataParallel and torch.compile put before it."""
     while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
     return name
@@ -125,11 +136,3 @@ def _bare(name: str) -> str:
 
 def _first(items: list[str]) -> str:
     return ", ".join(items[:_SHOWN]) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

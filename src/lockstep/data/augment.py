@@ -47,9 +47,9 @@ class Augment:
     image_size: int = 0
 
     def __call__(self, images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
-        """images: uint8 [b, C, H, W]; ids: int64 [b]; epoch None: evaluation, nothing random. Returns float32 [b, C, S, S].
+        """images: uint8 [b, C, H, W]; ids: int64 [b]; epoch None: evaluation, nothing random.
 
-        Floating-point images are taken as normalised already.
+        Returns float32 [b, C, S, S]. Floating-point images are taken as normalised already.
         """
         if epoch is not None and (self.crop_padding or self.flip):
             images = self._crop_and_flip(images, ids, epoch)

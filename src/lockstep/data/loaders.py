@@ -52,8 +52,8 @@ class Piece:
 def micro_batches(count: int, accumulate: int, world: World) -> list[Piece]:
     """This rank's share of each of `accumulate` micro-batches of a global batch of `count` samples.
 
-    The global batch is cut first and each micro-batch shared out then, so that a micro-batch has the same members on any
-    number of ranks: batch statistics over all ranks (`sync_bn`) mean the same on every N.
+    The global batch is cut first and each micro-batch shared out then, so that a micro-batch has the same members on
+    any number of ranks: batch statistics over all ranks (`sync_bn`) mean the same on every N.
     """
     pieces = []
     cuts = min(accumulate, count)
@@ -65,7 +65,7 @@ def micro_batches(count: int, accumulate: int, world: World) -> list[Piece]:
 
 
 def shards(count: int, total: int, world: World) -> list[Piece]:
-    """This rank's shards of a global batch of `count` samples cut into `total`: whole ones, a contiguous run of them."""
+    """This rank's shards of a global batch of `count` samples cut into `total`: whole ones, one after the other."""
     cuts = min(total, count)
     return [Piece(v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)]]
 
@@ -94,10 +94,11 @@ class TrainLoader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from step `start` on."""
         planned: deque[tuple[np.ndarray, list[Piece]]] = deque()  # steps asked for and not yet delivered, in order
+        steps, cut = self.order.steps(epoch, start), self.pieces
 
-        def requests() -> Iterator[Request]:
-            for ids in self.order.steps(epoch, start):
-                pieces = self.pieces(len(ids))
+        def requests() -> Iterator[Request]:  # without self, which holds who reads this: see through_workers
+            for ids in steps:
+                pieces = cut(len(ids))
                 planned.append((ids, pieces))
                 # a rank without a piece asks for no sample, and its turn must not be lost
                 yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
@@ -124,8 +125,8 @@ class TrainLoader:
 class EvalLoader:
     """A set in its own order, cut into chunks of `batch_size` that do not depend on the number of ranks.
 
-    A rank takes whole chunks: a kernel's result depends on the shape of its batch, so whole chunks give the same bits on any
-    number of ranks.
+    A rank takes whole chunks: a kernel's result depends on the shape of its batch, so whole chunks give the same bits
+    on any number of ranks.
     """
 
     def __init__(self, images: ImageSet, augment: Augment, world: World, fetch: Fetch, batch_size: int) -> None:
@@ -183,6 +184,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
         worker_init_fn=end_with_parent,
     )
 
+    # Nothing here may be part of a reference cycle: to collect one that holds workers takes 5 s for each of them.
     def through_workers(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         requested.requests = requests
         for answer in loader:
@@ -190,7 +192,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
                 try:
                     raise answer
                 finally:
-                    del answer  # else it would hold the frame that holds it, and collecting that cycle takes 5 s a worker
+                    del answer  # else the error would hold the frame that holds it
             pixels, classes, ids = (tensor.to(device, non_blocking=True) for tensor in answer)
             yield pixels, classes, ids
 

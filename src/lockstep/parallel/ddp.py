@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import ContextManager, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -32,8 +32,9 @@ def parallelize(
 ) -> nn.Module:
     """The module that trains `model` on all ranks; in a world of one it is `model` itself.
 
-    Buffers are not broadcast before each forward pass (DDP's default, which costs a collective a step, lets ranks differ after
-    the last step and hangs a rank with an empty share): `evaluate` and the training loop average them where it matters.
+    Buffers are not broadcast before each forward pass (DDP's default, which costs a collective a step, lets ranks
+    differ after the last step and hangs a rank with an empty share): `evaluate` and the training loop average them
+    where it matters.
 
     Args:
         model: on its device already.
@@ -84,7 +85,7 @@ class GradientSync(Protocol):
 
     average_over: int  # the factor by which `finish` divides summed gradients
 
-    def piece(self, size: int, last: bool) -> ContextManager[None]:
+    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a piece of `size` samples."""
         ...
 
@@ -101,7 +102,7 @@ class DataParallelSync:
         self.ddp = model if isinstance(model, DistributedDataParallel) else None
         self.average_over = self.ddp.process_group.size() if self.ddp is not None else 1
 
-    def piece(self, size: int, last: bool) -> ContextManager[None]:
+    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
         """No all-reduce for all but the last piece; a rank without a sample goes along as a ghost."""
         if size == 0:
             return self._ghost_piece(last)

@@ -1,1 +1,1 @@
-"""Commands that start runs and read their journals."""
+"""Commands that start runs through the launcher and judge what they leave behind."""

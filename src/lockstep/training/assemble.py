@@ -83,8 +83,11 @@ def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
     )
 
 
-def assemble(config: Config, world: World) -> Run:
-    """Everything that the loop needs, built in the order in which the parts depend on each other."""
+def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> Run:
+    """Everything that the loop needs, built in the order in which the parts depend on each other.
+
+    `dtype` is that of the parameters and floating-point buffers, where it is not the model's own.
+    """
     precision.configure(config.precision, world.device)
     if config.shards:
         # one thread unless told otherwise: a default by cores and processes would round differently on another N
@@ -92,6 +95,8 @@ def assemble(config: Config, world: World) -> Run:
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model = build_model(config, train_set, world)
+    if dtype is not None:
+        model.to(dtype)
     sync, wrapped = None, model
     if config.shards:
         sync = exact.ExactSync(model, world, config.shards)
@@ -118,6 +123,7 @@ def assemble(config: Config, world: World) -> Run:
         seed=config.seed,
         sync=sync,
         find_unused_parameters=config.model.find_unused_parameters,
+        skip_nonfinite=config.on_nonfinite == "skip",
     )
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(optim.ema)) if optim.ema else None
     return Run(model, train, val, step, ema)

@@ -1,16 +1,15 @@
 """What the ranks agree on between two steps: whether to stop, whether to checkpoint, whether a write has failed."""
 
 import os
-import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
-from lockstep.errors import UserError
+from lockstep.config import Interval
+from lockstep.lifetime import survives_hangup
 from lockstep.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -44,15 +43,6 @@ class StopRequest:
             os._exit(128 + number)
 
 
-def terminal_is_gone() -> bool:
-    """True where nobody can come back to this process's terminal."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR))
-    except OSError:
-        return True
-    return False
-
-
 @contextmanager
 def stop_requests(on_hangup: str, silence: Callable[[], None]) -> Iterator[StopRequest]:
     """Handle SIGTERM, SIGINT, SIGUSR1 and SIGHUP within: the loop finds the request at the next step boundary.
@@ -64,48 +54,24 @@ def stop_requests(on_hangup: str, silence: Callable[[], None]) -> Iterator[StopR
     request = StopRequest()
 
     def hung_up(number: int, frame: object) -> None:
-        if on_hangup == "continue" or (on_hangup == "auto" and terminal_is_gone()):
+        if survives_hangup(on_hangup):
             silence()
         else:
             request(number, frame)
 
-    handlers = {number: request for number in STOP_SIGNALS} | {signal.SIGHUP: hung_up}
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield request
+        return
+    handlers = {n: request for n in STOP_SIGNALS} | {signal.SIGHUP: hung_up}
+    handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}  # nohup's wish is respected
+    wakeup = signal.set_wakeup_fd(-1)  # who ends the process in time after a signal must not hear of these
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """How often to checkpoint: after so many steps, epochs or minutes; 0 never."""
-
-    count: float
-    unit: str  # "steps", "epoch" or "min"
-
-    @classmethod
-    def parse(cls, text: str) -> "Interval":
-        """From `500steps`, `1epoch`, `10min` or `0`."""
-        if text.strip() in ("0", "never"):
-            return cls(0, "steps")
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*", text)
-        count = float(found[1]) if found else 0.0
-        if found is None or count <= 0 or (found[2] != "min" and count != int(count)):
-            raise UserError(
-                f"--checkpoint-every {text}: not a number of steps, epochs or minutes",
-                "Write it as 500steps, 1epoch, 10min, or 0 for none.",
-            )
-        return cls(count, {"step": "steps"}.get(found[2], found[2]))
-
-    def due(self, steps: int, steps_per_epoch: int, seconds: float) -> bool:
-        """True where a checkpoint is due after `steps`, `seconds` after the last one (by rank 0's monotonic clock)."""
-        if self.count == 0:
-            return False
-        if self.unit == "min":
-            return seconds >= self.count * 60
-        return steps % int(self.count if self.unit == "steps" else self.count * steps_per_epoch) == 0
+        signal.set_wakeup_fd(wakeup)
 
 
 class Control:
@@ -121,22 +87,25 @@ class Control:
         self.calls = 0
         self.met = self.written = time.monotonic()
 
-    def agree(self, steps: int, failed: bool = False) -> Agreement:
-        """Called by every rank at every step boundary, after `steps` steps. `failed`: this rank's last write failed."""
+    def agree(self, steps: int, failed: bool = False, now: bool = False) -> Agreement:
+        """Called by every rank at every step boundary, after `steps` steps.
+
+        `failed`: this rank's last write failed. `now`: decide here, whatever the pace (all ranks must say so).
+        """
         self.calls += 1
         by_steps = self.every.unit != "min" and self.every.due(steps, self.steps_per_epoch, 0.0)
-        if self.calls < self.next_meeting:
+        if self.calls < self.next_meeting and not now:
             return Agreement(checkpoint=by_steps)
-        now = time.monotonic()
-        by_clock = self.every.unit == "min" and self.every.due(steps, self.steps_per_epoch, now - self.written)
-        pace = (now - self.met) / self.calls
+        moment = time.monotonic()
+        by_clock = self.every.unit == "min" and self.every.due(steps, self.steps_per_epoch, moment - self.written)
+        pace = (moment - self.met) / self.calls
         wish = min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
         if self.world.size == 1:
             stop, clock, broken, self.next_meeting = self.request.signal, by_clock, failed, 1
         else:
             mine = [self.request.signal, failed, *((by_clock, wish) if self.world.rank == 0 else (0, 0))]
             stop, broken, clock, self.next_meeting = self.world.largest(mine)
-        self.met, self.calls = now, 0
+        self.met, self.calls = moment, 0
         return Agreement(int(stop), bool(by_steps or clock), bool(broken))
 
     def saved(self) -> None:

@@ -1,5 +1,6 @@
 """Evaluation on all ranks: every sample once, sums and counts, divided once at the end."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,7 +16,7 @@ from lockstep.world import World
 
 @dataclass(frozen=True)
 class Metrics:
-    """What evaluation found. top1 and top5 are fractions; loss is the mean cross-entropy in nats; count is in samples."""
+    """What evaluation found: top1 and top5 as fractions, loss as mean cross-entropy in nats, count in samples."""
 
     top1: float
     top5: float
@@ -30,21 +31,30 @@ class Metrics:
         return f"top-1 {self.top1:.2%}  top-5 {self.top5:.2%}  loss {self.loss:.4f}  ({self.count:,} images)"
 
 
-def evaluate(model: nn.Module, loader: EvalLoader, world: World, precision: str = "fp32") -> Metrics:
+def evaluate(
+    model: nn.Module,
+    loader: EvalLoader,
+    world: World,
+    precision: str = "fp32",
+    tick: Callable[[], None] = lambda: None,
+) -> Metrics:
     """Top-1, top-5 and mean loss of `model` over the whole set, the same on every rank and for every number of ranks.
 
-    The bare module runs: the DDP wrapper's forward holds collectives, and a rank whose part is smaller would leave the others
-    waiting. Each chunk of the loader gives one row of float64 sums; rows are put together over the ranks and added in order.
+    The bare module runs: the DDP wrapper's forward holds collectives, and a rank whose part is smaller would leave the
+    others waiting. Each chunk of the loader gives one row of float64 sums; rows are put together over the ranks and
+    added in order. `tick` is called before each chunk: a long evaluation can say that it is alive.
     """
     bare = unwrap(model)
     average_buffers(bare, world)
     context = autocast(precision, world.device)
-    sums = torch.zeros(loader.chunks, 4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
+    device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
+    sums = torch.zeros(loader.chunks, 4, dtype=torch.float64, device=device)
     training = [module for module in bare.modules() if module.training]  # a user may have frozen some with eval()
     bare.eval()
     try:
         with torch.no_grad():
             for chunk, images, labels in loader:
+                tick()
                 with context():
                     outputs = bare(images)
                 sums[chunk] = _sums(outputs.float() if outputs.dtype != torch.float64 else outputs, labels)

@@ -1,214 +1,119 @@
-"""The story of a run: epochs, steps, evaluation, saving."""
+"""The story of a run: resume, epochs, steps, evaluation, saving."""
 
-import platform
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torchvision
-
-import lockstep
 from lockstep.checkpoint import weights
 from lockstep.config import Config
-from lockstep.data.loaders import Batch
-from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import average_buffers
-from lockstep.order import EMPTY_LEDGER, extend_ledger
-from lockstep.training.assemble import Run, assemble, unsynchronised_batchnorm
-from lockstep.training.evaluation import Metrics, evaluate
-from lockstep.watch.journal import Journal
-from lockstep.watch.mirrors import open_mirrors
-from lockstep.watch.progress import ProgressBar
+from lockstep.parallel.batchnorm import SyncBatchNorm, average_buffers
+from lockstep.training.evaluation import evaluate
+from lockstep.training.session import Session, session
+from lockstep.training.state import State
+from lockstep.training.window import NonFinite, Window
+from lockstep.watch import desync
 from lockstep.world import World
 
 
-@dataclass
-class Progress:
-    """Where a run is; the same on all ranks."""
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: where it got to, and the number of the signal that stopped it (0: it is complete)."""
 
-    steps: int = 0
-    samples: int = 0
-    ledger: bytes = EMPTY_LEDGER
-    metrics: Metrics | None = None
-    best_top1: float = -1.0
+    state: State
+    stop: int
 
 
-def train(config: Config, world: World, folder: Path) -> Progress:
-    """Train by `config` and leave journal and weights in `folder`, which exists. All ranks call it together."""
-    run = assemble(config, world)
-    main = world.rank == 0
-    mirrors = open_mirrors(config.execution.log, folder, config.to_dict()) if main else ()
-    journal = Journal(folder / "journal.jsonl" if main else None, mirrors)
-    bar = ProgressBar(config.epochs * len(run.train), config.epochs, enabled=main)
-    progress, began = Progress(), time.monotonic()
-    journal.write("run", **describe(config, world, run))
-    introduce(config, world, run, bar)
-    completed = False
-    try:
-        for epoch in range(config.epochs):
-            train_epoch(config, world, run, epoch, progress, journal, bar)
-            evaluate_and_save(config, world, run, epoch, progress, journal, bar, folder)
-        completed = True
-    finally:
-        # asked for here, not caught by `except`: a signal can come while the handler of another error runs
-        raised = None if completed else sys.exception()
-        stopped = isinstance(raised, KeyboardInterrupt | SystemExit)
-        bar.close()
-        digest = weights.digest(run.model) if main else ""
-        metrics = progress.metrics
-        journal.write(
-            "end",
-            status="completed" if completed else "interrupted" if stopped else "failed",
-            steps=progress.steps,
-            samples=progress.samples,
-            seconds=round(time.monotonic() - began, 3),
-            top1=metrics.top1 if metrics else None,
-            loss=metrics.loss if metrics else None,
-            ledger_sha256=progress.ledger.hex(),
-            weights_sha256=digest,
-            processes=world.size,
-            **({"error": str(raised)} if raised and not stopped else {}),
-        )
-        journal.close()
-    return progress
+def train(config: Config, world: World, folder: Path) -> Outcome:
+    """Train by `config`, going on from the newest checkpoint in `folder`, which exists. All ranks call it together.
+
+    Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT, SIGUSR1 and SIGHUP take effect at the next step
+    boundary, after a checkpoint.
+
+    Raises:
+        UserError: for what the user can put right, naming rank and step.
+    """
+    with session(config, world, folder) as live:
+        stop = 0
+        if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
+            live.checkpoint()  # somewhere to go back to
+        while live.state.evaluated < config.epochs and not stop:
+            try:
+                stop = train_epoch(live) or finish_epoch(live)
+            except NonFinite as bad:
+                live.roll_back(bad)
+        live.settle()
+        return Outcome(live.state, stop)
 
 
-def train_epoch(
-    config: Config, world: World, run: Run, epoch: int, progress: Progress, journal: Journal, bar: ProgressBar
-) -> None:
-    """One pass over the training set. Nothing in it waits for the device but the log steps."""
-    window = Window(config, world, run)
-    for batch in run.train.epoch(epoch):
-        window.add(run.step(batch), batch)
-        if run.ema is not None:
-            run.ema.update_parameters(run.model)
-        progress.steps += 1
-        progress.samples += batch.count
-        progress.ledger = extend_ledger(progress.ledger, batch.ids)
-        if window.full or batch.step + 1 == (epoch + 1) * len(run.train):
-            numbers = window.read(progress.steps)
-            lr = run.step.optimizer.param_groups[0]["lr"]
-            journal.write("step", step=progress.steps, epoch=epoch, samples=progress.samples, lr=lr, **numbers)
-            bar.update(progress.steps, epoch + 1, numbers["loss"], lr, numbers["images_per_s"])
+def train_epoch(live: Session) -> int:
+    """Go on to the end of the epoch; returns the signal that stopped it, or 0.
+
+    Nothing in it waits for the device but log steps, checkpoints and comparisons.
+    """
+    config, run, state, beat = live.config, live.run, live.state, live.beat
+    start = state.steps - state.evaluated * len(run.train)
+    window = Window(live.world, run, config.execution.log_every)
+    beat.at(state.steps, "loader")
+    for batch in run.train.epoch(state.evaluated, start):
+        beat.at(state.steps, "forward-backward")
+        trained = batch.step not in state.skipped
+        if trained:
+            window.add(run.step(batch), batch)
+            if run.ema is not None:
+                run.ema.update_parameters(run.model)
+        state.advance(batch.ids, trained)
+        ended = state.steps % len(run.train) == 0
+        agreed = live.control.agree(state.steps, failed=live.failed)
+        live.raise_if_write_failed(agreed.failed)
+        saving = (agreed.checkpoint and not ended) or bool(agreed.stop)  # at an epoch's end the evaluation comes first
+        if window.batches and (window.full or ended or saving):
+            log(live, window)
+        if config.recovery.check_every and state.steps % config.recovery.check_every == 0:
+            compare(live)
+        if saving and live.keeps:
+            live.checkpoint()
+        if agreed.stop:
+            return agreed.stop
+        beat.at(state.steps, "loader")
+    return 0
 
 
-def evaluate_and_save(
-    config: Config,
-    world: World,
-    run: Run,
-    epoch: int,
-    progress: Progress,
-    journal: Journal,
-    bar: ProgressBar,
-    folder: Path,
-) -> None:
-    """Evaluate on all ranks; rank 0 keeps the newest weights and the best."""
-    average_buffers(run.model, world)
-    metrics = progress.metrics = evaluate(run.evaluated, run.val, world, config.precision)
-    journal.write("eval", epoch=epoch, step=progress.steps, **metrics.to_dict())
-    bar.say(f"epoch {epoch + 1}/{config.epochs}: {metrics}")
-    if world.rank == 0:
-        note = {"epoch": str(epoch), "step": str(progress.steps), "top1": repr(metrics.top1)}
-        weights.save(run.evaluated, folder / "weights" / "final.safetensors", note)
-        if metrics.top1 > progress.best_top1:
-            weights.save(run.evaluated, folder / "weights" / "best.safetensors", note)
-    progress.best_top1 = max(progress.best_top1, metrics.top1)
+def log(live: Session, window: Window) -> None:
+    """Write the `step` record and move the bar."""
+    state = live.state
+    lr = window.batches[-1][2]
+    numbers = window.read(tolerant=live.config.on_nonfinite == "skip")
+    live.note_written()
+    live.journal.write("step", step=state.steps, epoch=state.evaluated, samples=state.samples, lr=lr, **numbers)
+    live.bar.update(state.steps, state.evaluated + 1, numbers["loss"], lr, numbers["images_per_s"])
 
 
-class Window:
-    """The steps since the last log step: losses stay on the device until `read`."""
-
-    def __init__(self, config: Config, world: World, run: Run) -> None:
-        self.world, self.run, self.every = world, run, config.execution.log_every
-        self.losses = torch.zeros(self.every, dtype=torch.float64, device=world.device)
-        self._reset()
-
-    def _reset(self) -> None:
-        self.batches: list[tuple[int, int, float]] = []
-        self.run.train.wait_ms, self.began = 0.0, time.perf_counter()
-
-    @property
-    def full(self) -> bool:
-        """True on a log step."""
-        return len(self.batches) == self.every
-
-    def add(self, loss: torch.Tensor, batch: Batch) -> None:
-        """Note one step's summed loss of this rank."""
-        self.losses[len(self.batches)] = loss
-        self.batches.append((batch.step, batch.count, self.run.step.optimizer.param_groups[0]["lr"]))
-
-    def read(self, steps: int) -> dict[str, float]:
-        """Mean loss, images/s and data wait since the last call (a CPU-GPU synchronisation and one small all-reduce).
-
-        Raises:
-            UserError: where a loss is not finite, naming step, ranks and learning rate.
-        """
-        count = len(self.batches)
-        table = torch.zeros(self.world.size, count, dtype=torch.float64, device=self.world.device)
-        table[self.world.rank] = self.losses[:count]
-        by_step = self.world.sum(table).t().tolist()  # [steps][ranks]
-        for (step, _, lr), losses in zip(self.batches, by_step, strict=True):
-            ranks = [rank for rank, loss in enumerate(losses) if loss - loss != 0]
-            if ranks:
-                raise UserError(
-                    f"the loss became non-finite at step {step + 1} on rank(s) {', '.join(map(str, ranks))}, "
-                    f"learning rate {lr:.3g}",
-                    "Lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32 or bf16.",
-                )
-        samples = sum(n for _, n, _ in self.batches)
-        seconds = time.perf_counter() - self.began
-        numbers = {
-            "loss": sum(map(sum, by_step)) / samples,
-            "images_per_s": round(samples / seconds, 1),
-            "data_wait_ms": round(self.run.train.wait_ms / count, 3),
-        }
-        self._reset()
-        return numbers
+def compare(live: Session) -> None:
+    """Stop the run where the ranks no longer hold the same weights."""
+    live.beat.at(live.state.steps, "comparison of ranks")
+    same_buffers = bool(live.config.shards) or any(isinstance(m, SyncBatchNorm) for m in live.run.model.modules())
+    desync.check(live.world, live.state.steps, live.run.model, live.run.step.optimizer, buffers=same_buffers)
 
 
-def describe(config: Config, world: World, run: Run) -> dict[str, object]:
-    """The journal's `run` record: what runs, where, on what."""
-    return {
-        "config": config.to_dict(),
-        "world": {"size": world.size, "local_size": world.local_size, "backend": world.backend},
-        "device": device_name(world.device),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            "lockstep": lockstep.__version__,
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-            "python": platform.python_version(),
-        },
-        "data": {"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
-        "parameters": sum(p.numel() for p in run.model.parameters()),
-    }
-
-
-def device_name(device: torch.device) -> str:
-    """A device in words, for records."""
-    if device.type == "cpu":
-        return f"cpu ({platform.processor() or platform.machine()})"
-    module = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
-
-
-def introduce(config: Config, world: World, run: Run, bar: ProgressBar) -> None:
-    """Say in a few lines what is about to happen, and what depends on the number of processes."""
-    optim, order = config.optim, run.train.order
-    per_rank = -(-config.batch_size // world.size)
-    bar.say(
-        f"{config.recipe}: {config.model.model} on {run.train.images.name}, {order.samples_per_epoch:,} images an epoch, "
-        f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {world.device.type}, {config.precision}"
+def finish_epoch(live: Session) -> int:
+    """Evaluate on all ranks, keep the weights, and checkpoint where it is time; returns the signal to stop by, or 0."""
+    config, run, state = live.config, live.run, live.state
+    average_buffers(run.model, live.world)
+    metrics = evaluate(
+        run.evaluated, run.val, live.world, config.precision, tick=lambda: live.beat.at(state.steps, "evaluation")
     )
-    if optim.scale_lr != "none":
-        bar.say(
-            f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
-            f"{optim.base_batch_size or config.batch_size} = {config.lr:g}"
-        )
-    if not config.shards and unsynchronised_batchnorm(run.model, world):
-        bar.say(
-            "note: batch norm takes its statistics over each process's own share, so results depend a little on --nproc; "
-            "--sync-bn takes them over the whole batch"
-        )
+    live.journal.write("eval", epoch=state.evaluated, step=state.steps, **metrics.to_dict())
+    live.bar.say(f"epoch {state.evaluated + 1}/{config.epochs}: {metrics}")
+    best = metrics.top1 > state.best_top1
+    if best:
+        state.best_top1, state.best_step = metrics.top1, state.steps
+    if live.world.rank == 0:
+        note = {"epoch": str(state.evaluated), "step": str(state.steps), "top1": repr(metrics.top1)}
+        for name in ("final", "best") if best else ("final",):
+            weights.save(run.evaluated, live.folder / "weights" / f"{name}.safetensors", note)
+    state.metrics, state.evaluated = metrics, state.evaluated + 1
+    agreed = live.control.agree(state.steps, failed=live.failed, now=True)
+    live.raise_if_write_failed(agreed.failed)
+    last = state.evaluated == config.epochs
+    if live.keeps and (agreed.checkpoint or agreed.stop or last):
+        live.checkpoint()
+    return 0 if last else agreed.stop

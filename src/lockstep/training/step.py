@@ -24,10 +24,13 @@ class TrainStep:
         optimizer: any torch optimizer over the model's parameters.
         precision: "fp32", "tf32", "bf16" or "fp16"; the last two through autocast, fp16 with a gradient scaler.
         clip_norm: largest global gradient norm (0: no clipping).
-        schedule: learning-rate factor as a function of samples seen before the step; multiplies each group's initial rate.
+        schedule: learning-rate factor, a function of the samples seen before the step; multiplies each group's initial
+            rate.
         seed: key of the dropout draws.
         sync: how gradients are combined (default: DDP's all-reduce where `model` is DDP).
         find_unused_parameters: accept parameters without a gradient.
+        skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It costs
+            a wait for the device on every step.
 
     A rank's loss is its samples' sum divided by the global batch's true count, times N because DDP averages; so uneven
     shares and a short last batch weigh every sample alike.
@@ -45,6 +48,7 @@ class TrainStep:
         seed: int = 0,
         sync: GradientSync | None = None,
         find_unused_parameters: bool = False,
+        skip_nonfinite: bool = False,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.clip_norm, self.schedule, self.seed = clip_norm, schedule, seed
@@ -56,20 +60,38 @@ class TrainStep:
         self._reseed = _reseed(device)
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._check_gradients = not find_unused_parameters
+        self._skip_nonfinite = skip_nonfinite
+        self.skipped = 0  # steps left out because of a gradient that was not finite
         if schedule is not None:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take one step; returns this rank's summed loss, a scalar on the device (reading it would wait for the device)."""
+        """Take one step; returns this rank's summed loss, a scalar on the device (reading it waits for the device)."""
         if self.schedule is not None:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
+        before = [b.clone() for b in self.model.buffers()] if self._skip_nonfinite else []
         summed = self._accumulate(batch)
         if self._check_gradients and batch.sizes:
             self._require_gradients()
         self.sync.finish()
+        if self._skip_nonfinite and not self._finite():
+            self.skipped += 1
+            for buffer, value in zip(self.model.buffers(), before, strict=True):
+                buffer.copy_(value)
+        else:
+            self._update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return summed
+
+    def _finite(self) -> bool:
+        """The same on all ranks: gradients are, after their reduction."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        return bool(torch.isfinite(norm))
+
+    def _update(self) -> None:
         if self.scaler is None:
             self._clip()
             self.optimizer.step()
@@ -79,8 +101,6 @@ class TrainStep:
             self._clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return summed
 
     def _accumulate(self, batch: Batch) -> Tensor:
         start, last = 0, len(batch.sizes) - 1
@@ -97,7 +117,7 @@ class TrainStep:
     def _pass(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Forward and backward of one piece; returns its mean loss, detached."""
         if weight == 0:
-            # no sample, but the other ranks' collectives wait for this one: two blank images (one would upset batch norm)
+            # No sample, but the other ranks' collectives wait: two blank images (one would upset batch norm).
             images, labels = images.new_zeros(2, *images.shape[1:]), labels.new_zeros(2, *labels.shape[1:])
         with self.autocast():
             mean = self.loss(self.model(images), labels)
@@ -121,10 +141,8 @@ class TrainStep:
             )
 
 
-def _reseed(device: torch.device) -> Callable[[int], None]:
+def _reseed(device: torch.device) -> Callable[[int], object]:
     """A function that seeds the generator which dropout on `device` draws from; microseconds, no synchronisation."""
     if device.type == "cpu":
-        generator = torch.default_generator
-        return lambda key: generator.manual_seed(key) and None
-    module = torch.get_device_module(device)
-    return lambda key: module.manual_seed(key)  # type: ignore[no-any-return]
+        return torch.default_generator.manual_seed
+    return torch.get_device_module(device).manual_seed  # type: ignore[no-any-return]

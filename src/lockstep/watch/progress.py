@@ -48,6 +48,10 @@ class ProgressBar:
         if self.enabled:
             self.console.print(text, markup=False, soft_wrap=True)
 
+    def silence(self) -> None:
+        """Say no more: the terminal is gone, and writing to it would fail."""
+        self.enabled = self.live = False
+
     def close(self) -> None:
         """Leave the last state of the bar on the screen."""
         if self.live:

@@ -1,0 +1,188 @@
+"""A verified checkpoint back into the live objects, and the differences that forbid it."""
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, Damaged, decode, read_tensors
+from lockstep.checkpoint.snapshot import describe_parameters, numbered
+from lockstep.checkpoint.verified import Loaded
+from lockstep.checkpoint.weights import state_tensors, unwrap
+from lockstep.errors import UserError
+
+_SHOWN = 12  # lines of a difference that an error lists
+_KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
+_ABSENT = object()
+
+
+def restore(
+    loaded: Loaded,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    ema: nn.Module | None = None,
+    keep: Collection[str] = (),
+) -> dict[str, Any]:
+    """Copy a checkpoint into the live objects, bit by bit, each tensor to where it lives; returns the saved state.
+
+    Tensors go from the file to the rank's own device, one at a time. Live tensors keep their strides; optimizer state
+    of its parameter's shape gets that parameter's. What is None is left out.
+
+    Args:
+        keep: entries of the optimizer's groups whose live value stays: ("lr", "initial_lr") where the run changes it.
+
+    Raises:
+        UserError: with a list of the differences, where names, shapes, dtypes or the optimizer are others. Nothing is
+            changed then.
+    """
+    try:
+        tensors = {MODEL: read_tensors(loaded.path / MODEL)}
+        lines = diff_tensors("model", tensors[MODEL], state_tensors(model))
+        if ema is not None:
+            if not loaded.has_ema:
+                lines.append("ema: the checkpoint has no moving average, this run keeps one")
+            else:
+                tensors[EMA] = read_tensors(loaded.path / EMA)
+                lines += diff_tensors("ema", tensors[EMA], state_tensors(ema))
+        if optimizer is not None:
+            lines += _diff_optimizer(loaded.document["optimizer"], model, optimizer)
+        _refuse(loaded, lines)
+        _copy(model, tensors[MODEL])
+        if ema is not None:
+            _copy(ema, tensors[EMA])
+        if optimizer is not None:
+            _restore_optimizer(loaded, optimizer, keep)
+        if scaler is not None and loaded.document["scaler"]:
+            scaler.load_state_dict(decode(loaded.document["scaler"]))
+    except (Damaged, OSError) as error:
+        raise UserError(
+            f"can't read the checkpoint {loaded.path}: {error}", "It was in order a moment ago: is its storage?"
+        ) from error
+    return loaded.state
+
+
+def _refuse(loaded: Loaded, lines: list[str]) -> None:
+    if lines:
+        shown = [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
+        raise UserError(
+            "\n    ".join([f"{loaded.path} is not of this run (checkpoint -> now):", *shown]),
+            "Resume with the model and optimizer that wrote it, or start another run with --out.",
+        )
+
+
+def _copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    unwrap(model).load_state_dict(tensors)
+
+
+def diff_tensors(what: str, saved: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
+    """A line for each name, shape or dtype that is not the same in both."""
+    lines = []
+    for name in [*saved, *(name for name in now if name not in saved)]:
+        before, after = (_describe(side[name]) if name in side else "(none)" for side in (saved, now))
+        if before != after:
+            lines.append(f"{what}: {name} {before} -> {after}")
+    return lines
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _diff_optimizer(saved: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    name = type(optimizer).__qualname__
+    if saved["class"] != name:
+        return [f"optimizer: {saved['class']} -> {name}"]
+    before, after = saved["parameters"], describe_parameters(model, optimizer)
+    if before == after:
+        return []
+    if (sizes := [len(group) for group in before]) != (now := [len(group) for group in after]):
+        return [f"optimizer: parameters by group {sizes} -> {now}"]
+    return [
+        f"optimizer: group {index}, parameter {number}: {' '.join(map(str, old))} -> {' '.join(map(str, new))}"
+        for index, (olds, news) in enumerate(zip(before, after, strict=True))
+        for number, (old, new) in enumerate(zip(olds, news, strict=True))
+        if old != new
+    ]
+
+
+def _restore_optimizer(loaded: Loaded, optimizer: torch.optim.Optimizer, keep: Collection[str]) -> None:
+    saved, tensors = loaded.document["optimizer"], read_tensors(loaded.path / OPTIMIZER)
+    on_host, made = set(saved["on_host"]), {}
+
+    def place(name: str, key: str, home: Tensor) -> Tensor:
+        if name not in made:
+            made[name] = _placed(tensors[name], home, on_host=name in on_host or key == "step")
+        return made[name]
+
+    first = optimizer.param_groups[0]["params"][0]
+    rest = decode(saved["rest"], partial(place, home=first))
+    parameters = numbered(optimizer, rest)
+    state = {index: decode(entry, partial(place, home=parameters.get(index, first))) for index, entry in saved["state"]}
+    for group, live in zip(rest["param_groups"], optimizer.param_groups, strict=True):
+        group.update({name: live[name] for name in (*_KERNELS, *keep) if name in live})
+    optimizer.load_state_dict({**rest, "state": state})
+    for index, entry in state.items():
+        key = parameters.get(index, index)
+        optimizer.state[key] = _uncast(optimizer.state[key], entry, "")
+
+
+def _placed(source: Tensor, home: Tensor, on_host: bool) -> Tensor:
+    """A copy of a mapped tensor beside its parameter or on the host; of the parameter's shape, it gets its strides."""
+    device = torch.device("cpu") if on_host else home.device
+    if source.shape == home.shape:
+        return torch.empty_like(home.detach(), dtype=source.dtype, device=device).copy_(source)
+    return torch.empty(source.shape, dtype=source.dtype, device=device).copy_(source)
+
+
+def _uncast(live: Any, ours: Any, key: str) -> Any:
+    """`live` with what `load_state_dict` changed undone: it gives state the dtype and device of its parameter, which
+    rounds what the optimizer keeps in a wider dtype. It knows best where a `step` goes.
+    """
+    if isinstance(ours, Tensor) and isinstance(live, Tensor):
+        return live if key == "step" or (live.dtype, live.device) == (ours.dtype, ours.device) else ours
+    if isinstance(ours, dict) and isinstance(live, dict):
+        live.update({name: _uncast(live.get(name), value, str(name)) for name, value in ours.items()})
+        return live
+    if isinstance(ours, list | tuple) and isinstance(live, list | tuple) and len(ours) == len(live):
+        return type(ours)(_uncast(a, b, key) for a, b in zip(live, ours, strict=True))
+    return ours
+
+
+def diff_configs(
+    saved: Mapping[str, Any], now: Mapping[str, Any], ignore: Collection[str] = ("execution",)
+) -> list[str]:
+    """What differs between two nested configs, as lines `optim.lr: 0.1 -> 0.2`.
+
+    `ignore` names entries or groups that may differ, by their whole path (`optim.lr`, `execution`) or by its last word,
+    also as a flag spells it (`lr`, `--batch-size`).
+    """
+    free = {name.removeprefix("--").replace("-", "_") for name in ignore}
+    before, after = _flat(saved), _flat(now)
+    return [
+        f"{path}: {_shown(before.get(path, _ABSENT))} -> {_shown(after.get(path, _ABSENT))}"
+        for path in [*before, *(path for path in after if path not in before)]
+        if before.get(path, _ABSENT) != after.get(path, _ABSENT) and not _covers(free, path)
+    ]
+
+
+def _covers(free: set[str], path: str) -> bool:
+    words = path.split(".")
+    return words[-1] in free or any(".".join(words[:n]) in free for n in range(1, len(words) + 1))
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        path = f"{before}{name}"
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{path}."))
+        else:
+            flat[path] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "(none)" if value is _ABSENT else repr(value) if value == "" else str(value)

@@ -1,0 +1,177 @@
+"""A moment of training, copied to host memory: what training waits for while a checkpoint is made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, encode, require_storable
+from lockstep.checkpoint.weights import state_tensors, unwrap
+from lockstep.errors import UserError
+
+_BLOCK = 64 << 20  # a power of two: torch rounds pinned allocations up to one
+_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A step's state on the host. Its tensors lie in the buffers that made it, until these make the next."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]  # file -> name -> tensor
+    document: Mapping[str, Any]  # the content of state.json
+
+
+class Buffers:
+    """Host memory that one snapshot after another uses, pinned where the tensors come from a CUDA device."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._pinned = False
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._next, self._used = 0, 0  # block, bytes of it
+
+    def copy(self, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """Copies of all tensors, with the strides of the originals. Waits once for each device, at the end."""
+        tensors = [tensor for named in files.values() for tensor in named.values()]
+        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
+        pinned = any(device.type == "cuda" for device in devices)
+        if pinned != self._pinned:
+            self._blocks, self._pinned = [], pinned
+        self._rewind()
+        size = min(_BLOCK, sum(_aligned(tensor.nbytes) for tensor in tensors))
+        with torch.no_grad():
+            copies = {
+                file: {name: self._like(t, size).copy_(t, non_blocking=pinned) for name, t in named.items()}
+                for file, named in files.items()
+            }
+        if pinned:  # elsewhere the copies themselves have waited
+            for device in devices:
+                torch.accelerator.current_stream(device).synchronize()
+        return copies
+
+    def _like(self, tensor: Tensor, size: int) -> Tensor:
+        layout = torch.empty_like(tensor, device="meta")  # contiguous where the original overlaps itself
+        memory = self._take(tensor.nbytes, size)
+        return memory.view(tensor.dtype).as_strided(layout.shape, layout.stride())
+
+    def _take(self, count: int, size: int) -> Tensor:
+        """`count` bytes that nothing else in this snapshot uses; a new block has `size` bytes at least."""
+        while self._next < len(self._blocks):
+            block = self._blocks[self._next]
+            if self._used + count <= len(block):
+                start, self._used = self._used, _aligned(self._used + count)
+                return block[start : start + count]
+            self._next, self._used = self._next + 1, 0
+        self._blocks.append(torch.empty(max(size, _aligned(count)), dtype=torch.uint8, pin_memory=self._pinned))
+        return self._take(count, size)
+
+
+def snapshot(
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None = None,
+    ema: nn.Module | None = None,
+    state: Mapping[str, Any] | None = None,
+    buffers: Buffers | None = None,
+) -> Snapshot:
+    """Copy all that a run is to host memory, so that training may go on and change it.
+
+    On CUDA the copies go to pinned memory and the host waits for them once. Without `buffers` new memory is taken.
+
+    Args:
+        step: optimizer steps taken.
+        model: wrapped or not; the module inside is what is kept.
+        ema: a moving average of the weights, as `torch.optim.swa_utils.AveragedModel`.
+        state: plain values (None, bool, int, float, str, and lists, tuples and dicts of them).
+
+    Raises:
+        UserError: naming what can't be kept: an entry that is no tensor, number or text, a sparse or quantised tensor.
+    """
+    kept = _Collector()
+    document = {
+        "state": encode(dict(state or {}), "state"),
+        "optimizer": _describe(model, optimizer, kept),
+        "scaler": None,
+    }
+    files = {MODEL: state_tensors(model), OPTIMIZER: kept.tensors}
+    if ema is not None:
+        files[EMA] = state_tensors(ema)
+    for file, named in files.items():
+        for name, tensor in named.items():
+            require_storable(f"{name} of {file.partition('.')[0]}", tensor)
+    copies = (buffers or Buffers()).copy(files)
+    if scaler is not None:  # after the copies: it reads its scale from the device, which waits for all of them
+        document["scaler"] = encode(scaler.state_dict(), "scaler")
+    return Snapshot(step, copies, document)
+
+
+class _Collector:
+    """The tensors of an optimizer by name, each once, and which of them are on the host, their parameter elsewhere."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.on_host: list[str] = []
+        self._names: dict[int, str] = {}
+
+    def add(self, where: str, tensor: Tensor, home: torch.device) -> str:
+        if id(tensor) in self._names:  # one tensor in two places stays one
+            return self._names[id(tensor)]
+        name = where
+        while name in self.tensors:  # keys with dots in them can spell one path in two ways
+            name += "'"
+        self.tensors[name], self._names[id(tensor)] = tensor, name
+        if tensor.device.type == "cpu" and home.type != "cpu":
+            self.on_host.append(name)
+        return name
+
+
+def _describe(model: nn.Module, optimizer: torch.optim.Optimizer, kept: _Collector) -> dict[str, Any]:
+    """The optimizer without its tensors, which go to `kept`."""
+    saved = optimizer.state_dict()
+    parameters = numbered(optimizer, saved)
+    home = next(iter(parameters.values())).device
+    entries = []
+    for index, entry in saved["state"].items():
+        if not isinstance(index, int | str):
+            raise UserError(
+                f"the optimizer has state for a {type(index).__qualname__} that is none of its parameters",
+                "Keep state under parameters of its groups, or under a name.",
+            )
+        device = parameters[index].device if index in parameters else home
+        entries.append([index, encode(entry, f"state.{index}", partial(kept.add, home=device))])
+    rest = {key: value for key, value in saved.items() if key != "state"}
+    return {
+        "class": type(optimizer).__qualname__,
+        "parameters": describe_parameters(model, optimizer),
+        "state": entries,
+        "rest": {key: encode(value, key, partial(kept.add, home=home)) for key, value in rest.items()},
+        "on_host": kept.on_host,
+    }
+
+
+def numbered(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[Any, Tensor]:
+    """The optimizer's parameters by the numbers that its state_dict gives them."""
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    return {index: p for live, group in groups for p, index in zip(live["params"], group["params"], strict=True)}
+
+
+def describe_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[list[Any]]]:
+    """Name, shape and dtype of each parameter, group by group: what the state's numbers refer to."""
+    names = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
+
+    def describe(parameter: Tensor) -> list[Any]:
+        name = names.get(id(parameter), "(not the model's)")
+        return [name, list(parameter.shape), str(parameter.dtype).removeprefix("torch.")]
+
+    return [[describe(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGN) * _ALIGN

@@ -1,0 +1,145 @@
+"""Checkpoints in the background: training waits for the snapshot, a thread does the rest."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from lockstep.checkpoint.snapshot import Buffers, Snapshot, snapshot
+from lockstep.checkpoint.store import Phase, Written, nowhere, prune, write
+from lockstep.errors import UserError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is on the device, with what it cost."""
+
+    step: int
+    digest: str  # of its manifest
+    bytes: int
+    stall_ms: float  # that training waited
+    durable_ms: float  # from the call of `save` until it was on the device
+
+    def record(self) -> dict[str, Any]:
+        """The fields of the journal's `checkpoint` record."""
+        return {
+            "step": self.step,
+            "digest": self.digest,
+            "bytes": self.bytes,
+            "stall_ms": round(self.stall_ms, 3),
+            "durable_ms": round(self.durable_ms, 3),
+        }
+
+
+class Writer:
+    """Writes a run's checkpoints, one at a time, on one rank. Call it from one thread.
+
+    Args:
+        folder: where the checkpoints go; its parent exists.
+        keep: how many of the newest stay, beside the best.
+        timeout_s: the longest that a write may keep training or the end of the run waiting.
+        at: called in the writing thread with the name of each phase of a write as it begins.
+    """
+
+    def __init__(self, folder: Path, keep: int, timeout_s: float = 600.0, at: Phase = nowhere) -> None:
+        self.folder, self.keep, self.timeout_s, self.at = folder, keep, timeout_s, at
+        self._buffers = Buffers()
+        self._thread: threading.Thread | None = None
+        self._step = -1
+        self._saved: SimpleQueue[Saved] = SimpleQueue()
+        self._failed: SimpleQueue[Exception] = SimpleQueue()
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
+        ema: nn.Module | None = None,
+        state: Mapping[str, Any] | None = None,
+        best: int | None = None,
+    ) -> float:
+        """Snapshot now, write in the background; returns how long this took, in ms. Arguments as `snapshot` has them.
+
+        Waits for the write before, if that is still going on. `best`: the step whose checkpoint outlives `keep`.
+
+        Raises:
+            UserError: where the write before takes longer than `timeout_s`, or the state can't be kept. A write that
+                failed does not show here but in `failure`, and this one is made nevertheless.
+        """
+        began = time.perf_counter()
+        self._wait(self.timeout_s)
+        taken = snapshot(step, model, optimizer, scaler, ema, state, self._buffers)
+        stall_ms = (time.perf_counter() - began) * 1000
+        self._step = step
+        # a daemon: a disk that never answers must not keep the process from ending
+        self._thread = threading.Thread(
+            target=self._write, args=(taken, best, began, stall_ms), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        return (time.perf_counter() - began) * 1000
+
+    def _write(self, taken: Snapshot, best: int | None, began: float, stall_ms: float) -> None:
+        try:
+            written: Written = write(taken, self.folder, self.at)
+            durable_ms = (time.perf_counter() - began) * 1000
+            self._saved.put(Saved(taken.step, written.digest, written.bytes, stall_ms, durable_ms))
+            prune(self.folder, self.keep, best, self.at)
+        except Exception as error:  # it is the training thread's to raise: `failure`
+            self._failed.put(error)
+
+    @property
+    def busy(self) -> bool:
+        """True while a write is going on."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def failed(self) -> bool:
+        """True while a failure waits to be asked for; never waits."""
+        return not self._failed.empty()
+
+    def finished(self) -> list[Saved]:
+        """The checkpoints that came to the device since the last call; never waits."""
+        return _drained(self._saved)
+
+    def failure(self) -> Exception | None:
+        """The newest write that failed since the last call, as its error; never waits.
+
+        All older checkpoints are as they were, and the next `save` is tried. The training loop asks where the ranks
+        agree on things, so that all of them stop together.
+        """
+        found = _drained(self._failed)
+        return found[-1] if found else None
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for the write that is going on, at the end of a run. `finished` has the last one afterwards.
+
+        Raises:
+            UserError: where it takes longer, or failed, or an earlier failure was not asked for.
+        """
+        self._wait(self.timeout_s if timeout_s is None else timeout_s)
+        if (error := self.failure()) is not None:
+            raise error
+
+    def _wait(self, timeout_s: float) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise UserError(
+                f"the checkpoint of step {self._step} is not on disk after {timeout_s:g} s in {self.folder}",
+                "Its storage is slow or gone: look at it, save less often, or continue in another folder.",
+            )
+        self._thread = None
+
+
+def _drained(queue: SimpleQueue[_T]) -> list[_T]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]

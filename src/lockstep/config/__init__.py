@@ -1,0 +1,147 @@
+"""What a run is: frozen dataclasses, validated at birth.
+
+`Config` splits in two: the experiment (data, model, optim and the fields of `Config` itself) decides the result;
+`Execution` and `Recovery` decide only where and how fast it runs and what it survives. None of their fields may change
+what is learned, except through rounding and, without `sync_bn`, through the batch statistics of batch normalisation.
+"""
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tyro.conf import Fixed
+
+from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
+from lockstep.config.experiment import DataConfig, ModelConfig, OptimConfig, OptimizerName, ScheduleName
+from lockstep.config.fields import Floats, Ints, Names, require, split_commas
+from lockstep.config.plain import from_plain
+
+__all__ = [
+    "LOG_MIRRORS",
+    "Config",
+    "DataConfig",
+    "Execution",
+    "Floats",
+    "Interval",
+    "Ints",
+    "ModelConfig",
+    "Names",
+    "OptimConfig",
+    "OptimizerName",
+    "Precision",
+    "Recovery",
+    "ScheduleName",
+    "Strategy",
+    "split_commas",
+]
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run."""
+
+    recipe: Fixed[str] = "digits"
+    epochs: int = 10
+    """Passes over the training set."""
+    batch_size: int = 64
+    """Global batch size: samples per optimizer step over all processes."""
+    accumulate: int = 1
+    """Cut each global batch into this many micro-batches (less memory, same step)."""
+    shards: int = 0
+    """Exact mode: cut each batch into so many shards; the same bits on any number of processes up to that (0: off)."""
+    seed: int = 0
+    """Seed of weights, order, augmentation and dropout."""
+    precision: Precision = "fp32"
+    """fp32, tf32 (NVIDIA GPUs), or autocast to bf16 or fp16 (fp16 with a gradient scaler)."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or gradient that is not finite: stop; skip that update; or go back and leave the batch out."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    execution: Execution = field(default_factory=Execution)
+    recovery: Recovery = field(default_factory=Recovery)
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, f"--epochs {self.epochs} trains nothing", "Use 1 or more.")
+        require(self.batch_size >= 1, f"--batch-size {self.batch_size} is empty", "Use 1 or more.")
+        require(
+            1 <= self.accumulate <= self.batch_size,
+            f"--accumulate {self.accumulate} cuts a batch of {self.batch_size} into empty pieces",
+            f"Use 1 to {self.batch_size}.",
+        )
+        if self.shards:
+            self._require_exact()
+        nproc, nodes = self.execution.nproc, self.execution.nnodes
+        if nproc != "auto":
+            self.require_batch_for(nproc * nodes)
+
+    def _require_exact(self) -> None:
+        """Refuse what exact mode can't make the same on any number of processes."""
+        mode = f"--shards {self.shards}"
+        require(
+            1 <= self.shards <= self.batch_size,
+            f"{mode} of a batch of {self.batch_size}: a shard needs a sample",
+            f"Use 1 to {self.batch_size} (0: off).",
+        )
+        require(
+            self.execution.strategy == "ddp",
+            f"{mode} with --strategy {self.execution.strategy}: DataParallel adds floats in an order of its own"
+            if self.execution.strategy == "dp"
+            else f"{mode} with --strategy {self.execution.strategy}",
+            "Leave --strategy out; --nproc 1 is one process.",
+        )
+        require(
+            not self.model.sync_bn,
+            f"{mode} with --sync-bn: each shard has its own batch statistics, the same on any number of processes",
+            "Leave one of the two out.",
+        )
+        require(
+            not self.model.compile,
+            f"{mode} with --compile: a compiled kernel depends on the batch shapes that its process has met",
+            "Leave one of the two out.",
+        )
+        require(
+            self.precision != "tf32",
+            f"{mode} with --precision tf32: exact mode switches TF32 off",
+            "Use fp32, bf16 or fp16.",
+        )
+
+    def require_batch_for(self, processes: int) -> None:
+        """Raise UserError where some process would have no sample in a full batch, or no shard."""
+        if self.shards:
+            require(
+                processes <= self.shards,
+                f"--shards {self.shards} can't be shared out over {processes} processes",
+                f"Use at most --nproc {self.shards}, or more shards.",
+            )
+            return
+        require(
+            processes <= self.batch_size // self.accumulate,
+            f"a batch of {self.batch_size}"
+            + (f" in {self.accumulate} micro-batches" if self.accumulate > 1 else "")
+            + f" is smaller than the {processes} processes that share it",
+            f"--batch-size is global: give at least {processes * self.accumulate}, or fewer processes with --nproc.",
+        )
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate, scaled to the batch size by `optim.scale_lr`."""
+        ratio = self.batch_size / (self.optim.base_batch_size or self.batch_size)
+        return self.optim.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.optim.scale_lr]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Config":
+        """The inverse of `to_dict`. What is missing keeps its default: an older version wrote it.
+
+        Raises:
+            UserError: for an unknown entry or one of another type, naming it, and for values that make no run.
+        """
+        return typing.cast("Config", from_plain(cls, values, "config"))

@@ -1,0 +1,152 @@
+"""Where and how a run goes, and what happens when something goes wrong. No field changes the experiment."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from lockstep.config.fields import Ints, Names, require, require_finite
+from lockstep.errors import UserError, unknown
+
+Strategy = Literal["single", "dp", "ddp"]
+LOG_MIRRORS = ("csv", "tensorboard", "wandb")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how fast the run goes; none of it changes what is learned."""
+
+    out: Annotated[str, arg(help_behavior_hint="(default: runs/RECIPE-DATE-TIME)")] = ""
+    """Run folder: config.json, journal.jsonl, weights/."""
+    data_dir: Annotated[str, arg(help_behavior_hint="(default: $LOCKSTEP_DATA, else ./data)")] = ""
+    """Where data sets live, or are put when they are fetched."""
+    nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
+    """Processes on this machine; auto: one per GPU, else one per core, at most 8."""
+    strategy: Strategy = "ddp"
+    """single: one process; dp: DataParallel, one process on several GPUs; ddp: DistributedDataParallel."""
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
+    """Kind of device; auto takes the accelerator where there is one."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """How ranks talk; auto: NCCL on CUDA, gloo on the CPU (gloo also lets ranks share a GPU)."""
+    gpus: Annotated[Ints, arg(help_behavior_hint="(default: all that CUDA_VISIBLE_DEVICES shows)")] = ()
+    """GPUs to use, as 0,2."""
+    threads: int = 0
+    """CPU threads per process (0: cores / processes on this machine)."""
+    nnodes: int = 1
+    """Machines in the run."""
+    node_rank: int = 0
+    """This machine's number, from 0."""
+    master_addr: Annotated[str, arg(aliases=["--ip"], help_behavior_hint="(with --nnodes)")] = ""
+    """Address of machine 0."""
+    master_port: Annotated[int, arg(aliases=["--port"], help_behavior_hint="(default: a free one)")] = 0
+    """Port on machine 0, where the processes meet; with --nnodes the same number on each machine."""
+    timeout: float = 600.0
+    """Seconds that any rank waits for the others before the run ends with an error."""
+    workers: int = 2
+    """Processes that read images, for each training process (streaming loader)."""
+    loader: Literal["auto", "resident", "streaming"] = "auto"
+    """resident: in memory, batched; streaming: worker processes; auto: resident where the set fits."""
+    eval_batch_size: int = 250
+    """Images per forward pass in evaluation."""
+    log: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
+    """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb."""
+    log_every: int = 10
+    """Steps between two `step` records of the journal, and between two moves of the progress bar."""
+
+    def __post_init__(self) -> None:
+        require_finite(self)
+        for name in self.log:
+            if name not in LOG_MIRRORS:
+                raise unknown("log", name, LOG_MIRRORS, "Separate several with commas, as --log csv,tensorboard.")
+        require(self.nproc == "auto" or self.nproc >= 1, f"--nproc {self.nproc} starts no process", "Use 1 or more.")
+        for name in ("nnodes", "eval_batch_size", "log_every"):
+            flag = name.replace("_", "-")
+            require(getattr(self, name) >= 1, f"--{flag} {getattr(self, name)} is not positive", "Use 1 or more.")
+        for name in ("workers", "threads"):
+            flag = name.replace("_", "-")
+            require(getattr(self, name) >= 0, f"--{flag} {getattr(self, name)} is negative", "Use 0 or more.")
+        require(self.timeout > 0, f"--timeout {self.timeout} is not positive", "Give seconds, as 600.")
+        require(0 <= self.master_port < 65536, f"--master-port {self.master_port} is not a port", "Use 1 to 65535.")
+        require(
+            0 <= self.node_rank < self.nnodes,
+            f"--node-rank {self.node_rank} with --nnodes {self.nnodes}",
+            f"Machines are numbered 0 to {self.nnodes - 1}; give --nnodes too.",
+        )
+        require(
+            self.nnodes == 1 or (bool(self.master_addr) and self.master_port > 0),
+            "several machines need one meeting point",
+            "Give --master-addr (machine 0's address) and --master-port, the same on every machine.",
+        )
+        require(
+            self.strategy != "single" or (self.nproc in (1, "auto") and self.nnodes == 1),
+            f"--strategy single is one process, not {self.nproc} on {self.nnodes} machine(s)",
+            "Drop --nproc, or use --strategy ddp.",
+        )
+        require(
+            self.strategy != "dp" or (self.nproc in (1, "auto") and self.nnodes == 1),
+            "--strategy dp drives all GPUs from one process",
+            "Drop --nproc, or use --strategy ddp for several processes.",
+        )
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often: after so many steps, epochs or minutes; 0 is never."""
+
+    count: float
+    unit: str  # "steps", "epoch" or "min"
+
+    @classmethod
+    def parse(cls, text: str) -> "Interval":
+        """From `500steps`, `1epoch`, `10min` or `0`."""
+        if text.strip() in ("0", "never"):
+            return cls(0, "steps")
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*", text)
+        count = float(found[1]) if found else 0.0
+        if found is None or count <= 0 or (found[2] != "min" and count != int(count)):
+            raise UserError(
+                f"--checkpoint-every {text}: not a number of steps, epochs or minutes",
+                "Write it as 500steps, 1epoch, 10min, or 0 for never.",
+            )
+        return cls(count, {"step": "steps"}.get(found[2], found[2]))
+
+    def due(self, steps: int, steps_per_epoch: int, seconds: float) -> bool:
+        """True where it is time after `steps` steps, `seconds` after the last time."""
+        if self.count == 0:
+            return False
+        if self.unit == "min":
+            return seconds >= self.count * 60
+        return steps % int(self.count if self.unit == "steps" else self.count * steps_per_epoch) == 0
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What happens when something goes wrong; none of it changes what is learned."""
+
+    checkpoint_every: str = "1epoch"
+    """How often to checkpoint: 500steps, 1epoch, 10min, or 0 for never."""
+    keep: int = 2
+    """Checkpoints to keep beside the best."""
+    resume: str = "auto"
+    """auto: go on from the newest checkpoint in --out; never; or the path of a run or a checkpoint."""
+    override: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
+    """What may differ from the checkpoint on resume, as lr,epochs."""
+    max_restarts: int = 3
+    """Restart from the newest checkpoint when a process is killed or hangs, at most this often."""
+    min_nproc: int = 0
+    """Restart with fewer processes, down to this, where one made no progress (0: never fewer)."""
+    on_hangup: Literal["auto", "continue", "stop"] = "auto"
+    """When the terminal closes; auto: go on if it is gone for good, else checkpoint and stop."""
+    hang_timeout: float = 300.0
+    """Seconds without progress on a rank before the run ends with a report (0: wait for ever)."""
+    check_every: int = 500
+    """Steps between two comparisons of weights and optimizer over all ranks (0: never)."""
+
+    def __post_init__(self) -> None:
+        require_finite(self)
+        Interval.parse(self.checkpoint_every)
+        require(self.keep >= 1, f"--keep {self.keep} would keep no checkpoint", "Use 1 or more.")
+        for name in ("max_restarts", "min_nproc", "hang_timeout", "check_every"):
+            flag = name.replace("_", "-")
+            require(getattr(self, name) >= 0, f"--{flag} {getattr(self, name)} is negative", "Use 0 or more.")

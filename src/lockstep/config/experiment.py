@@ -1,0 +1,127 @@
+"""What is learned: data, model and optimization. Each field decides the result."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from lockstep.config.fields import Floats, require, require_finite
+
+OptimizerName = Literal["sgd", "adam", "adamw", "adadelta", "muon"]
+ScheduleName = Literal["constant", "step", "multistep", "cosine", "one-cycle"]
+
+# written out, because importing the models costs seconds and help should not; a test holds the two equal
+_MODEL_HELP = (
+    "Ours: digits_net, lenet5, mlp, mnist_net, resnet18_cifar, resnet34_cifar, resnet50_cifar, resnet101_cifar, "
+    "resnet152_cifar; or any of torchvision's (resnet18, vit_b_16, ...) or timm's; or package.module:factory."
+)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, and how the training set is augmented."""
+
+    dataset: str = "digits"
+    """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory."""
+    fraction: float = 1.0
+    """Train on this part of the set: a random subset by --seed, the same on any number of processes."""
+    crop_padding: int = 0
+    """Pad by this many pixels and crop at random (0: off)."""
+    flip: bool = False
+    """Flip half of the images left to right."""
+    cutout: int = 0
+    """Blank a random square of this side, in pixels (0: off)."""
+    resized_crop: bool = False
+    """Train on random crops of random scale and aspect (image folders)."""
+    image_size: int = 0
+    """Side of the images that the model sees, in pixels (0: as stored)."""
+    drop_last: bool = False
+    """Leave out the short last batch of an epoch."""
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.fraction <= 1,
+            f"--fraction {self.fraction} is not in (0, 1]",
+            "Give the part of the training set to use, as 0.25.",
+        )
+        for name in ("crop_padding", "cutout", "image_size"):
+            flag = name.replace("_", "-")
+            require(getattr(self, name) >= 0, f"--{flag} {getattr(self, name)} is negative", "Use 0 to turn it off.")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network, and in which form it runs."""
+
+    model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
+    sync_bn: bool = False
+    """Batch statistics over the global batch, so that N changes nothing (works on the CPU too)."""
+    channels_last: bool = False
+    """Keep images as NHWC in memory: faster convolutions on most hardware."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    find_unused_parameters: bool = False
+    """Let DDP accept parameters that take no part in the loss (costs a graph walk a step)."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How the weights move."""
+
+    optimizer: OptimizerName = "sgd"
+    """Muon takes the matrices and convolutions; AdamW the rest."""
+    lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
+    """Peak learning rate, meant for batches of --base-batch-size."""
+    momentum: float = 0.9
+    """Momentum of SGD and Muon."""
+    nesterov: bool = False
+    """Nesterov momentum (SGD)."""
+    weight_decay: float = 0.0
+    """Weight decay, applied to every parameter."""
+    schedule: ScheduleName = "cosine"
+    """Course of the learning rate over the run."""
+    warmup_epochs: float = 0.0
+    """Rise linearly from 1 % of the rate over this many epochs first."""
+    step_epochs: float = 1.0
+    """Epochs between two drops (step)."""
+    milestones: Annotated[Floats, arg(help_behavior_hint="(default: none)")] = ()
+    """Epochs after which the rate drops (multistep)."""
+    gamma: float = 0.1
+    """Factor of a drop (step, multistep)."""
+    scale_lr: Literal["linear", "sqrt", "none"] = "none"
+    """Scale the rate with --batch-size / --base-batch-size, or with its square root."""
+    base_batch_size: int = 0
+    """The batch size that --lr is meant for (0: this run's)."""
+    clip_norm: float = 0.0
+    """Clip the global gradient norm to this (0: off)."""
+    label_smoothing: float = 0.0
+    """Label smoothing of the cross-entropy."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, which is then what is evaluated (0: off)."""
+
+    def __post_init__(self) -> None:
+        require_finite(self)
+        require(self.lr > 0, f"--lr {self.lr} is not positive", "Give a positive learning rate, as 0.1.")
+        require(self.warmup_epochs >= 0, f"--warmup-epochs {self.warmup_epochs} is negative", "Use 0 for none.")
+        require(self.step_epochs > 0, f"--step-epochs {self.step_epochs} is not positive", "Give epochs, as 1.")
+        require(0 <= self.momentum < 1, f"--momentum {self.momentum} is not in [0, 1)", "A usual momentum is 0.9.")
+        require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay} is negative", "Use 0 to turn it off.")
+        require(self.gamma > 0, f"--gamma {self.gamma} is not positive", "Give the factor of a drop, as 0.1.")
+        require(self.base_batch_size >= 0, f"--base-batch-size {self.base_batch_size} is negative", "Use 0 for none.")
+        require(
+            self.schedule != "multistep" or bool(self.milestones),
+            "--schedule multistep without --milestones never drops",
+            "Give the epochs of the drops, as --milestones 100,150, or use --schedule constant.",
+        )
+        require(
+            0 <= self.label_smoothing < 1,
+            f"--label-smoothing {self.label_smoothing} is not in [0, 1)",
+            "Use 0 to turn it off; a usual value is 0.1.",
+        )
+        require(0 <= self.ema < 1, f"--ema {self.ema} is not in [0, 1)", "A usual decay is 0.999.")
+        require(self.clip_norm >= 0, f"--clip-norm {self.clip_norm} is negative", "Use 0 to turn clipping off.")
+        require(
+            not self.nesterov or (self.optimizer == "sgd" and self.momentum > 0),
+            "--nesterov needs --optimizer sgd with a positive --momentum",
+            "Drop --nesterov (or add --no-nesterov, where the recipe has it).",
+        )

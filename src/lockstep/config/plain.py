@@ -1,0 +1,50 @@
+"""Configs from plain values, as JSON holds them."""
+
+import dataclasses
+import typing
+from typing import Any, Literal
+
+from lockstep.errors import UserError
+
+
+def from_plain(cls: type, values: Any, where: str) -> Any:
+    """A dataclass from nested plain values; a UserError names what does not fit. `where` says whose values they are."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where} is {values!r}, not a group of entries", "Was config.json edited?")
+    hints = typing.get_type_hints(cls)
+    if strange := set(values) - set(hints):
+        raise UserError(
+            f"{where} has unknown entries: {', '.join(sorted(map(str, strange)))}", "Was it written by a newer version?"
+        )
+    return cls(**{name: _plain(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _plain(hint: Any, value: Any, where: str) -> Any:
+    """A value from JSON as a field of this type: lists become tuples, whole numbers may stand for floats."""
+    if dataclasses.is_dataclass(hint):
+        return from_plain(typing.cast(type, hint), value, where)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_plain(args[0], item, where) for item in value)
+    if origin is not tuple and _fits(hint, value):
+        return value
+    raise UserError(f"{where} is {value!r}", f"It takes {_in_words(hint)}; was config.json edited?")
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint)
+    if args := typing.get_args(hint):  # a union
+        return any(_fits(arg, value) for arg in args)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _in_words(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    if typing.get_origin(hint) is tuple:
+        return "a list"
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(str, typing.get_args(hint)))
+    return words.get(hint) or " or ".join(_in_words(arg) for arg in typing.get_args(hint))

@@ -1,0 +1,97 @@
+"""How a worker's failure reaches the user: each leaves word in a file, and the launcher picks the first cause."""
+
+import json
+import signal
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
+from lockstep.lifetime import leave
+
+WORDS = "LOCKSTEP_WORDS"  # the environment's name for the folder of the files
+SHUTDOWN_S = 5  # what a worker gets to close its journal
+_SIGNALLED = (128 + 15, 128 + 1)  # SystemExit by SIGTERM and by SIGHUP
+
+
+class WorkerFailed(Exception):
+    """A worker failed; carries the first failure's own message and traceback (empty for a UserError)."""
+
+    def __init__(self, rank: int, message: str, exit_code: int, trace: str = "", transient: bool = False) -> None:
+        super().__init__(f"rank {rank}: {message}")
+        self.transient = transient  # killed or hung: the same again may well work
+        self.rank, self.message, self.exit_code, self.trace = rank, message, exit_code, trace
+        if trace:
+            self.add_note(f"The traceback of rank {rank}:\n{trace}")
+
+
+def fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
+    """End this worker; a file in `folder` tells the launcher why."""
+    lost = isinstance(error, PeerError) or is_peer_loss(error)
+    message, trace, code = last_line(error), "", EXIT_FAILURE
+    told_to = isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in _SIGNALLED)
+    if lost:
+        message = f"lost another rank: {message}"
+    elif isinstance(error, UserError):
+        message, code = str(error), EXIT_USER_ERROR
+    elif isinstance(error, KeyboardInterrupt):
+        code = EXIT_INTERRUPTED
+    elif isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else EXIT_FAILURE
+    else:
+        trace = "".join(traceback.format_exception(error))
+    word = {"rank": rank, "message": message, "code": code, "trace": trace, "time_ns": time.time_ns()}
+    word["cause"] = not lost and not told_to
+    try:
+        part = folder / f"failure-{rank}.part"
+        part.write_text(json.dumps(word), encoding="utf-8")
+        part.rename(part.with_suffix(".json"))
+        if lost and not other_failure(folder):
+            time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
+    finally:
+        leave(code)
+
+
+def other_failure(folder: Path) -> PeerError | None:
+    """The failure that a rank of this machine left word of, for those that stop because of it."""
+    words = [word for word in _words(folder) if word["cause"]]
+    return PeerError(f"rank {words[0]['rank']}: {words[0]['message']}") if words else None
+
+
+def _words(folder: Path) -> list[dict[str, Any]]:
+    """What failed ranks left, by the clock; those that lost another rank or were told to stop come last."""
+    words = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
+    return sorted(words, key=lambda word: (not word["cause"], word["time_ns"]))
+
+
+def last_line(error: BaseException) -> str:
+    """An exception as the last line of its traceback: type and message."""
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """True for what a collective raises when the rank at the other end is gone or silent."""
+    import torch.distributed as dist
+
+    signs = ("closed by peer", "reset by peer", "Broken pipe", "imed out", "remote process exited")  # gloo's and NCCL's
+    return isinstance(error, (PeerError, dist.DistNetworkError)) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
+
+
+def first_failure(folder: Path, failed: Any) -> WorkerFailed:
+    """The failure to tell of: the first by the clock of those that did not just lose another rank."""
+    words = _words(folder)
+    rank, failure = failed.get_first_failure()
+    code = failure.exitcode
+    if code < 0 and not any(word["rank"] == rank for word in words):
+        hint = " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
+        return WorkerFailed(rank, f"killed by {signal.Signals(-code).name}{hint}", EXIT_FAILURE, transient=True)
+    hung = any(f.exitcode == EXIT_HANG for f in failed.failures.values())
+    if words and not hung:
+        first = words[0]
+        return WorkerFailed(first["rank"], first["message"], first["code"], first["trace"], not first["cause"])
+    if hung:
+        return WorkerFailed(rank, "no progress for --hang-timeout; the report is above", EXIT_HANG, transient=True)
+    return WorkerFailed(rank, f"ended with exit code {code}", code)

@@ -1,0 +1,86 @@
+"""What `lockstep verify` takes: its own flags beside those of `train`, checked before anything starts."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Fixed, arg
+
+from lockstep.config import Config, Execution, Ints
+from lockstep.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Elsewhere(Execution):
+    nproc: Fixed[Any] = "auto"  # a list of its own, below
+
+
+@dataclass(frozen=True)
+class _Traced(Config):
+    execution: _Elsewhere = field(default_factory=_Elsewhere)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to verify."""
+
+    nproc: Annotated[Ints, arg(aliases=["--nproc-per-node"])] = (1, 2, 3)
+    """Numbers of processes to compare; the others are compared with the first."""
+    steps: int = 30
+    """Optimizer steps to compare (at most those of the run)."""
+    tolerance: float = 0.0
+    """Plain mode: relative difference granted for each step taken (0: by the precision)."""
+    patch: str = ""
+    """package.module:function(run, world, config), called on every rank before the first step, to replace parts."""
+    json: str = ""
+    """Write what was found to this file, too."""
+    config: _Traced = field(default_factory=_Traced)
+
+    def __post_init__(self) -> None:
+        counts = ",".join(map(str, self.nproc))
+        if len(set(self.nproc)) < 2 or len(set(self.nproc)) < len(self.nproc) or min(self.nproc) < 1:
+            raise UserError(f"--nproc {counts} compares nothing", "Give different numbers, two or more, as 1,2,4.")
+        if self.steps < 1:
+            raise UserError(f"--steps {self.steps} takes no step", "Use 1 or more.")
+        if not 0 <= self.tolerance < 1:
+            raise UserError(f"--tolerance {self.tolerance} is not in [0, 1)", "Give a relative difference, as 1e-5.")
+        execution = self.config.execution
+        if execution.nnodes > 1 or execution.strategy != "ddp":
+            what = f"--strategy {execution.strategy}" if execution.nnodes == 1 else f"--nnodes {execution.nnodes}"
+            raise UserError(f"verify with {what}", "It starts numbers of processes on one machine: leave the flag out.")
+        self.config.require_batch_for(max(self.nproc))
+
+    @classmethod
+    def of(cls, config: Config, **chosen: Any) -> "Plan":
+        """The plan for a config."""
+        return cls(config=_retyped(config, _Traced, execution=_retyped(config.execution, _Elsewhere)), **chosen)
+
+    def config_for(self, processes: int, threads: int) -> Config:
+        """The config on so many processes."""
+        execution = _retyped(self.config.execution, Execution, nproc=processes, threads=threads)
+        config: Config = _retyped(self.config, Config, execution=execution)
+        return config
+
+
+def _retyped(value: Any, cls: type[Any], **changed: Any) -> Any:
+    return cls(**{f.name: getattr(value, f.name) for f in fields(value)} | changed)
+
+
+def check(plan: Plan) -> None:
+    """What can be known to be wrong before any process starts."""
+    from lockstep.launcher import processes
+    from lockstep.objects import load_object
+    from lockstep.run import check as check_names
+    from lockstep.world import joined
+
+    if joined():
+        raise UserError(
+            "verify starts its own processes, and a launcher has started this one", "Run it without torchrun or mpirun."
+        )
+    check_names(plan.config)
+    for n in plan.nproc:
+        processes(plan.config_for(n, 1).execution)
+    if plan.patch and not callable(load_object(plan.patch, "patch")):
+        raise UserError(f"--patch {plan.patch} is no function", "It is called with (run, world, config).")
+    if plan.json and not Path(plan.json).parent.is_dir():
+        raise UserError(f"--json {plan.json}: its folder does not exist", "Make it, or name another file.")

@@ -1,0 +1,102 @@
+"""Going on from a checkpoint: find it, refuse what is not the same experiment, restore."""
+
+from pathlib import Path
+
+from lockstep.checkpoint.restore import diff_configs, restore
+from lockstep.checkpoint.store import tidy
+from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
+from lockstep.config import Config
+from lockstep.errors import PeerError, UserError
+from lockstep.training.assemble import Run
+from lockstep.training.state import State
+from lockstep.watch import journal
+from lockstep.world import World
+
+# A position is a number of steps into an order of samples. Under another order it would mean other samples.
+_ORDER = ("batch_size", "seed", "data.dataset", "data.fraction", "data.drop_last")
+
+
+def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str]:
+    """Restore the newest good checkpoint into `run`; returns the state and a line that says what was done.
+
+    Looks in `--resume PATH` where the run folder holds no checkpoint yet, else in the run folder.
+
+    Raises:
+        UserError: for another experiment (with a diff), or where checkpoints there were and none is good.
+    """
+    found: tuple[Loaded | None, UserError | None] = (None, None)
+    if world.rank == 0:
+        try:
+            found = _find(config, folder), None
+        except UserError as error:
+            found = None, error
+    loaded, error = world.gather(found)[0]
+    if error is not None:
+        raise error if world.rank == 0 else PeerError(f"rank 0: {error.message}")
+    if loaded is None:
+        begun = (folder / "journal.jsonl").exists()
+        return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else ""
+    _refuse_another(config, run, loaded)
+    state = load(run, loaded)
+    bad = "".join(f"\ndamaged and set aside: {name} ({reason})" for name, reason in loaded.set_aside)
+    return state, f"resumed from step {state.steps} ({loaded.path}){bad}"
+
+
+def load(run: Run, loaded: Loaded) -> State:
+    """Copy a checkpoint into the run's objects; returns the state that it held."""
+    optimizer = run.step.optimizer
+    live = {name for group in optimizer.param_groups for name in group} - {"params"}
+    saved = restore(loaded, run.model, optimizer, run.step.scaler, run.ema, keep=live)
+    return State.from_dict(saved["progress"])
+
+
+def _find(config: Config, folder: Path) -> Loaded | None:
+    checkpoints = folder / "checkpoints"
+    if checkpoints.exists():
+        tidy(checkpoints)
+        if (loaded := newest(checkpoints, digests(folder))) is not None:
+            return loaded
+    if config.recovery.resume in ("auto", "never"):
+        path = folder / "journal.jsonl"
+        if path.exists() and any(r["kind"] == "end" and r["status"] == "completed" for r in journal.read(path)):
+            raise UserError(
+                f"{folder} holds a complete run and no checkpoint to go on from", "Name another folder with --out."
+            )
+        return None
+    source = Path(config.recovery.resume)
+    if (source / "manifest.json").exists():
+        return open_checkpoint(source, digests(source.parent.parent).get(int(source.name.rpartition("-")[2] or 0)))
+    if (source / "checkpoints").exists() and (loaded := newest(source / "checkpoints", digests(source))) is not None:
+        return loaded
+    raise UserError(f"--resume {source}: no checkpoint there", "Name a run folder or one of its checkpoints/step-...")
+
+
+def digests(folder: Path) -> dict[int, str]:
+    """The manifest digests of a run's checkpoints by step, as its journal has them."""
+    path = folder / "journal.jsonl"
+    records = journal.read(path) if path.exists() else []
+    return {record["step"]: record["digest"] for record in records if record["kind"] == "checkpoint"}
+
+
+def _refuse_another(config: Config, run: Run, loaded: Loaded) -> None:
+    """Raise UserError with a diff where the checkpoint belongs to another experiment."""
+    saved, now = loaded.state["config"], config.to_dict()
+    allowed = config.recovery.override
+    fixed = [line for line in diff_configs(saved, now, ignore=()) if line.split(":")[0] in _ORDER]
+    lines = fixed + diff_configs(saved, now, ignore=("execution", "recovery", "recipe", *_ORDER, *allowed))
+    before, after = loaded.state["data"], run.train.images.fingerprint
+    if before != after:
+        lines.append(f"contents of {run.train.images.name}: {before[:12]} -> {after[:12]}")
+    if lines:
+        names = ", ".join(line.split(":")[0] for line in lines)
+        remedy = (
+            f"{', '.join(line.split(':')[0] for line in fixed)} can't change: it would put other samples at this position. "
+            if fixed
+            else f"Give --override {names.replace(', ', ',')} if that is meant. "
+            if before == after
+            else "Put the data back as it was. "
+        )
+        raise UserError(
+            "\n    ".join([f"{loaded.path} is of another experiment (checkpoint -> now):", *lines]),
+            remedy + "Or start another run with --out.",
+        )

@@ -1,0 +1,213 @@
+"""A run under way on one rank: its parts, where it is, and those who watch it."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lockstep.checkpoint import weights
+from lockstep.checkpoint.store import abandon
+from lockstep.checkpoint.verified import newest
+from lockstep.checkpoint.writer import Writer
+from lockstep.config import Config, Interval
+from lockstep.errors import PeerError, UserError
+from lockstep.parallel.batchnorm import average_buffers
+from lockstep.training import resume
+from lockstep.training.assemble import Run, assemble
+from lockstep.training.control import Control, stop_requests
+from lockstep.training.introduce import describe, introduce
+from lockstep.training.state import State
+from lockstep.training.window import NonFinite
+from lockstep.watch.heartbeat import Heartbeat, run_store
+from lockstep.watch.journal import Journal
+from lockstep.watch.mirrors import open_mirrors
+from lockstep.watch.progress import ProgressBar
+from lockstep.world import World
+
+_ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
+_LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process
+
+
+@dataclass
+class Session:
+    """What the loop works with. Every rank has one; only rank 0's journal and writer touch the disk."""
+
+    config: Config
+    world: World
+    run: Run
+    folder: Path
+    state: State
+    journal: Journal
+    bar: ProgressBar
+    control: Control
+    beat: Heartbeat
+    writer: Writer | None  # on rank 0
+    rollbacks: int = 0
+
+    @property
+    def keeps(self) -> bool:
+        """True where the run takes checkpoints at all."""
+        return self.control.every.count > 0
+
+    @property
+    def failed(self) -> bool:
+        """True on the rank whose last write failed."""
+        return self.writer is not None and self.writer.failed
+
+    def checkpoint(self) -> None:
+        """Save all that a resume needs; every rank calls it at the same step. Training waits for the copy alone."""
+        state = self.state
+        self.beat.at(state.steps, "checkpoint")
+        average_buffers(self.run.model, self.world)
+        self._require_finite()
+        if self.writer is not None:
+            saved = {
+                "progress": state.to_dict(),
+                "config": self.config.to_dict(),
+                "data": self.run.train.images.fingerprint,
+            }
+            step, best = self.run.step, state.best_step
+            self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+        self.control.saved()
+        self.note_written()
+
+    def note_written(self) -> None:
+        """Put the checkpoints that have come to the disk into the journal."""
+        if self.writer is not None:
+            for saved in self.writer.finished():
+                self.journal.write("checkpoint", **saved.record())
+
+    def raise_if_write_failed(self, agreed: bool) -> None:
+        """Where the ranks have agreed that a checkpoint could not be written, stop all of them; older ones are intact."""
+        if not agreed:
+            return
+        if self.writer is not None and (error := self.writer.failure()) is not None:
+            raise error
+        raise PeerError("rank 0 could not write a checkpoint")
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is on the disk, on all ranks."""
+        with self.beat.pause("waiting for the checkpoint"):
+            if self.writer is not None:
+                self.writer.close()
+            self.note_written()
+            self.world.barrier()
+
+    def roll_back(self, bad: NonFinite) -> None:
+        """Go back to the newest checkpoint, with the batch of the bad step left out from now on."""
+        self.rollbacks += 1
+        if self.config.on_nonfinite != "rollback" or self.rollbacks > _ROLLBACKS:
+            raise bad
+        self.settle()
+        checkpoints = self.folder / "checkpoints"
+        found = newest(checkpoints) if self.world.rank == 0 else None
+        loaded = self.world.gather(found)[0]
+        if loaded is None:
+            raise bad
+        skipped = sorted({*self.state.skipped, bad.step})
+        self.state = resume.load(self.run, loaded)
+        self.state.skipped = skipped
+        if self.world.rank == 0:
+            abandon(checkpoints, loaded.step)
+        self.journal.write(
+            "fault", what="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, error=bad.message
+        )
+        self.bar.say(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
+
+    def _require_finite(self) -> None:
+        """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device."""
+        parameters = [p.detach() for p in self.run.model.parameters() if p.is_floating_point()]
+        if not all(bool(torch.isfinite(p).all()) for p in parameters):
+            step = self.state.steps - 1
+            raise NonFinite(step, f"the weights became non-finite at step {step + 1}")
+
+
+def _leave_terminal(bar: ProgressBar, folder: Path) -> None:
+    """Go on without the terminal that was closed: writing to it would fail."""
+    bar.silence()
+    log = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+
+
+@contextmanager
+def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
+    """Assemble a run, resume it where it can go on, and have it watched; leaves the journal's `end` record behind."""
+    run = assemble(config, world)
+    main, recovery, execution = world.rank == 0, config.recovery, config.execution
+    state, resumed = resume.resume(config, world, run, folder)
+    if main:
+        (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    total = config.epochs * len(run.train)
+    with ExitStack() as stack:
+        journal = Journal(
+            folder / "journal.jsonl" if main else None,
+            open_mirrors(execution.log, folder, config.to_dict()) if main else (),
+        )
+        stack.callback(journal.close)
+        bar = ProgressBar(total, config.epochs, enabled=main, done=state.steps)
+        stack.callback(bar.close)
+        request = stack.enter_context(stop_requests(recovery.on_hangup, lambda: _leave_terminal(bar, folder)))
+        beat = stack.enter_context(
+            Heartbeat(
+                world,
+                run_store(world),
+                recovery.hang_timeout,
+                folder,
+                lambda record: journal.write("fault", **record),
+            )
+        )
+        every = Interval.parse(recovery.checkpoint_every)
+        live = Session(
+            config,
+            world,
+            run,
+            folder,
+            state,
+            journal,
+            bar,
+            Control(world, request, every, len(run.train)),
+            beat,
+            Writer(folder / "checkpoints", recovery.keep, execution.timeout) if main and every.count else None,
+        )
+        journal.write("run", **describe(config, world, run), resumed_from=state.steps)
+        for line in [*introduce(config, world, run), *resumed.splitlines()]:
+            bar.say(line)
+        yield from _until_its_end(live)
+
+
+def _until_its_end(live: Session) -> Iterator[Session]:
+    """Hand the session to the loop, and write the `end` record whatever becomes of it."""
+    began, raised = time.monotonic(), None
+    try:
+        yield live
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        if raised is not None and live.writer is not None:
+            with suppress(UserError):  # the first error is the one to tell; a write under way gets a moment to end well
+                live.writer.close(_LAST_WRITE_S)
+            live.note_written()
+        state, stop = live.state, live.control.request.signal
+        done = state.evaluated >= live.config.epochs
+        stopped = stop or isinstance(raised, KeyboardInterrupt | SystemExit)
+        live.journal.write(
+            "end",
+            status="completed" if done and raised is None else "interrupted" if stopped else "failed",
+            steps=state.steps,
+            samples=state.samples,
+            seconds=round(time.monotonic() - began, 3),
+            top1=state.metrics.top1 if state.metrics else None,
+            loss=state.metrics.loss if state.metrics else None,
+            ledger_sha256=state.ledger.hex(),
+            weights_sha256=weights.digest(live.run.model) if live.world.rank == 0 else "",
+            processes=live.world.size,
+            **({"error": str(raised)} if raised is not None and not stopped else {}),
+        )

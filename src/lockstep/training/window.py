@@ -1,0 +1,73 @@
+"""The numbers of the steps since the last log step: they stay on the device until somebody reads them."""
+
+import time
+
+import torch
+
+from lockstep.data.loaders import Batch
+from lockstep.errors import UserError
+from lockstep.training.assemble import Run
+from lockstep.world import World
+
+
+class NonFinite(UserError):
+    """A loss or a weight is no longer finite. All ranks raise it together."""
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(
+            message,
+            "Lower --lr, add --warmup-epochs or --clip-norm, use --precision fp32 or bf16, "
+            "or leave the batch out with --on-nonfinite rollback.",
+        )
+        self.step = step
+
+
+class Window:
+    """The steps since the last log step."""
+
+    def __init__(self, world: World, run: Run, every: int) -> None:
+        self.world, self.run, self.every = world, run, every
+        self.losses = torch.zeros(every, dtype=torch.float64, device=world.device)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.batches: list[tuple[int, int, float]] = []  # step, samples, learning rate
+        self.run.train.wait_ms, self.began = 0.0, time.perf_counter()
+
+    @property
+    def full(self) -> bool:
+        """True on a log step."""
+        return len(self.batches) == self.every
+
+    def add(self, loss: torch.Tensor, batch: Batch) -> None:
+        """Note one step's summed loss of this rank."""
+        self.losses[len(self.batches)] = loss
+        self.batches.append((batch.step, batch.count, self.run.step.optimizer.param_groups[0]["lr"]))
+
+    def read(self, tolerant: bool = False) -> dict[str, float]:
+        """Mean loss, images/s and data wait since the last call: waits for the device, and one small all-reduce.
+
+        Raises:
+            NonFinite: where a loss is not finite, naming step, ranks and learning rate, unless `tolerant`.
+        """
+        count = len(self.batches)
+        table = torch.zeros(self.world.size, count, dtype=torch.float64, device=self.world.device)
+        table[self.world.rank] = self.losses[:count]
+        by_step = self.world.sum(table).t().tolist()  # [steps][ranks]
+        for (step, _, lr), losses in zip(self.batches, by_step, strict=True):
+            ranks = [rank for rank, loss in enumerate(losses) if loss - loss != 0]
+            if ranks and not tolerant:
+                raise NonFinite(
+                    step,
+                    f"the loss became non-finite at step {step + 1} on rank(s) {', '.join(map(str, ranks))}, "
+                    f"learning rate {lr:.3g}",
+                )
+        samples = sum(n for _, n, _ in self.batches)
+        seconds = time.perf_counter() - self.began
+        numbers = {
+            "loss": sum(map(sum, by_step)) / samples,
+            "images_per_s": round(samples / seconds, 1),
+            "data_wait_ms": round(self.run.train.wait_ms / count, 3),
+        }
+        self._reset()
+        return numbers

@@ -1,0 +1,162 @@
+"""The check against divergence: ranks that hold the same numbers go on, others stop with the tensor's name.
+
+A tensor's digest is the sum, in 64-bit integers that wrap, of a hash of each element's bits and its place (SplitMix64,
+as in `lockstep.randomness`). For one place the hash maps different bits to different values, so a digest changes with
+certainty where one element does, and with probability 1 - 2**-64 where several do or change places. The sum has no
+order: the same bits give the same digest on any device.
+"""
+
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.checkpoint.weights import unwrap
+from lockstep.errors import UserError
+from lockstep.randomness import bits, stream
+from lockstep.world import World
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLACE = -0x61C8864680B583EB  # the golden ratio's 64 bits, which `bits` multiplies by too; odd, so places stay apart
+_AT_ONCE = {"cpu": 1 << 16}  # elements whose hashes are worked out together: there they stay in the cache
+_AT_ONCE_ELSEWHERE = 1 << 24
+_REMEDY = (
+    "A flipped bit, a kernel that is not deterministic, or code that changes one rank alone. Go on from a checkpoint "
+    "before this step; if it comes back on the same machine, test its memory."
+)
+
+
+def check(world: World, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, buffers: bool = True) -> None:
+    """Compare parameters, buffers and optimizer state over the ranks, bit by bit. All ranks call it together.
+
+    One pass over that memory on its own device, a few scalars a tensor exchanged, and two waits for the device.
+
+    Args:
+        world: the ranks; in a world of one nothing happens.
+        step: for the message.
+        model: bare or wrapped.
+        optimizer: its state and the numbers of its groups (learning rate, ...) are compared.
+        buffers: False where they may differ: batch norm that is not synchronised, between two averagings.
+
+    Raises:
+        UserError: on all ranks with the same text, naming the first tensor that differs, the rank and the step.
+    """
+    if world.size == 1:
+        return
+    held = dict(contents(model, optimizer, buffers))
+    layout = stream(0, *(f"{name} {_shape(value)}" for name, value in held.items()))
+    if len(set(_exchange(torch.tensor([_signed(layout)]), world)[:, 0].tolist())) > 1:
+        raise UserError(_other_contents(world, step, {name: _shape(value) for name, value in held.items()}), _REMEDY)
+    table = _exchange(digests(list(held.values()), world.device), world)
+    differing = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
+    if differing:
+        first = differing[0]
+        odd, rest = _sides(table[:, first].tolist())
+        hosts = world.gather(socket.gethostname())
+        doubt = "" if 2 * len(rest) > world.size else "; there is no majority, so either side may be wrong"
+        raise UserError(
+            f"the ranks differ at step {step}: {_ranks(odd)} ({', '.join(sorted({hosts[rank] for rank in odd}))}) from "
+            f"{_ranks(rest)}, first in {list(held)[first]} ({len(differing)} of {len(held)} values compared){doubt}",
+            _REMEDY,
+        )
+
+
+def contents(
+    model: nn.Module, optimizer: torch.optim.Optimizer, buffers: bool = True
+) -> Iterator[tuple[str, Tensor | float]]:
+    """What must be the same on all ranks, by name, in one order: parameters, buffers, optimizer state and numbers."""
+    bare = unwrap(model)
+    names = {parameter: name for name, parameter in bare.named_parameters()}
+    for parameter, name in names.items():
+        yield name, parameter
+    if buffers:
+        yield from ((f"the buffer {name}", buffer) for name, buffer in bare.named_buffers())
+    for g, group in enumerate(optimizer.param_groups):
+        for p, parameter in enumerate(group["params"]):
+            owner = names.get(parameter, f"parameter {p} of group {g}")
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor | int | float):
+                    yield f"{key} of {owner}", value
+        for key, value in group.items():
+            if isinstance(value, Tensor | int | float):
+                yield f"{key} of parameter group {g}", value
+
+
+@torch.no_grad()
+def digests(values: list[Tensor | float], device: torch.device) -> Tensor:
+    """The digest of each value: int64 [values] on `device`. Tensors are read where they are."""
+    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for i, value in enumerate(values):
+        tensor = value if isinstance(value, Tensor) else torch.tensor(_number(value))
+        by_device.setdefault(tensor.device, []).append((i, digest(tensor)))
+    out = torch.empty(len(values), dtype=torch.int64, device=device)
+    for found in by_device.values():
+        index = torch.tensor([i for i, _ in found], device=device)
+        out[index] = torch.stack([value for _, value in found]).to(device)
+    return out
+
+
+@torch.no_grad()
+def digest(tensor: Tensor) -> Tensor:
+    """The digest of a dense tensor's bits in logical order (of any memory format): int64, 0-dim, on its device."""
+    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().contiguous().view(-1)
+    words = flat.view(_INTEGERS[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    size = _AT_ONCE.get(words.device.type, _AT_ONCE_ELSEWHERE)
+    places = torch.arange(min(size, len(words)), dtype=torch.int64, device=words.device) * _PLACE
+    for start in range(0, len(words), size):
+        part = words[start : start + size].to(torch.int64)
+        key = (start * _PLACE * _PLACE) & ((1 << 64) - 1)  # what `bits` makes of the same place's part of `places`
+        total += bits(key, part + places[: len(part)]).sum()
+    return total
+
+
+def _number(value: float) -> int:
+    """The bits of a Python number, as an int64."""
+    return _signed(value) if isinstance(value, int) else int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shape(value: Tensor | float) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _exchange(mine: Tensor, world: World) -> Tensor:
+    """Every rank's int64 vector, one a row: int64 [ranks, n]."""
+    table = torch.zeros(world.size, len(mine), dtype=torch.int64, device=world.device)
+    table[world.rank] = mine
+    return world.sum(table)
+
+
+def _sides(values: list[Any]) -> tuple[list[int], list[int]]:
+    """The ranks that differ, and those that they differ from: the most common value's, the lowest rank's in a draw."""
+    common = Counter(values).most_common(1)[0][0]
+    rest = [rank for rank, value in enumerate(values) if value == common]
+    return [rank for rank in range(len(values)) if rank not in rest], rest
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _other_contents(world: World, step: int, mine: dict[str, str]) -> str:
+    """All ranks together: the first thing that one rank holds in another form, or not at all."""
+    everyone = world.gather(mine)
+    names = dict.fromkeys(name for theirs in everyone for name in theirs)
+    for name in names:
+        forms = [theirs.get(name, "missing") for theirs in everyone]
+        if len(set(forms)) > 1:
+            odd, rest = _sides(forms)
+            return (
+                f"the ranks differ at step {step}: {name} is {forms[odd[0]]} on {_ranks(odd)} "
+                f"and {forms[rest[0]]} on {_ranks(rest)}"
+            )
+    return f"the ranks differ at step {step}: they hold the same tensors in another order"

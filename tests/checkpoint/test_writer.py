@@ -1,0 +1,193 @@
+"""Writing in the background: what is kept is the moment of the call, and a failure costs nothing but that write."""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.checkpoint.restore import restore
+from lockstep.checkpoint.store import name_of, steps
+from lockstep.checkpoint.verified import newest
+from lockstep.checkpoint.writer import Writer
+from lockstep.errors import UserError
+from tests.checkpoint.moments import OPTIMIZERS, bits, model, tiny, train
+
+
+class Gate:
+    """A slow disk: a write stops at a phase until it is let through."""
+
+    def __init__(self, phase: str = "manifest.json") -> None:
+        self.phase, self.reached, self.open = phase, threading.Event(), threading.Event()
+
+    def __call__(self, phase: str) -> None:
+        if phase == self.phase:
+            self.reached.set()
+            assert self.open.wait(60)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def test_training_goes_on_while_a_slow_disk_takes_the_moment_of_the_call(tmp_path: Path, gate: Gate) -> None:
+    net = model(channels_last=True)
+    optimizer = OPTIMIZERS["adam"](list(net.parameters()))
+    writer = Writer(tmp_path / "checkpoints", keep=2, at=gate)
+    train(net, optimizer, 0, 2)
+    expected = bits(net.state_dict()), bits(optimizer.state_dict())
+    state = {"samples": [8]}
+    assert writer.save(2, net, optimizer, state=state) > 0
+    assert gate.reached.wait(60)
+    state["samples"][0] = 99
+    train(net, optimizer, 2, 5)
+    assert writer.busy
+    assert writer.finished() == []
+    assert steps(tmp_path / "checkpoints") == {}, "nothing has its name before it is whole"
+    gate.open.set()
+    writer.close()
+    assert not writer.busy
+    (saved,) = writer.finished()
+    assert saved.step == 2
+    assert saved.durable_ms >= saved.stall_ms > 0
+    assert set(saved.record()) == {"step", "digest", "bytes", "stall_ms", "durable_ms"}
+    assert writer.finished() == []
+    loaded = newest(tmp_path / "checkpoints", {2: saved.digest})
+    assert loaded is not None
+    fresh = model(1, channels_last=True)
+    other = OPTIMIZERS["adam"](list(fresh.parameters()))
+    assert restore(loaded, fresh, other) == {"samples": [8]}
+    assert (bits(fresh.state_dict()), bits(other.state_dict())) == expected
+
+
+def test_one_write_at_a_time_and_the_wait_is_part_of_the_stall(tmp_path: Path, gate: Gate) -> None:
+    writer = Writer(tmp_path, keep=5, at=gate)
+    writer.save(1, *tiny(1))
+    assert gate.reached.wait(60)
+    order: list[str] = []
+
+    def second() -> None:
+        writer.save(2, *tiny(2))
+        order.append("saved")
+
+    other = threading.Thread(target=second)
+    other.start()
+    other.join(0.2)
+    assert order == [], "the buffers are the first one's still"
+    gate.open.set()
+    other.join(60)
+    assert order == ["saved"]
+    writer.close()
+    first, later = writer.finished()
+    assert (first.step, later.step) == (1, 2)
+    assert later.stall_ms >= 100
+    assert list(steps(tmp_path)) == [1, 2]
+
+
+def test_older_ones_are_pruned_after_the_write(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, keep=2)
+    for step in range(1, 6):
+        writer.save(step, *tiny(step), best=2 if step >= 2 else None)
+    writer.close()
+    assert list(steps(tmp_path)) == [2, 4, 5]
+    assert [saved.step for saved in writer.finished()] == [1, 2, 3, 4, 5]
+
+
+def test_a_failed_write_is_told_costs_nothing_and_the_next_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path, keep=1)
+    writer.save(1, *tiny(1))
+    writer.close()
+    assert writer.failure() is None
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for step in (2, 3):
+            writer.save(step, *tiny(step))
+        with pytest.raises(UserError, match="step-000000003: No space left on device"):
+            writer.close()
+    assert writer.failure() is None, "told once"
+    assert [path.name for path in tmp_path.iterdir()] == [name_of(1)]
+    assert [saved.step for saved in writer.finished()] == [1]
+    writer.save(4, *tiny(4))
+    writer.close()
+    assert list(steps(tmp_path)) == [4]
+
+
+def test_a_failure_can_be_asked_for_without_waiting(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "gone" / "checkpoints", keep=1)
+    writer.save(1, *tiny(1))
+    writer._wait(60)
+    error = writer.failure()
+    assert isinstance(error, UserError)
+    assert "gone/checkpoints" in error.message
+    writer.close()
+
+
+def test_what_can_not_be_kept_is_told_at_once(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, keep=1)
+    net, optimizer = tiny(1)
+    with pytest.raises(UserError, match=r"state\.x is a object"):
+        writer.save(1, net, optimizer, state={"x": object()})
+    assert not writer.busy
+
+
+def test_pruning_that_fails_is_told_and_the_checkpoint_counts(tmp_path: Path) -> None:
+    def stuck(phase: str) -> None:
+        if phase == "prune":
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    writer = Writer(tmp_path, keep=1, at=stuck)
+    writer.save(1, *tiny(1))
+    writer.save(2, *tiny(2))
+    with pytest.raises(UserError, match=r"\(remove\) the old checkpoint .*step-000000001: Permission denied"):
+        writer.close()
+    assert [saved.step for saved in writer.finished()] == [1, 2]
+
+
+def test_a_disk_that_never_answers_does_not_hold_training_for_ever(tmp_path: Path, gate: Gate) -> None:
+    writer = Writer(tmp_path, keep=1, timeout_s=0.05, at=gate)
+    writer.save(1, *tiny(1))
+    for waits in (lambda: writer.save(2, *tiny(2)), writer.close):
+        with pytest.raises(UserError, match=r"the checkpoint of step 1 is not on disk after 0\.05 s in"):
+            waits()
+    gate.open.set()
+    writer.close(60)
+    assert list(steps(tmp_path)) == [1], "it came after all"
+
+
+def test_closing_without_a_write_is_nothing(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "checkpoints", keep=1)
+    writer.close()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.gpu
+def test_a_gpus_moment_is_kept_while_it_trains_on(tmp_path: Path) -> None:
+    net = model(channels_last=True).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, fused=True)
+    writer = Writer(tmp_path, keep=9)
+    expected = {}
+    for step in range(1, 6):
+        train(net, optimizer, step, step + 1)
+        writer.save(step, net, optimizer)
+        expected[step] = bits(net.state_dict())
+    writer.close()
+    fresh = model(1).cuda()
+    for step, path in steps(tmp_path).items():
+        loaded = newest(tmp_path)
+        assert loaded is not None
+        del path
+        if loaded.step == step:
+            restore(loaded, fresh)
+            assert bits(fresh.state_dict()) == expected[step]

@@ -1,0 +1,93 @@
+"""Any valid config, for property tests."""
+
+from typing import get_args
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from lockstep.config import (
+    LOG_MIRRORS,
+    Config,
+    DataConfig,
+    Execution,
+    ModelConfig,
+    OptimConfig,
+    OptimizerName,
+    Precision,
+    ScheduleName,
+)
+from lockstep.errors import UserError
+
+
+def floats(low: float, high: float = 1e6, **open_ends: bool) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False, **open_ends)
+
+
+def tuples(values: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(values, max_size=4, unique=True).map(tuple)
+
+
+names = st.text("abcXYZ019_-./:é ", max_size=12).filter(lambda text: not text.startswith("-"))
+counts = st.integers(1, 10**6)
+flags = st.booleans()
+
+data = st.builds(
+    DataConfig,
+    dataset=names.filter(bool),
+    fraction=floats(0, 1, exclude_min=True),
+    crop_padding=st.integers(0, 9),
+    flip=flags,
+    cutout=st.integers(0, 9),
+    resized_crop=flags,
+    image_size=st.integers(0, 512),
+    drop_last=flags,
+)
+models = st.builds(ModelConfig, model=names.filter(bool), sync_bn=flags, channels_last=flags, compile=flags)
+optims = st.builds(
+    OptimConfig,
+    optimizer=st.sampled_from(get_args(OptimizerName)),
+    lr=floats(0, exclude_min=True),
+    momentum=floats(0, 1, exclude_max=True),
+    weight_decay=floats(0),
+    schedule=st.sampled_from([name for name in get_args(ScheduleName) if name != "multistep"]),
+    warmup_epochs=floats(0),
+    step_epochs=floats(0, exclude_min=True),
+    milestones=tuples(floats(0)),
+    gamma=floats(0, exclude_min=True),
+    scale_lr=st.sampled_from(["linear", "sqrt", "none"]),
+    base_batch_size=st.integers(0, 10**6),
+    clip_norm=floats(0),
+    label_smoothing=floats(0, 1, exclude_max=True),
+    ema=floats(0, 1, exclude_max=True),
+)
+executions = st.builds(
+    Execution,
+    out=names,
+    data_dir=names,
+    nproc=st.just("auto") | st.integers(1, 8),
+    gpus=tuples(st.integers(0, 7)),
+    threads=st.integers(0, 64),
+    master_addr=names,
+    master_port=st.integers(0, 65535),
+    timeout=floats(0, exclude_min=True),
+    workers=st.integers(0, 16),
+    loader=st.sampled_from(["auto", "resident", "streaming"]),
+    eval_batch_size=counts,
+    log=tuples(st.sampled_from(LOG_MIRRORS)),
+    log_every=counts,
+)
+
+
+@st.composite
+def _configs(draw: st.DrawFn) -> Config:
+    parts = {"data": draw(data), "model": draw(models), "optim": draw(optims), "execution": draw(executions)}
+    batch_size = draw(st.integers(8, 10**6))
+    numbers = {"epochs": draw(counts), "batch_size": batch_size, "seed": draw(st.integers(0, 2**63 - 1))}
+    try:
+        return Config(precision=draw(st.sampled_from(get_args(Precision))), **numbers, **parts)
+    except UserError:  # two fields that exclude each other
+        assume(False)
+        raise
+
+
+configs = _configs()

@@ -1,0 +1,160 @@
+"""The command line: what it prints, what it takes, and that it is one program however it is started."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import shutil
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep import cli
+from lockstep.config import Config, Execution
+from lockstep.flags import known_flags
+from lockstep.recipes import RECIPES
+from lockstep.training.evaluation import Metrics
+from lockstep.watch.journal import read
+from lockstep.world import World
+from tests.processes import Command, run_lockstep
+from tests.ranks import run_ranks
+
+
+def said(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    """Standard output of a command that succeeds."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(line.split())
+    out, err = capsys.readouterr()
+    assert (end.value.code, err) == (0, "")
+    return out
+
+
+def test_help_names_every_command_and_each_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--help")
+    assert said(capsys, "") == said(capsys, "help") == said(capsys, "-h") == text
+    commands = re.findall(r"^  (\w+) .*  ", text.partition("commands:")[2].partition("examples:")[0], re.MULTILINE)
+    assert {"train", "eval", "recipes", "show"} <= set(commands)
+    for command in set(commands) - {"recipes", "show"}:
+        assert f"usage: lockstep {command}" in said(capsys, f"{command} --help")
+
+
+def test_every_example_of_the_help_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(cli, "_launch", lambda fn, *args, **how: seen.append(args) or 0)
+    examples = re.findall(r"^  .*lockstep (train .*?)(?:  .*)?$", cli._HELP.partition("examples:")[2], re.MULTILINE)
+    assert len(examples) >= 5
+    for line in examples:
+        names, rest = cli.sort_words(line.split(), Config)
+        assert names[0] == "train"
+        cli._parse(Config, cli.recipe(names[1] if names[1:] else "digits"), rest, "", "")
+
+
+def test_every_field_of_the_config_is_a_flag_with_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "train --help")
+    for flag in known_flags(Config):
+        assert re.search(rf"{flag}\b", text), flag
+    for line in re.findall(r"│ --[^│]*│\n│ (?! {20})[^│]*│", text):
+        pytest.fail(f"a flag without a help text: {line}")
+    assert "(default: '')" not in text
+    assert "Traceback" not in text
+
+
+def test_version_names_torch_too(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--version")
+    assert text == f"lockstep {lockstep.__version__} (torch {version('torch')}, torchvision {version('torchvision')})\n"
+
+
+def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "recipes").splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert all(len(line) <= 140 and len(line.split()) > 3 for line in lines)
+    for name in RECIPES:
+        text = said(capsys, f"show {name}")
+        assert text.startswith("# ")
+        assert f"\nlockstep train {name} \\\n" in text
+    assert said(capsys, "show") == said(capsys, "show digits")
+
+
+def test_one_program_however_it_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (script,) = entry_points(group="console_scripts", name="lockstep")
+    assert script.load() is cli.main
+    ended = run_lockstep("--help", cwd=tmp_path)
+    assert (ended.code, ended.out, ended.err) == (0, said(capsys, "--help"), "")
+    beside = shutil.which("lockstep", path=str(Path(sys.executable).parent))
+    if beside:
+        assert Command(beside, "--help").end().out == ended.out
+
+
+def test_a_user_s_own_recipe_and_flags_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_recipes.py").write_text(
+        "from lockstep import Config\ndef quick():\n    return Config(epochs=1, batch_size=32)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    seen: list[Config] = []
+    monkeypatch.setattr(cli, "_launch", lambda fn, config, *args, **how: seen.append(config) or 0)
+    for line in ("train my_recipes:quick --seed 7", "train --seed 7 my_recipes:quick"):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*line.split(), "--nproc", "1"])
+        assert end.value.code == 0
+    assert (
+        seen[0]
+        == seen[1]
+        == Config(recipe="my_recipes:quick", epochs=1, seed=7, execution=Execution(nproc=1), batch_size=32)
+    )
+    assert not (tmp_path / "runs").is_dir() or not list((tmp_path / "runs").iterdir())  # no run came of it
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two processes, by the real command."""
+    folder = tmp_path_factory.mktemp("cli")
+    ended = run_lockstep(
+        *["train", "digits", "--nproc", "2", "--epochs", "2", "--batch-size", "100", "--log", "csv", "--out", "run"],
+        cwd=folder,
+        timeout=120,
+    )
+    assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
+    assert ended.out.count("test accuracy") == 1
+    assert ended.out.rstrip().endswith("run folder    run")
+    return folder / "run"
+
+
+def test_a_run_leaves_a_whole_folder(trained: Path) -> None:
+    records = read(trained / "journal.jsonl")
+    assert [records[0]["kind"], records[-1]["kind"]] == ["run", "end"]
+    assert records[-1]["status"] == "completed"
+    assert records[-1]["processes"] == 2
+    assert Config.from_dict(json.loads((trained / "config.json").read_text())).epochs == 2
+    assert (trained / "metrics.csv").is_file()
+    assert {p.name for p in (trained / "weights").iterdir()} == {"best.safetensors", "final.safetensors"}
+
+
+def evaluated(world: World, folder: str) -> str:
+    from lockstep.run import Evaluation, evaluate_run, read_config
+
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        evaluate_run(world, read_config(folder), folder, Evaluation(weights="final"))
+    return out.getvalue()
+
+
+def test_eval_repeats_the_last_evaluation_on_any_number_of_processes(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = [record for record in read(trained / "journal.jsonl") if record["kind"] == "eval"][-1]
+    metrics = Metrics(**{field.name: last[field.name] for field in dataclasses.fields(Metrics)})
+    expected = f"final weights of {trained}: {metrics}\n"
+    assert said(capsys, f"eval {trained} --weights final --nproc 1") == expected
+    for n in (2, 3):
+        assert run_ranks(evaluated, n, str(trained)) == [expected] + [""] * (n - 1)
+
+
+def test_eval_by_the_real_command(trained: Path) -> None:
+    last = [record for record in read(trained / "journal.jsonl") if record["kind"] == "eval"][-1]
+    ended = run_lockstep("eval", "--nproc", "2", "run", cwd=trained.parent)
+    assert ended.code == 0, ended.text
+    assert ended.out.startswith("best weights of run: top-1 ")
+    assert f"({last['count']:,} images)" in ended.out

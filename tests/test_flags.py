@@ -1,0 +1,83 @@
+"""The words of the command line, and configs written as flags."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from lockstep.cli import _parse
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.flags import as_command, known_flags, sort_words
+from lockstep.recipes import RECIPES, recipe
+from tests.configs import configs
+
+
+def parsed(default: Config, words: list[str]) -> Config:
+    free, rest = sort_words(words, Config)
+    assert not free
+    made: Config = _parse(Config, default, rest, "test", "")
+    return made
+
+
+@settings(max_examples=40, deadline=None)
+@given(configs)
+def test_a_config_written_as_a_command_gives_this_config_again(config: Config) -> None:
+    words = shlex.split(as_command("lockstep train digits", config).replace("\\\n", ""))
+    assert words[:3] == ["lockstep", "train", "digits"]
+    assert parsed(Config(recipe=config.recipe), words[3:]) == config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_itself_on_top_of_any_other(name: str) -> None:
+    words = shlex.split(as_command("lockstep", recipe(name)).replace("\\\n", ""))[1:]
+    for other in RECIPES:
+        base = recipe(other)  # an empty value is left out of the command: it is not there to be undone
+        base = replace(base, optim=replace(base.optim, schedule="cosine", milestones=()))
+        assert parsed(base, words) == replace(recipe(name), recipe=other)
+
+
+def test_short_names_and_other_spellings() -> None:
+    flags = known_flags(Config)
+    for name in ("--lr", "--learning-rate", "--ip", "--port", "--nproc", "--nproc-per-node", "--flip", "--no-flip"):
+        assert name in flags
+    assert "--recipe" not in flags  # the name of the recipe is a word of its own
+    config = parsed(
+        Config(), ["--lr=0.5", "--batch_size", "32", "--port", "4000", "--gpus", "0, 2", "--log", "csv,wandb"]
+    )
+    assert (config.optim.lr, config.batch_size, config.execution.master_port) == (0.5, 32, 4000)
+    assert (config.execution.gpus, config.execution.log) == ((0, 2), ("csv", "wandb"))
+
+
+def test_other_words_are_sorted_out_wherever_they_stand() -> None:
+    assert sort_words(["mnist", "--flip", "--epochs", "3", "more", "--lr", "-1"], Config) == (
+        ["mnist", "more"],
+        ["--flip", "--epochs", "3", "--lr", "-1"],
+    )
+    assert sort_words(["--flip", "mnist"], Config) == (["mnist"], ["--flip"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bacth-size", "3"], "unknown flag '--bacth-size'\n  Did you mean --batch-size"),
+        (["-x"], "unknown flag '-x'"),
+        (["--epochs"], "--epochs stands at the end without its value"),
+        (["--epochs", "x"], "--epochs x: not a whole number"),
+        (["--epochs", "1.5"], "--epochs 1.5: not a whole number"),
+        (["--lr", "fast"], "--lr fast: not a number"),
+        (["--nproc", "all"], "--nproc all: not a whole number\n  Give a whole number or auto."),
+        (["--gpus", "0,b"], "--gpus 0,b: not whole numbers with commas between them"),
+        (
+            ["--optimizer", "adamv"],
+            "'adamv'\n  Did you mean adam or adamw? --optimizer takes sgd, adam",
+        ),
+        (["--precision=fp31"], "unknown precision 'fp31'"),
+        (["--flip=yes"], "--flip=yes: the flag takes no value"),
+    ],
+)
+def test_wrong_words(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sort_words(words, Config)
+    assert message in str(caught.value)

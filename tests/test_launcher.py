@@ -1,0 +1,220 @@
+"""Real local workers, and those that another launcher started."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lockstep
+from lockstep import launcher
+from lockstep.config import Execution
+from lockstep.errors import UserError
+from lockstep.launcher import launch, processes
+from lockstep.world import World, cores
+from tests.processes import Command, Ended
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("lockstep.world.devices", lambda execution: [torch.device("cuda", i) for i in range(2)])
+    yield
+
+
+def test_processes_on_a_cpu() -> None:
+    assert processes(Execution(device="cpu", nproc=5)) == 5
+    assert processes(Execution(device="cpu")) == min(8, cores())
+    assert processes(Execution(device="cpu", strategy="single")) == 1
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_processes_on_gpus() -> None:
+    assert processes(Execution()) == 2
+    assert processes(Execution(strategy="dp")) == 1
+    assert processes(Execution(nproc=3, backend="gloo")) == 3  # ranks may share a GPU there
+    with pytest.raises(UserError, match="--nproc 3 needs 3 GPUs, this machine offers 2"):
+        processes(Execution(nproc=3))
+
+
+def report(world: World, a: int, b: int) -> dict[str, Any]:
+    return {
+        "rank": world.rank,
+        "size": world.size,
+        "sum": a + b,
+        "total": int(world.sum(torch.tensor(world.rank + 1))),
+        "threads": torch.get_num_threads(),
+        "pid": os.getpid(),
+    }
+
+
+def test_one_process_runs_here() -> None:
+    (value,) = launch(report, 1, 2, nproc=1, execution=Execution(device="cpu", threads=1))
+    assert value == {"rank": 0, "size": 1, "sum": 3, "total": 1, "threads": 1, "pid": os.getpid()}
+
+
+def test_a_value_from_each_rank_and_nothing_left_behind() -> None:
+    environment = dict(os.environ)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)]
+    values = launch(report, 1, 2, nproc=2, execution=Execution(device="cpu"))
+    assert [value["rank"] for value in values] == [0, 1]
+    assert {(value["size"], value["sum"], value["total"]) for value in values} == {(2, 3, 3)}
+    assert {value["threads"] for value in values} == {max(1, cores() // 2)}
+    assert len({os.getpid(), *(value["pid"] for value in values)}) == 3
+    changed = {name for name in set(os.environ) | set(environment) if os.environ.get(name) != environment.get(name)}
+    assert not {name for name in changed if not name.startswith("TORCHELASTIC")}
+    assert handlers == [
+        signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    ]
+
+
+SCRIPT = """
+import json, os, sys, time
+import lockstep, torch
+from lockstep.config import Execution
+
+def report(world):
+    return world.rank, world.size, int(world.sum(torch.tensor(1)))
+
+def unlucky(world):
+    if world.rank == 1:
+        raise ValueError("bad luck")
+    world.barrier()
+
+def leaves(world):
+    sys.exit(0)
+
+def main():
+    told = {}
+    told["values"] = lockstep.launch(report, execution=Execution(device="cpu", nproc=2, master_port=int(sys.argv[1])))
+    try:
+        lockstep.launch(unlucky, nproc=2, execution=Execution(device="cpu"))
+    except lockstep.WorkerFailed as failed:
+        told["failed"] = [failed.rank, failed.message, failed.exit_code, failed.trace.count("Traceback")]
+    told["left"] = lockstep.launch(leaves, nproc=2, execution=Execution(device="cpu"))
+    print(json.dumps(told))
+
+GUARD
+    main()
+"""
+
+
+def run_script(folder: Path, text: str, *args: str, how: tuple[str, ...] = ()) -> Ended:
+    script = folder / "script.py"
+    script.write_text(text)
+    return Command(sys.executable, *how, str(script), *args, cwd=folder).end(120)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_user_s_script(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, SCRIPT.replace("GUARD", 'if __name__ == "__main__":'), str(free_port()))
+    assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
+    assert json.loads(ended.out) == {
+        "values": [[0, 2, 2], [1, 2, 2]],
+        "failed": [1, "ValueError: bad luck", 1, 1],
+        "left": [None, None],
+    }
+
+
+def test_a_script_without_the_guard_is_told_so(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, SCRIPT.replace("GUARD", "if True:"), str(free_port()))
+    assert ended.code == 1, ended.text
+    assert 'Put the call under `if __name__ == "__main__":`' in ended.err
+    assert ended.err.count("Traceback") == 1, ended.text  # the launching process's own, not one for each worker
+    assert not ended.orphans
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+JOINING = """
+import lockstep
+def main(world, a):
+    return world.rank, world.size, a
+if __name__ == "__main__":
+    print(lockstep.launch(main, 3, nproc=7))
+"""
+
+
+def test_under_torchrun_the_same_call_joins(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, JOINING, how=TORCHRUN)
+    assert ended.code == 0, ended.text
+    assert sorted(re.findall(r"\[\(.*?\)\]", ended.out)) == ["[(0, 2, 3)]", "[(1, 2, 3)]"]
+
+
+def test_the_command_under_torchrun(tmp_path: Path) -> None:
+    argv = (*TORCHRUN, "-m", "lockstep", "train", "--epochs", "1", "--out", "run")
+    ended = Command(sys.executable, *argv, cwd=tmp_path).end(120)
+    assert (ended.code, ended.orphans) == (0, ()), ended.text
+    assert ended.out.count("test accuracy") == ended.out.count("run folder") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert (tmp_path / "run/journal.jsonl").read_text().count('"processes": 2') == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--model resnet19", "unknown model 'resnet19'"),
+        ("--epochs x", "--epochs x: not a whole number"),
+        ("--lr 1e30 --optimizer sgd", "the loss became non-finite at step"),
+        ("mnist --data-dir none", "train-images-idx3-ubyte"),
+    ],
+)
+def test_an_error_under_torchrun_is_told_once(tmp_path: Path, flags: str, message: str) -> None:
+    ended = Command(sys.executable, *TORCHRUN, "-m", "lockstep", "train", *flags.split(), cwd=tmp_path).end(120)
+    assert ended.code != 0
+    ours = re.findall(r"^lockstep: .*", ended.err, re.MULTILINE)
+    assert len(ours) == 1, ended.text
+    assert message in ours[0]
+    assert not ended.orphans
+
+
+def test_two_machines(tmp_path: Path) -> None:
+    """Two launchers on this machine, one with two processes and one with one."""
+    port = free_port()
+    commands = [
+        Command(
+            *(sys.executable, "-m", "lockstep", "train", "--epochs", "1", "--batch-size", "99"),
+            *("--nnodes", "2", "--node-rank", str(rank), "--nproc", str(2 - rank)),
+            *("--ip", "localhost", "--port", str(port), "--out", f"run{rank}"),
+            cwd=tmp_path,
+        )
+        for rank in (1, 0)
+    ]
+    for ended, rank in zip([command.end(120) for command in commands], (1, 0), strict=True):
+        assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
+        assert ended.out.count("test accuracy") == (rank == 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["run0"]
+    assert '"processes": 3' in (tmp_path / "run0/journal.jsonl").read_text()
+
+
+@pytest.mark.integration
+def test_a_machine_that_stays_alone_says_so(tmp_path: Path) -> None:
+    argv = ("--nnodes", "2", "--node-rank", "0", "--nproc", "1", "--ip", "localhost", "--port", str(free_port()))
+    ended = Command(sys.executable, "-m", "lockstep", "train", *argv, "--timeout", "3", cwd=tmp_path).end(120)
+    assert ended.code == 2, ended.text
+    assert "machine 0 of 2 did not meet the others at localhost:" in ended.err
+    assert "Traceback" not in ended.err
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_the_same_error_is_told_by_the_first_rank_that_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert launcher._said_already("x")  # before the ranks have met, local rank 0 speaks
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert not launcher._said_already("x")
+
+
+def test_public_names() -> None:
+    assert lockstep.launch is launch
+    assert lockstep.WorkerFailed is launcher.WorkerFailed

@@ -1,0 +1,347 @@
+"""A rank that stops, sleeps, loses its loader or skips a collective is named in time; a slow run is left alone."""
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import TCPStore
+
+from lockstep.config import Execution
+from lockstep.data.loaders import streaming
+from lockstep.errors import EXIT_HANG
+from lockstep.parallel.ddp import parallelize
+from lockstep.watch.alarm import REPORT
+from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
+from lockstep.watch.stacks import answer_for_stacks
+from lockstep.world import World, join
+from tests.ranks import _CONTEXT
+
+TIMEOUT = 2.0
+LIMIT = TIMEOUT + 5  # what a report may take from the fault on
+DEADLINE = 60.0  # of a test's processes
+
+Scenario = Callable[[World, Heartbeat, Path], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the ranks."""
+
+    codes: list[int | None]  # None: had to be killed
+    said: str  # on all ranks' stderr
+    details: str  # the report file
+    records: list[dict[str, Any]]
+    seconds: float  # from the fault to the report
+
+
+def process(scenario: Scenario, env: dict[str, str], folder: Path) -> None:
+    os.environ.update(env)
+    rank = env["RANK"]
+    sys.stderr = (folder / f"stderr-{rank}").open("w", encoding="utf-8")
+
+    def note(record: dict[str, Any]) -> None:
+        (folder / f"record-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+
+    with (
+        join(Execution(device="cpu", threads=1, timeout=DEADLINE)) as world,
+        Heartbeat(world, run_store(world), TIMEOUT, folder, note) as beat,
+    ):
+        scenario(world, beat, folder)
+
+
+def outcome(
+    scenario: Scenario,
+    n: int,
+    folder: Path,
+    fault: Callable[[list[Any]], None] | None = None,
+    store_in_rank_0: bool = False,
+    stuck: int = 0,
+) -> Outcome:
+    """Run a scenario on n ranks. `fault` gets the processes once the file `ready` is there.
+
+    Without it the scenario has a fault of its own, and the file tells when. `stuck` ranks won't end by themselves.
+    """
+    store, port = None, 0
+    if store_in_rank_0:
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = probe.getsockname()[1]
+    else:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=DEADLINE))
+        port = store.port
+    env = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    env["TORCHELASTIC_USE_AGENT_STORE"] = str(store is not None)
+    processes = [
+        _CONTEXT.Process(target=process, args=(scenario, {**env, "RANK": str(r), "LOCAL_RANK": str(r)}, folder))
+        for r in range(n)
+    ]
+    for one in processes:
+        one.start()
+    deadline = time.monotonic() + DEADLINE
+    try:
+        if fault is not None:
+            while not (folder / "ready").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            fault(processes)
+            (folder / "ready").touch()
+        while sum(one.exitcode is None for one in processes) > stuck and time.monotonic() < deadline:
+            time.sleep(0.05)
+        codes = [one.exitcode for one in processes]
+    finally:
+        for one in processes:
+            one.kill()
+            one.join()
+    report = folder / REPORT
+    return Outcome(
+        codes,
+        "".join(path.read_text() for path in sorted(folder.glob("stderr-*"))),
+        report.read_text() if report.exists() else "",
+        [json.loads(path.read_text()) for path in sorted(folder.glob("record-*.json"))],
+        report.stat().st_mtime - (folder / "ready").stat().st_mtime if report.exists() else -1.0,
+    )
+
+
+def reported(found: Outcome, rank: int, *words: str) -> None:
+    """One report, in time, that names the rank and says these words."""
+    assert found.said.count("hangs at step") == 1, found.said
+    assert 0 < found.seconds < LIMIT
+    assert [record["ranks"] for record in found.records] == [[rank]], found.said
+    for word in words:
+        assert word in found.said, found.said
+    first = found.details.split("\n\n")[0]
+    assert first in found.said
+
+
+def train(world: World, beat: Heartbeat, folder: Path, at_step: Callable[[int], None] = lambda step: None) -> None:
+    """A training loop that would take minutes."""
+    model = parallelize(nn.Linear(4, 4), world)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(10_000):
+        beat.at(step, "loader")
+        at_step(step)
+        beat.at(step, "forward-backward")
+        model(torch.rand(3, 4)).sum().backward()
+        optimizer.step()
+        if step == 20 and world.rank == 0:
+            (folder / "ready").touch()
+        time.sleep(0.01)
+
+
+def only_train(world: World, beat: Heartbeat, folder: Path) -> None:
+    train(world, beat, folder)
+
+
+def stop(rank: int) -> Callable[[list[Any]], None]:
+    return lambda processes: os.kill(processes[rank].pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_stopped_rank(rank: int, tmp_path: Path) -> None:
+    found = outcome(only_train, 3, tmp_path, stop(rank), stuck=1)
+    rest = [r for r in range(3) if r != rank]
+    reported(
+        found, rank,
+        f"rank {rank} (pid ", "is silent at step", "no heartbeat for", "stopped by a signal (SIGSTOP, Ctrl-Z)",
+        f"ranks {rest[0]}, {rest[1]} wait for rank {rank}",
+        f"rank {rest[0]}  step ", "in the backward pass, with its all-reduces", "collectives",
+    )  # fmt: skip
+    assert [found.codes[r] for r in rest] == [EXIT_HANG, EXIT_HANG]
+    assert found.codes[rank] is None  # nothing but SIGKILL moves it
+    assert "_engine_run_backward" in found.details
+
+
+def test_the_rank_that_holds_the_store_stopped(tmp_path: Path) -> None:
+    found = outcome(only_train, 3, tmp_path, stop(0), store_in_rank_0=True, stuck=1)
+    assert found.codes == [None, EXIT_HANG, EXIT_HANG]
+    assert found.said.count("hangs at step") == 2, found.said  # each for itself
+    assert "the store where the ranks meet is lost: it does not answer" in found.said
+    assert "rank 0: its process is stopped by a signal" in found.said
+    assert found.seconds < LIMIT
+
+
+def skip_a_collective(world: World, beat: Heartbeat, folder: Path) -> None:
+    for step in range(10):
+        beat.at(step, "forward-backward")
+        if step == 5 and world.rank == 2:
+            (folder / "ready").touch()
+        else:
+            world.sum(torch.ones(3))
+    world.barrier()
+    world.sum(torch.ones(5))
+
+
+def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
+    found = outcome(skip_a_collective, 3, tmp_path)
+    reported(found, 2, "rank 2 skipped a collective", "ranks 0, 1 wait for rank 2")
+    assert found.codes == [EXIT_HANG] * 3
+
+
+class SleepyImages:
+    """Images whose 6th request never ends, on one rank."""
+
+    name, classes, shape, mean, std, fingerprint = "sleepy", ("a", "b"), (1, 2, 2), (0.5,), (0.5,), ""
+
+    def __init__(self, sleepy: bool) -> None:
+        self.sleepy, self.asked = sleepy, 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def fetch(self, ids: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+        answer_for_stacks()
+        self.asked += 1
+        while self.sleepy and self.asked > 5:
+            self.dream()
+        return torch.zeros(len(ids), 1, 2, 2, dtype=torch.uint8), torch.zeros(len(ids), dtype=torch.int64)
+
+    def dream(self) -> None:
+        time.sleep(1)
+
+
+def lose_the_loader(world: World, beat: Heartbeat, folder: Path) -> None:
+    with beat.pause("start"):  # worker processes import torch
+        fetched = streaming(SleepyImages(world.rank == 1), world.device, 1)((np.arange(4), 0) for _ in range(100))
+        next(fetched)
+    beat.at(1, "loader")
+    for step, _ in enumerate(fetched, 2):
+        (folder / "ready").touch()
+        beat.at(step, "forward-backward")
+        world.sum(torch.ones(3))
+        beat.at(step, "loader")
+
+
+def test_a_loader_whose_worker_sleeps(tmp_path: Path) -> None:
+    found = outcome(lose_the_loader, 2, tmp_path)
+    reported(found, 1, "rank 1 waits for its loader at step 5", "is sleeping", "rank 0 waits for rank 1", "all_reduce")
+    assert "(pid " in found.details.split("its stacks:")[0]
+    assert "in dream" in found.details
+    assert found.codes == [EXIT_HANG] * 2
+
+
+def sleep_in_python(world: World, beat: Heartbeat, folder: Path) -> None:
+    def at_step(step: int) -> None:
+        while world.rank == 1 and step == 7:
+            (folder / "ready").exists() or (folder / "ready").touch()
+            time.sleep(0.1)
+
+    train(world, beat, folder, at_step)
+
+
+def hold_the_interpreter(world: World, beat: Heartbeat, folder: Path) -> None:
+    def at_step(step: int) -> None:
+        if world.rank == 1 and step == 7:
+            (folder / "ready").touch()
+            sum(itertools.repeat(1))  # endless, and it keeps the interpreter's lock
+
+    train(world, beat, folder, at_step)
+
+
+def test_a_rank_that_sleeps_in_python(tmp_path: Path) -> None:
+    found = outcome(sleep_in_python, 3, tmp_path)
+    reported(found, 1, "rank 1 ", "at step 7", "at_step (watch/test_heartbeat.py:", "ranks 0, 2 wait for rank 1")
+    assert found.codes == [EXIT_HANG] * 3
+
+
+def test_a_rank_whose_interpreter_is_held(tmp_path: Path) -> None:
+    found = outcome(hold_the_interpreter, 2, tmp_path, stuck=1)
+    reported(found, 1, "rank 1 (pid ", "is silent at step ", "its process is running", "its stacks:", "in at_step")
+    assert found.codes == [EXIT_HANG, None]
+
+
+def alone_and_asleep(world: World, beat: Heartbeat, folder: Path) -> None:
+    beat.at(3, "loader")
+    (folder / "ready").touch()
+    time.sleep(1000)
+
+
+def test_a_world_of_one(tmp_path: Path) -> None:
+    found = outcome(alone_and_asleep, 1, tmp_path)
+    reported(found, 0, "rank 0 waits for its loader at step 3", "alone_and_asleep")
+    assert found.codes == [EXIT_HANG]
+
+
+def slow_and_well(world: World, beat: Heartbeat, folder: Path) -> None:
+    for step, share in enumerate((0.1, 0.6, 0.05, 0.7)):
+        beat.at(step, "forward-backward")
+        if world.rank == step % world.size:
+            time.sleep(share * TIMEOUT)
+        world.sum(torch.ones(3))
+    with contextlib.ExitStack() as stack:
+        if world.rank == 1:  # the others, who have announced nothing, wait for it
+            stack.enter_context(beat.pause("a download"))
+            time.sleep(1.8 * TIMEOUT)
+    world.barrier()
+    if world.rank == 1:  # evaluation: no collective, and others that are long done
+        beat.close()
+        time.sleep(1.5 * TIMEOUT)
+    for _ in range(10):
+        beat.at(4, "evaluation")
+        time.sleep(0.15 * TIMEOUT)
+    beat.close()
+    world.barrier()
+
+
+def interrupted(world: World, beat: Heartbeat, folder: Path) -> None:
+    for step in range(20):
+        beat.at(step, "forward-backward")
+        world.sum(torch.ones(3))
+        if step == 10 and world.rank == 0:
+            (folder / "ready").touch()
+        for _ in range(10 if step == 10 else 1):  # one long sleep would be over when the process comes back
+            time.sleep(0.08)
+
+
+def suspend_all(processes: list[Any]) -> None:
+    for number, pause in ((signal.SIGSTOP, 1.5 * TIMEOUT), (signal.SIGCONT, 0.0)):
+        for one in processes:
+            os.kill(one.pid, number)
+        time.sleep(pause)
+
+
+@pytest.mark.parametrize(("scenario", "fault"), [(slow_and_well, None), (interrupted, suspend_all)])
+def test_no_false_alarm(scenario: Scenario, fault: Callable[[list[Any]], None] | None, tmp_path: Path) -> None:
+    found = outcome(scenario, 3, tmp_path, fault)
+    assert found.codes == [0, 0, 0], found.said
+    assert found.said == ""
+    assert not found.records
+
+
+def test_zero_seconds_watch_nothing() -> None:
+    with Heartbeat(World.single(), None, 0.0) as beat, beat.pause("nothing"):
+        beat.at(1, "loader")
+        assert not beat._threads
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [100.0]
+    monkeypatch.setattr("lockstep.watch.heartbeat.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_clock_counts_only_time_in_which_it_could_look(clock: list[float]) -> None:
+    watch = Clock(0.5)
+    for _ in range(4):
+        clock[0] += 0.5
+        watch.look(True)
+    assert watch.quiet_s == 2.0
+    clock[0] += 3600  # suspended
+    watch.look(True)
+    assert watch.quiet_s == 4.0
+    watch.look(False)
+    assert watch.quiet_s == 0.0
