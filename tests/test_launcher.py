@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from tests.processes import Command, Ended
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.world.devices", lambda execution: [torch.device("cuda", i) for i in range(2)])
-    yield
+    return
 
 
 def test_processes_on_a_cpu() -> None:

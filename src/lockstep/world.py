@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAST_RELEASES_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,9 @@ def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Itera
     yield World(rank, size, local_rank, local_size, device, backend)
     # Not after an error: an orderly goodbye would wait for the others. The process ends, the launcher stops the rest.
     dist.destroy_process_group()
+    # gloo's threads outlive the group, which DDP never lets go, and want the interpreter's lock to release the last
+    # collective's tensors: one that waits for it while the interpreter ends aborts the process. Sleeping, we don't hold it.
+    time.sleep(_LAST_RELEASES_S)
 
 
 def cores() -> int:

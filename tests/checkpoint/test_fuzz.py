@@ -90,7 +90,7 @@ class _Bomb:
         self.path = path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open, (self.path, "w")
+        return os.mkdir, (self.path,)
 
 
 def truncated(case: Case) -> None:
@@ -301,14 +301,12 @@ def test_there_are_enough_and_the_tools_work(
     case = Case(tmp_path, good[0], good[1], tmp_path / "executed", random.Random(0))
     for _ in range(20):
         content = case.pickled()
-        if content[:2] == b"PK":
+        if content.startswith((b"PK", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P")):  # torch's, as a zip and before that
             torch.load(io.BytesIO(content), weights_only=False)
         else:
-            pickle.loads(content) if b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19." not in content else torch.load(
-                io.BytesIO(content), weights_only=False
-            )
+            pickle.loads(content)
         assert case.sentinel.exists(), "these pickles do what they are meant to, where somebody reads them"
-        case.sentinel.unlink()
+        case.sentinel.rmdir()
     keep(tmp_path, 2)
     keep(tmp_path, 3)
     case.fit()

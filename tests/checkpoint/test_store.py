@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -89,6 +90,10 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     assert prune(tmp_path, keep=2, best=6) == [3]
     assert prune(tmp_path, keep=5) == []
     assert names(tmp_path) == [name_of(5), name_of(6)]
+    keep(tmp_path / "c", 1)
+    hidden = store.hide(tmp_path / "c" / name_of(1), "replaced")
+    hidden = store.hide(hidden, "removing")
+    assert re.fullmatch(r"\.removing-[0-9a-f]{8}-step-000000001", hidden.name), "so that tidying knows it"
     with pytest.raises(UserError, match="--keep 0 would keep no checkpoint"):
         prune(tmp_path, keep=0)
 

@@ -103,7 +103,9 @@ def test_an_epoch_brings_each_sample_once(size: int, accumulate: int) -> None:
         assert all(sum(batch.sizes) == len(batch.images) == len(batch.labels) for batch in rank)
     for batches in zip(*epochs, strict=True):
         assert all(np.array_equal(batch.ids, batches[0].ids) for batch in batches)
-        assert sorted(label for batch in batches for label in batch.labels.tolist()) == sorted(batches[0].ids.tolist())
+        pieces = [batch.labels.split(list(batch.sizes)) for batch in batches]
+        in_order = [label for micro in zip(*pieces, strict=True) for piece in micro for label in piece.tolist()]
+        assert in_order == batches[0].ids.tolist(), "micro-batch by micro-batch, rank by rank"
 
 
 def test_an_epoch_can_start_at_any_step() -> None:

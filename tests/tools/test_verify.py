@@ -374,7 +374,7 @@ def test_a_fingerprint_sees_one_pixel_one_label_and_an_exchange(dtype: torch.dty
 
 class _Functional(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        noise = torch.empty(x.shape[0], 1).bernoulli_(0.8).div_(0.8)  # as stochastic depth
+        noise = torch.empty(x.shape[0], 1, 1).bernoulli_(0.8).div_(0.8)  # as stochastic depth
         return nn.functional.dropout(x, 0.3, self.training) * noise + torch.rand_like(x) + torch.randn(x.shape)
 
 

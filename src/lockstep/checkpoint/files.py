@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,6 +13,8 @@ from pathlib import Path
 from lockstep.errors import UserError
 
 CHUNK = 4 << 20  # bytes hashed and written at a time: both release the interpreter, so training goes on beside them
+
+HIDDEN = re.compile(r"\.(?P<why>writing|removing|replaced)-[0-9a-f]{8}-(?P<name>step-\d+)")
 
 _ROOM = "Free some space there (or raise the quota), keep fewer checkpoints, or continue in another folder."
 _RIGHTS = "Give this user the right to write there, or continue in another folder."
@@ -80,5 +83,6 @@ def remove_folder(folder: Path) -> None:
 
 
 def hide(folder: Path, why: str) -> Path:
-    """Rename a folder to `.WHY-RANDOM-NAME` beside it, and return that path. Raises OSError."""
-    return folder.rename(folder.with_name(f".{why}-{os.urandom(4).hex()}-{folder.name.lstrip('.')}"))
+    """Rename a folder to `.WHY-RANDOM-NAME`, and return that path. One that is hidden already keeps its NAME."""
+    match = HIDDEN.fullmatch(folder.name)
+    return folder.rename(folder.with_name(f".{why}-{os.urandom(4).hex()}-{match['name'] if match else folder.name}"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tyro.conf import arg
 
 from lockstep.checkpoint.files import fsync, write_error
-from lockstep.checkpoint.weights import bare, fit
+from lockstep.checkpoint.weights import fit
 from lockstep.errors import UserError
 
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things
@@ -32,7 +32,7 @@ class Export:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The weights in somebody's file, on the CPU, without what wrappers put before their names.
+    """The weights in somebody's file, on the CPU, by the names that they have there.
 
     Read are safetensors files and those of torch.save, the latter by `torch.load(weights_only=True)` alone, which
     builds tensors and plain containers and calls nothing else. The state_dict may lie under "state_dict",
@@ -58,16 +58,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         str(name) for name, value in found.items() if not (isinstance(name, str) and isinstance(value, Tensor))
     ]:
         raise UserError(f"{path} holds a dict with entries that are no weights: {', '.join(strange[:4])}", _SAVE)
-    renamed = {bare(name): value.detach() for name, value in found.items()}
-    # two names that differ by a prefix alone are the model's own
-    return renamed if len(renamed) == len(found) else {name: value.detach() for name, value in found.items()}
+    return {name: value.detach() for name, value in found.items()}
 
 
 _SAVE = "Save the weights alone: torch.save(model.state_dict(), path), or as safetensors."
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Copy the weights in somebody's file into the model, on its own device.
+    """Copy the weights in somebody's file into the model, on its own device; a wrapper's prefix is no obstacle.
 
     Raises:
         UserError: as `read_weights`, and where names or shapes are not the model's.
@@ -91,7 +89,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # given a path, torch goes by its ending
+            return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # hostile or damaged bytes end in errors of any type

@@ -10,12 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.checkpoint.files import fsync, hide, remove_folder, write_error, write_file
+from lockstep.checkpoint.files import HIDDEN, fsync, hide, remove_folder, write_error, write_file
 from lockstep.checkpoint.format import MANIFEST, STATE, Manifest, safetensors_pieces
 from lockstep.checkpoint.snapshot import Snapshot
 from lockstep.errors import UserError
-
-_LEFT = re.compile(r"\.(writing|removing|replaced)-[0-9a-f]{8}-(step-\d+)")
 
 Phase = Callable[[str], None]  # called between the phases of a write, with the name of the one that begins
 
@@ -142,11 +140,11 @@ def tidy(folder: Path) -> list[str]:
     done = []
     try:
         for path in sorted(folder.iterdir()) if folder.exists() else []:
-            match = _LEFT.fullmatch(path.name)
-            if match is None or (match[1] == "writing" and _is_locked(path)):
+            match = HIDDEN.fullmatch(path.name)
+            if match is None or (match["why"] == "writing" and _is_locked(path)):
                 continue
-            target = folder / match[2]
-            if match[1] == "replaced" and not os.path.lexists(target):
+            target = folder / match["name"]
+            if match["why"] == "replaced" and not os.path.lexists(target):
                 path.rename(target)
             else:
                 remove_folder(path)

@@ -100,7 +100,7 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """
     model = unwrap(model)
     own = state_tensors(model)
-    found = {name if name in own else bare(name): tensor for name, tensor in tensors.items()}
+    found = {name if name in own or bare(name) in tensors else bare(name): t for name, t in tensors.items()}
     problems = {
         "missing": [name for name in own if name not in found],
         "unexpected": [name for name in found if name not in own],

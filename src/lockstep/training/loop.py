@@ -32,20 +32,21 @@ def train(config: Config, world: World, folder: Path) -> Outcome:
         UserError: for what the user can put right, naming rank and step.
     """
     with session(config, world, folder) as live:
-        stop = 0
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
-        while live.state.evaluated < config.epochs and not stop:
+        while live.state.evaluated < config.epochs and not live.stop:
             try:
-                stop = train_epoch(live) or finish_epoch(live)
+                train_epoch(live)
+                if not live.stop:
+                    finish_epoch(live)
             except NonFinite as bad:
                 live.roll_back(bad)
         live.settle()
-        return Outcome(live.state, stop)
+        return Outcome(live.state, live.stop)
 
 
-def train_epoch(live: Session) -> int:
-    """Go on to the end of the epoch; returns the signal that stopped it, or 0.
+def train_epoch(live: Session) -> None:
+    """Go on to the end of the epoch, or until the ranks agree to stop.
 
     Nothing in it waits for the device but log steps, checkpoints and comparisons.
     """
@@ -72,9 +73,9 @@ def train_epoch(live: Session) -> int:
         if saving and live.keeps:
             live.checkpoint()
         if agreed.stop:
-            return agreed.stop
+            live.stop = agreed.stop
+            return
         beat.at(state.steps, "loader")
-    return 0
 
 
 def log(live: Session, window: Window) -> None:
@@ -94,8 +95,8 @@ def compare(live: Session) -> None:
     desync.check(live.world, live.state.steps, live.run.model, live.run.step.optimizer, buffers=same_buffers)
 
 
-def finish_epoch(live: Session) -> int:
-    """Evaluate on all ranks, keep the weights, and checkpoint where it is time; returns the signal to stop by, or 0."""
+def finish_epoch(live: Session) -> None:
+    """Evaluate on all ranks, keep the weights, and checkpoint where it is time."""
     config, run, state = live.config, live.run, live.state
     average_buffers(run.model, live.world)
     metrics = evaluate(
@@ -116,4 +117,4 @@ def finish_epoch(live: Session) -> int:
     last = state.evaluated == config.epochs
     if live.keeps and (agreed.checkpoint or agreed.stop or last):
         live.checkpoint()
-    return 0 if last else agreed.stop
+    live.stop = 0 if last else agreed.stop

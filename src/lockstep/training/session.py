@@ -48,6 +48,7 @@ class Session:
     beat: Heartbeat
     writer: Writer | None  # on rank 0
     rollbacks: int = 0
+    stop: int = 0  # the signal by which the ranks agreed to stop
 
     @property
     def keeps(self) -> bool:
@@ -195,9 +196,9 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             with suppress(UserError):  # the first error is the one to tell; a write under way gets a moment to end well
                 live.writer.close(_LAST_WRITE_S)
             live.note_written()
-        state, stop = live.state, live.control.request.signal
+        state = live.state
         done = state.evaluated >= live.config.epochs
-        stopped = stop or isinstance(raised, KeyboardInterrupt | SystemExit)
+        stopped = live.stop or isinstance(raised, KeyboardInterrupt | SystemExit)
         live.journal.write(
             "end",
             status="completed" if done and raised is None else "interrupted" if stopped else "failed",

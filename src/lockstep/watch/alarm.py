@@ -166,5 +166,4 @@ def _stacks(board: Board, rank: int) -> str:
     p = board.peers.get(rank)
     if p is None or p.machine != stacks.machine() or stacks.born(p.pid) != p.born:
         return ""
-    told = stacks.stacks_of(p.pid)
-    return f"; its stacks:\n{told}" if told else ""
+    return f"\n{stacks.stacks_of(p.pid)}".rstrip()

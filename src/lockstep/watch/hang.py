@@ -128,14 +128,19 @@ def _silence(rank: int, answers: Mapping[int, Position], beat: Position | None) 
     if beat is None:
         return f"rank {rank} never sent a heartbeat: it did not get as far as training"
     who = f"rank {rank} (pid {beat.pid} on {beat.host}) is silent at step {beat.step}, {beat.phase}"
-    seen.sort(key=len)  # the rank that listened to it knows most
-    return f"{who}: {seen[-1] if seen else 'it is stopped, swapping or dead, or its machine is lost or cut off'}"
+    seen.append("it is stopped, swapping or dead, or its machine is lost or cut off")
+    most = max(seen[:-1] or seen, key=len)  # the rank that listened to it knows most
+    return f"{who}: {_first(most)}"
 
 
 def _busy(p: Position) -> str:
     what = {"loader": "waits for its loader", "checkpoint": "is writing a checkpoint", "python": "is in its own code"}
     text = f"rank {p.rank} {what.get(p.kind, 'is')} at step {p.step}, for {p.still_s:.1f} s: {p.where}"
-    return text + "".join(f"; {note.partition(chr(10))[0]}" for note in p.notes)
+    return text + "".join(f"; {_first(note)}" for note in p.notes if p.kind == "loader")
+
+
+def _first(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _odd_ones(waiting: Mapping[int, Position], what: Mapping[int, Any]) -> tuple[tuple[int, ...], str]:
@@ -181,7 +186,10 @@ def report(
     chosen = [*[r for r in culprits if r in answers][:_SHOWN_STACKS], *others[:1]]
     short = [_stacks(answers[r], main_only=True) for r in chosen]
     long = [_stacks(p, main_only=False) for _, p in sorted(answers.items())]
-    long += [f"rank {r}, as rank {p.rank} sees it: {text}" for p in answers.values() for r, text in p.seen.items()]
+    seen = [(r, p.rank, text) for p in answers.values() for r, text in p.seen.items() if int(r) in culprits]
+    outside = [f"Rank {rank}, as rank {by} sees it: {text}" for rank, by, text in seen]
+    short += [text.partition("\n\n")[0] for text in outside if "\n" in text]
+    long += outside
     ending = [f"Stacks of all threads and ranks: {file}"] if file else []
     text, details = "\n".join([*lines, *short, *ending]), "\n\n".join(["\n".join(lines), *long])
     return Report(culprits, step, cause, text, details + "\n")
@@ -215,6 +223,7 @@ def _line(rank: int, answer: Position | None, beat: Position | None) -> str:
 
 
 def _stacks(p: Position, main_only: bool) -> str:
-    stacks = p.stacks.partition("\n\n")[0] if main_only else p.stacks
-    notes = [] if main_only else p.notes
-    return "\n".join([f"Stack{'' if main_only else 's'} of rank {p.rank}:", stacks, *notes])
+    if not main_only:
+        return "\n".join([f"Stacks of rank {p.rank}:", p.stacks, *p.notes])
+    notes = [note.partition("\n\n")[0] for note in p.notes if p.kind == "loader"]
+    return "\n".join([f"Stack of rank {p.rank}:", p.stacks.partition("\n\n")[0], *notes])

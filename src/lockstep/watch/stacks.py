@@ -43,7 +43,10 @@ def answer_for_stacks() -> None:
 
 
 def stacks_of(pid: int) -> str:
-    """The stacks of another process of ours that called `answer_for_stacks`; empty where it does not answer."""
+    """The stacks of another process of ours that called `answer_for_stacks`; empty where it does not answer.
+
+    The thread that heard the signal, as a rule the main one, comes first.
+    """
     path = _memory_file(str(pid))
     if path is None or _ASK is None or not _catches(pid, _ASK):  # the signal would end one that has no handler
         return ""
@@ -57,7 +60,8 @@ def stacks_of(pid: int) -> str:
             if grown > before and grown == size:  # it has stopped writing
                 break
             size = grown
-        return path.read_bytes()[before:].decode(errors="replace")[:_LONGEST]
+        parts = path.read_bytes()[before:].decode(errors="replace").strip().split("\n\n")
+        return "\n\n".join(sorted(parts, key=lambda part: not part.startswith("Current thread")))[:_LONGEST]
     except OSError:  # it ended meanwhile
         return ""
 
@@ -122,13 +126,11 @@ def state(pid: int, since: int = 0) -> str:
 
 
 def children() -> list[str]:
-    """What each process does that this one started by multiprocessing (loader workers), with its stacks if it tells."""
+    """For each process that this one started by multiprocessing (loader workers) a line, and its stacks if it tells."""
     lines = []
     for child in multiprocessing.active_children():
         if child.pid is not None:
-            told = stacks_of(child.pid)
-            tail = f"; its stacks:\n{told}" if told else ""
-            lines.append(f"{child.name} (pid {child.pid}) is {state(child.pid)}{tail}")
+            lines.append(f"{child.name} (pid {child.pid}) is {state(child.pid)}\n{stacks_of(child.pid)}".strip())
     return lines
 
 

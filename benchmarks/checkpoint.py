@@ -1,0 +1,158 @@
+"""How long training stands still for a checkpoint: Lockstep's writer beside a synchronous torch.save with fsync.
+
+    python benchmarks/checkpoint.py                     # ResNet-18 (32x32 stem), SGD with momentum, on what there is
+    python benchmarks/checkpoint.py --folder /mnt/disk --repeats 100
+
+The two take turns within one training run, so that both see the same machine. Between two checkpoints the model trains, and
+goes on until the background write has ended; a step is timed with and without a write going on. Prints a table and writes
+benchmarks/results/checkpoint-DEVICE.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep import models
+from lockstep.checkpoint.files import fsync
+from lockstep.checkpoint.writer import Writer
+
+
+def torch_save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What most scripts do, made durable: temporary file, fsync, rename, fsync of the folder."""
+    temporary = folder / "last.tmp"
+    with temporary.open("wb") as file:
+        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(folder / "last.pt")
+    fsync(folder)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def timed(device: torch.device, act: Callable[[], Any]) -> float:
+    """Milliseconds until the host may go on, the device's earlier work not counted."""
+    synchronize(device)
+    began = time.perf_counter()
+    act()
+    return (time.perf_counter() - began) * 1000
+
+
+def quantile(values: list[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))]
+
+
+def summary(values: list[float]) -> dict[str, Any]:
+    return {
+        "p50_ms": round(quantile(values, 0.5), 3),
+        "p99_ms": round(quantile(values, 0.99), 3),
+        "max_ms": round(max(values), 3),
+        "count": len(values),
+    }
+
+
+def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.device) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = models.build("resnet18_cifar", in_channels=3, num_classes=10, image_size=32)
+    model = model.to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=device.type == "cuda")
+    images = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    labels = torch.randint(10, (batch,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    def train(least: int, during: list[float], writer: Writer) -> None:
+        done = 0
+        while done < least or writer.busy:
+            busy = writer.busy
+            began = time.perf_counter()
+            step()
+            synchronize(device)
+            if busy:
+                during.append((time.perf_counter() - began) * 1000)
+            done += 1
+
+    (folder / "torch").mkdir()
+    writer = Writer(folder / "lockstep", keep=2)
+    stalls: dict[str, list[float]] = {"lockstep": [], "torch.save": []}
+    quiet: list[float] = []
+    during: list[float] = []
+    durable: list[float] = []
+    for repeat in range(repeats + 2):  # the first two warm up: they allocate the buffers and touch the folders
+        for name in ("lockstep", "torch.save") if repeat % 2 else ("torch.save", "lockstep"):
+            train(steps, during, writer)
+            quiet.append(timed(device, lambda: (step(), synchronize(device))))
+            if name == "lockstep":
+                took = timed(device, lambda: writer.save(repeat, model, optimizer, state={"step": repeat}))  # noqa: B023
+            else:
+                took = timed(device, lambda: torch_save(folder / "torch", repeat, model, optimizer))  # noqa: B023
+            if repeat >= 2:
+                stalls[name].append(took)
+    writer.close()
+    saved = writer.finished()
+    durable = [entry.durable_ms for entry in saved[2:]]
+    return {
+        "what": "ResNet-18 (32x32 stem), SGD with momentum, channels_last, fsync on",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "file_system": str(folder),
+        "mebibytes": round(saved[-1].bytes / 2**20, 1),
+        "stall": {name: summary(values) for name, values in stalls.items()},
+        "lockstep_durable": summary(durable),
+        "step_p50_ms": {
+            "no write going on": round(median(quiet), 3),
+            "during a write": round(median(during), 3) if during else None,
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(), help="where the checkpoints go (default: here)")
+    parser.add_argument("--repeats", type=int, default=100, help="checkpoints of each kind")
+    parser.add_argument("--steps", type=int, default=2, help="least number of steps between two checkpoints")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="the JSON file to write")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    scratch = Path(tempfile.mkdtemp(prefix="checkpoint-benchmark-", dir=args.folder))
+    try:
+        result = measure(scratch, args.repeats, args.steps, args.batch, device)
+    finally:
+        shutil.rmtree(scratch)
+    result["file_system"] = str(args.folder.resolve().stat().st_dev)
+    print(f"{result['what']}: {result['mebibytes']} MiB on {result['device']}, torch {result['torch']}")
+    print(f"{'stall':<14}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'n':>6}")
+    for name, row in result["stall"].items():
+        print(f"{name:<14}{row['p50_ms']:>10.1f}{row['p99_ms']:>10.1f}{row['max_ms']:>10.1f}{row['count']:>6}")
+    row = result["lockstep_durable"]
+    print(f"{'durable after':<14}{row['p50_ms']:>10.1f}{row['p99_ms']:>10.1f}{row['max_ms']:>10.1f}{row['count']:>6}")
+    print("step p50 ms:", ", ".join(f"{when} {ms}" for when, ms in result["step_p50_ms"].items()))
+    out = args.out or Path(__file__).parent / "results" / f"checkpoint-{device.type}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,398 @@
+"""Bad input ends with exit code 2, one message that names the thing and the remedy, and nothing left behind.
+
+What is found before a worker starts is run in this process, which spares an import of torch a case; whatever involves
+workers or signals is the real command.
+"""
+
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep import cli
+from lockstep.watch.journal import Record, read
+from tests.data.formats import tree, write_folders
+from tests.processes import Command, Ended, lockstep, run_lockstep
+
+USER_CODE = """
+import os
+import torch
+from torch import nn
+
+def net(num_classes, in_channels, image_size):
+    if os.environ.get("RANK") == "1":
+        raise RuntimeError("no such luck on this rank")
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+def without_files():
+    raise FileNotFoundError("my files are on the other disk")
+
+def label_below_zero():
+    part = torch.zeros(8, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2, -1, 0, 1, 2, 0])
+    return part, part
+
+def no_sets():
+    return 3
+
+def no_recipe():
+    return {"epochs": 3}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, but for a module of the user's."""
+    (tmp_path / "mine.py").write_text(USER_CODE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    """The one message of a command that is refused."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(line.split())
+    err = capsys.readouterr().err
+    assert end.value.code == 2, err
+    return checked(err)
+
+
+def checked(err: str) -> str:
+    assert err.startswith("lockstep: "), err
+    assert err.count("lockstep: ") == 1, err
+    assert "Traceback" not in err
+    message, _, remedy = err.partition("\n  ")
+    assert message.strip(), "no message"
+    assert remedy.strip(), f"no remedy: {err}"
+    return err
+
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, which the message denies")
+
+REFUSED = [
+    ("trian", ["unknown command 'trian'", "train"]),
+    ("train mnits", ["unknown recipe 'mnits'", "mnist"]),
+    ("train --nproc 2 mnits", ["unknown recipe 'mnits'", "mnist"]),
+    ("train mnist cifar10", ["one recipe", "mnist cifar10"]),
+    ("train mine:no_recipe", ["mine:no_recipe", "lockstep.Config"]),
+    ("train mine:nothing", ["mine", "nothing", "no_recipe"]),
+    ("train --bacth-size 8", ["--bacth-size", "--batch-size"]),
+    ("train --epochs", ["--epochs", "without its value"]),
+    ("train --epochs many", ["--epochs many", "whole number"]),
+    ("train --optimizer adamv", ["adamv", "adamw"]),
+    ("train --log tensorbord", ["tensorbord", "tensorboard"]),
+    ("train --model resnet18_cifra", ["resnet18_cifra", "resnet18_cifar"]),
+    ("train --model nowhere:net", ["nowhere"]),
+    ("train --dataset cifar11", ["cifar11", "cifar10"]),
+    ("train --batch-size 3 --nproc 4", ["batch of 3", "4 processes", "--batch-size", "at least 4"]),
+    ("train --batch-size 4 --nproc 2 --accumulate 3", ["batch of 4 in 3 micro-batches", "at least 6"]),
+    ("train --batch-size 4 --accumulate 5", ["--accumulate 5"]),
+    ("train --strategy single --nproc 2", ["--strategy single", "--nproc"]),
+    ("train --lr nan", ["--lr nan"]),
+    ("train --precision tf32 --device cpu", ["--precision tf32", "cpu", "fp32"]),
+    ("train cifar10 --strategy dp --device cpu", ["nn.DataParallel would just call the module", "--strategy ddp"]),
+    pytest.param("train --gpus 0,2", ["--gpus 0,2", "GPU", "--device cpu"], marks=no_gpu),
+    pytest.param("train --device cuda", ["--device cuda", "--device cpu"], marks=no_gpu),
+    ("show mnits", ["unknown recipe 'mnits'", "mnist"]),
+    ("recipes mnist", ["recipes takes no arguments"]),
+    ("eval", ["eval needs a run folder"]),
+    ("eval nowhere", ["nowhere"]),
+]
+
+
+@pytest.mark.parametrize(("line", "parts"), REFUSED, ids=lambda value: str(value) if isinstance(value, str) else "")
+def test_refused_before_anything_starts(
+    place: Path, capsys: pytest.CaptureFixture[str], line: str, parts: list[str]
+) -> None:
+    before = tree(place)
+    message = refused(capsys, line)
+    for part in parts:
+        assert part in message
+    assert {name for name in tree(place) if "__pycache__" not in name} == before
+
+
+def test_more_gpus_than_there_are(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    message = refused(capsys, "train --gpus 0,2")
+    assert "--gpus 0,2: there is no GPU 2, this machine shows 2" in message
+    assert "CUDA_VISIBLE_DEVICES" in message
+    assert "--nproc 3 needs 3 GPUs, this machine offers 2" in refused(capsys, "train --nproc 3")
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "parts"),
+    [
+        ("RANK=0", ["RANK set", "WORLD_SIZE", "unset RANK"]),
+        ("WORLD_SIZE=2", ["WORLD_SIZE set", "RANK"]),
+        ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", ["LOCAL_WORLD_SIZE", "MASTER_ADDR"]),
+        ("RANK=a WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1", ["RANK=a"]),
+        ("RANK=2 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1", ["RANK=2"]),
+        (
+            "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1",
+            ["LOCAL_WORLD_SIZE=2"],
+        ),
+    ],
+)
+def test_torn_environments(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: str,
+    parts: list[str],
+) -> None:
+    for entry in environment.split():
+        monkeypatch.setenv(*entry.split("="))
+    message = refused(capsys, "train")
+    for part in (*parts, "torchrun"):
+        assert part in message
+    assert not (place / "runs").exists()
+
+
+def test_a_port_in_use(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = refused(capsys, f"train --nproc 2 --port {port} --out run")
+    assert f"--master-port {port} is in use" in message
+    assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize("folder", ["mine.py/run", "/proc/run", "/dev/null/run"])
+def test_a_folder_that_cannot_be_written(place: Path, capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    message = refused(capsys, f"train --nproc 1 --out {folder}")
+    assert f"the run folder {folder} can't be written" in message
+    assert "--out" in message
+
+
+def test_a_folder_that_holds_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "run").mkdir()
+    (place / "run/journal.jsonl").write_text("{}\n")
+    message = refused(capsys, "train --nproc 1 --out run --resume never")
+    assert "run holds a run already" in message
+    assert tree(place / "run") == {"journal.jsonl"}
+
+
+def test_data_that_is_missing_and_cannot_be_had(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.data.fetch.PROBE_SECONDS", 0.5)
+    message = refused(capsys, "train mnist --nproc 1 --data-dir sets")
+    for part in ("train-images-idx3-ubyte", str(place / "sets/MNIST/raw"), "--data-dir", "LOCKSTEP_DATA", "https://"):
+        assert part in message
+    assert {name for name in tree(place) if "__pycache__" not in name} <= {"mine.py", "runs"}
+
+
+def test_a_file_that_is_short(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = place / "sets/MNIST/raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (raw / f"{name}-ubyte").write_bytes(b"\0" * 1000)
+    message = refused(capsys, "train mnist --nproc 1 --data-dir sets --out run")
+    assert re.search(r"train-images-idx3-ubyte is short: 1000 bytes instead of 47040016", message)
+    assert "Delete it" in message
+    assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("label_below_zero", ["sample 3 has label -1", "Labels run from 0 to 2"]),
+        ("no_sets", ["mine:no_sets", "(train, val)"]),
+    ],
+)
+def test_a_user_s_set_that_does_not_fit(
+    place: Path, capsys: pytest.CaptureFixture[str], name: str, parts: list[str]
+) -> None:
+    message = refused(capsys, f"train --nproc 1 --dataset mine:{name} --out run")
+    for part in parts:
+        assert part in message
+    assert not (place / "run").exists()
+
+
+def test_an_empty_class_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folders(place / "flowers")
+    for split in ("train", "val"):
+        (place / "flowers" / split / "wasp").mkdir()
+    message = refused(capsys, "train folder --nproc 1 --data-dir flowers --out run")
+    assert f"the class folder {place}/flowers/train/wasp holds no image" in message
+    assert not (place / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_on_one_process(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "train --nproc 1 --lr 1e30 --optimizer sgd --out run")
+    assert re.search(r"loss became non-finite at step \d+ on rank\(s\) 0, learning rate \S+e\+", message)
+    assert "--lr" in message
+    end = read(place / "run/journal.jsonl")[-1]
+    assert (end["kind"], end["status"]) == ("end", "failed")
+    assert "non-finite" in end["error"]
+
+
+# From here on: the real command, and workers.
+
+
+def ended_with(ended: Ended, code: int, *parts: str) -> Ended:
+    assert ended.code == code, ended.text
+    assert not ended.orphans, ended.text
+    for part in parts:
+        assert part in ended.err, ended.text
+    return ended
+
+
+def test_a_refusal_by_the_real_command_is_the_same(place: Path) -> None:
+    ended = ended_with(run_lockstep("train", "mnits", cwd=place), 2, "unknown recipe 'mnits'")
+    checked(ended.err)
+    assert ended.out == ""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_truncated_image_is_named_by_file_and_sample(place: Path, nproc: int) -> None:
+    write_folders(place / "flowers")
+    for image in sorted((place / "flowers/train/bee").iterdir())[1:2]:
+        image.write_bytes(image.read_bytes()[:-200])
+    flags = f"--nproc {nproc} --data-dir flowers --out run --model lenet5 --image-size 32 --batch-size 4 --workers 1"
+    ended = ended_with(run_lockstep("train", "folder", *flags.split(), cwd=place, timeout=120), 2)
+    message = checked(ended.err)
+    assert re.search(r"flowers/train/bee/1\.\w+ \(sample \d+\)", message), message
+    assert nproc == 1 or re.search(r"rank [01]: ", message)
+
+
+def test_a_loss_that_is_not_finite_on_two_processes(place: Path) -> None:
+    flags = "--nproc 2 --lr 1e30 --optimizer sgd --out run"
+    ended = ended_with(run_lockstep("train", *flags.split(), cwd=place), 2)
+    message = checked(ended.err)
+    assert re.search(r"rank [01]: the loss became non-finite at step \d+ on rank\(s\) 0, 1, learning rate", message)
+    assert read(place / "run/journal.jsonl")[-1]["status"] == "failed"
+
+
+def test_missing_data_on_two_processes_is_told_by_the_one_that_looked(place: Path) -> None:
+    ended = ended_with(
+        run_lockstep(*["train", "mnist", "--nproc", "2", "--data-dir", "sets", "--out", "run"], cwd=place), 2
+    )
+    assert "rank 0: mnist: train-images-idx3-ubyte" in checked(ended.err)
+    assert not (place / "run").exists()
+    assert not (place / "sets").exists()
+
+
+def test_where_one_worker_fails_its_own_error_is_told_with_its_rank(place: Path) -> None:
+    ended = ended_with(run_lockstep(*["train", "--nproc", "2", "--model", "mine:net", "--out", "run"], cwd=place), 1)
+    assert ended.err.count("Traceback") == 1, ended.text  # the user's code: where it raised is worth a look
+    assert ended.err.endswith("lockstep: rank 1: RuntimeError: no such luck on this rank\n"), ended.text
+    assert not (place / "run").exists()
+
+
+def test_an_error_of_the_user_s_data_set_on_all_ranks_is_told_once(place: Path) -> None:
+    ended = ended_with(run_lockstep(*["train", "--nproc", "2", "--dataset", "mine:without_files"], cwd=place), 1)
+    assert ended.err.count("my files are on the other disk") == 2, ended.text  # in the traceback, and in the message
+    assert re.search(r"lockstep: rank [01]: FileNotFoundError: my files are on the other disk\n$", ended.err)
+
+
+Journal = Callable[[], list[Record]]
+
+
+@pytest.fixture
+def running(place: Path) -> Iterator[Callable[..., tuple[Command, Journal]]]:
+    """Start an endless run and wait until it has evaluated once."""
+    started: list[Command] = []
+
+    def start(nproc: int, *flags: str) -> tuple[Command, Journal]:
+        argv = ("train", "--epochs", "100000", "--nproc", str(nproc), "--out", "run", "--max-restarts", "0", *flags)
+        command = lockstep(*argv, cwd=place)
+        started.append(command)
+
+        def journal() -> list[Record]:
+            path = place / "run/journal.jsonl"
+            return read(path) if path.exists() else []
+
+        command.until(lambda: any(record["kind"] == "eval" for record in journal()), 120)
+        return command, journal
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            command.end(timeout=0)
+
+
+def interrupted(ended: Ended, journal: Journal, code: int) -> None:
+    assert ended.code == code, ended.text
+    assert not ended.orphans, ended.text
+    assert "Traceback" not in ended.err, ended.text
+    assert journal()[-1]["kind"] == "end"
+    assert journal()[-1]["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("flags", [(), ("--loader", "streaming", "--workers", "1")], ids=["resident", "streaming"])
+def test_ctrl_c_on_one_process(running: Any, flags: tuple[str, ...]) -> None:
+    command, journal = running(1, *flags)
+    command.signal_group(signal.SIGINT)
+    interrupted(command.end(30), journal, 130)
+
+
+def test_ctrl_c_on_two_processes(running: Any) -> None:
+    command, journal = running(2)
+    command.signal_group(signal.SIGINT)
+    interrupted(command.end(30), journal, 130)
+
+
+def test_an_interrupt_of_the_launcher_alone(running: Any) -> None:
+    command, journal = running(2)
+    command.signal(signal.SIGINT)
+    interrupted(command.end(30), journal, 130)
+
+
+def test_ctrl_c_while_the_workers_start(place: Path) -> None:
+    command = lockstep("train", "--nproc", "2", "--out", "run", cwd=place)
+    command.until(lambda: len(command.workers()) == 2)
+    command.signal_group(signal.SIGINT)
+    ended = command.end(60)
+    assert (ended.code, ended.orphans) == (130, ()), ended.text
+    assert ended.err == "lockstep: interrupted\n", ended.text
+    assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_sigterm_ends_launcher_and_workers(running: Any, nproc: int) -> None:
+    command, journal = running(nproc)
+    command.signal(signal.SIGTERM)
+    interrupted(command.end(30), journal, 143)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_workers_do_not_outlive_a_launcher_that_was_killed(running: Any, nproc: int) -> None:
+    command, _ = running(nproc, "--loader", "streaming", "--workers", "1")
+    assert len(command.family()) > nproc
+    command.signal(signal.SIGKILL)
+    ended = command.end(30, grace=15)
+    assert not ended.orphans, ended.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_killed_is_named_with_its_signal(running: Any, rank: int) -> None:
+    command, journal = running(2)
+    command.signal(signal.SIGKILL, command.workers()[rank])
+    ended = command.end(60)
+    ended_with(ended, 1, f"rank {rank}: killed by SIGKILL", "out of memory")
+    assert ended.err.count("lockstep: ") == 1
+    if rank == 1:
+        assert journal()[-1]["status"] == "failed"
+
+
+def test_a_run_under_nohup_goes_on_when_the_terminal_closes(place: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does; children inherit it
+    try:
+        command = lockstep("train", "--nproc", "2", "--epochs", "3", "--out", "run", cwd=place)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    command.until(lambda: len(command.workers()) == 2)
+    command.signal_group(signal.SIGHUP)
+    ended = command.end(120)
+    assert (ended.code, ended.err) == (0, ""), ended.text
+    assert (place / "run/weights/final.safetensors").is_file()
