@@ -3,9 +3,9 @@
     python benchmarks/checkpoint.py                     # ResNet-18 (32x32 stem), SGD with momentum, on what there is
     python benchmarks/checkpoint.py --folder /mnt/disk --repeats 100
 
-The two take turns within one training run, so that both see the same machine. Between two checkpoints the model trains, and
-goes on until the background write has ended; a step is timed with and without a write going on. Prints a table and writes
-benchmarks/results/checkpoint-DEVICE.json.
+The two take turns within one training run, so that both see the same machine. Between two checkpoints the model
+trains, until the background write has ended at least; steps are timed with and without a write going on. Prints a
+table and writes benchmarks/results/checkpoint-DEVICE.json.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -114,7 +115,9 @@ def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.de
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
-        "file_system": str(folder),
+        "file_system": subprocess.run(
+            ["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True, check=True
+        ).stdout.strip(),
         "mebibytes": round(saved[-1].bytes / 2**20, 1),
         "stall": {name: summary(values) for name, values in stalls.items()},
         "lockstep_durable": summary(durable),
@@ -140,7 +143,6 @@ def main() -> None:
         result = measure(scratch, args.repeats, args.steps, args.batch, device)
     finally:
         shutil.rmtree(scratch)
-    result["file_system"] = str(args.folder.resolve().stat().st_dev)
     print(f"{result['what']}: {result['mebibytes']} MiB on {result['device']}, torch {result['torch']}")
     print(f"{'stall':<14}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'n':>6}")
     for name, row in result["stall"].items():

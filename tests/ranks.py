@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from lockstep.config import Execution
 
@@ -24,7 +24,12 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60.0, threads: int = 1, env: dict[str, str] | None = None
+    fn: Callable[..., Any],
+    n: int,
+    *args: Any,
+    timeout: float = 60.0,
+    threads: int = 1,
+    env: dict[str, str] | None = None,
 ) -> list[Any]:
     """`fn(world, *args)` on n ranks; returns one value per rank.
 
@@ -62,7 +67,7 @@ def _collect(ranks: list[tuple[Any, Connection]], timeout: float) -> list[Any]:
     deadline = time.monotonic() + timeout
     values: dict[int, Any] = {}
     failures: list[tuple[float, int, str]] = []
-    waiting = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
+    waiting: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
     while waiting and not failures:
         ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -71,9 +76,10 @@ def _collect(ranks: list[tuple[Any, Connection]], timeout: float) -> list[Any]:
             time.sleep(0.05)  # where one rank fails, the others lose their peer: let the first cause arrive too
             ready = wait(list(waiting), timeout=0)
         for pipe in ready:
-            rank = waiting.pop(pipe)  # type: ignore[index]
+            assert isinstance(pipe, Connection)
+            rank = waiting.pop(pipe)
             try:
-                when, ok, value = pipe.recv()  # type: ignore[union-attr]
+                when, ok, value = pipe.recv()
             except EOFError:
                 when, ok, value = time.time(), False, "died without a word"
             if ok:

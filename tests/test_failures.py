@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from lockstep.errors import PeerError, UserError
-from lockstep.failures import WorkerFailed, fail, first_failure, is_peer_loss, last_line, other_failure
+from lockstep.failures import WorkerFailed, fail, first_failure, is_peer_loss, last_line, other_failure, said_already
 from lockstep.objects import load_object
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer")
@@ -104,3 +104,10 @@ def test_what_is_an_error_of_its_own(error: BaseException) -> None:
 def test_last_line() -> None:
     assert last_line(ValueError("a\nb")) == "ValueError: a\nb"
     assert isinstance(WorkerFailed(0, "x", 1), Exception)
+
+
+def test_the_same_error_is_told_by_the_first_rank_that_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert said_already("x")  # before the ranks have met, local rank 0 speaks
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert not said_already("x")

@@ -207,13 +207,6 @@ def test_a_machine_that_stays_alone_says_so(tmp_path: Path) -> None:
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_the_same_error_is_told_by_the_first_rank_that_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert launcher._said_already("x")  # before the ranks have met, local rank 0 speaks
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert not launcher._said_already("x")
-
-
 def test_public_names() -> None:
     assert lockstep.launch is launch
     assert lockstep.WorkerFailed is launcher.WorkerFailed

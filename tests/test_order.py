@@ -43,7 +43,9 @@ def test_every_permutation_is_as_likely(n: int) -> None:
     epoch=st.integers(0, 3),
     fraction=st.floats(0.01, 1.0),
 )
-def test_an_epoch_sees_each_sample_of_its_subset_once(n: int, batch: int, seed: int, epoch: int, fraction: float) -> None:
+def test_an_epoch_sees_each_sample_of_its_subset_once(
+    n: int, batch: int, seed: int, epoch: int, fraction: float
+) -> None:
     order = Order(n, batch, seed, fraction)
     ids = np.concatenate(list(order.steps(epoch)))
     assert len(ids) == len(set(ids.tolist())) == order.samples_per_epoch == max(1, round(n * fraction))

@@ -27,7 +27,13 @@ def test_a_draw_does_not_depend_on_its_batch(key: int, values: list[int]) -> Non
 
 def test_the_published_values_of_splitmix64() -> None:
     # the first outputs for seed 1234567, as listed with the reference implementation
-    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert bits_np(1234567, np.arange(5)).tolist() == expected
 
 

@@ -1,6 +1,7 @@
-"""Lockstep: train PyTorch image classifiers on one process or many; the number of processes changes the speed and nothing else.
+"""Lockstep: train PyTorch image classifiers on one process or many; only the speed depends on how many.
 
-The names below are the public library. They are imported on first use, so that `import lockstep` costs no import of torch.
+The names below are the public library. They are imported on first use, so that `import lockstep` costs no import of
+torch.
 """
 
 import importlib

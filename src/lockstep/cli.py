@@ -5,12 +5,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import lockstep
 from lockstep.config import Config, Execution
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.flags import as_command, sort_words
+from lockstep.lifetime import leave
 from lockstep.recipes import RECIPES, recipe
 
 _TELLING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that tells
@@ -58,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         _complain("interrupted", once_a_host=True)
         code = EXIT_INTERRUPTED
+    if os.environ.get("RANK") and "torch.distributed" in sys.modules:
+        leave(code)  # an ordinary end may abort: gloo's threads outlive the group, and want the interpreter's lock
     sys.exit(code)
 
 
@@ -131,9 +135,8 @@ def _train(args: list[str]) -> int:
         return _launch(run, config, "", execution=execution)
     folder = claim_folder(config)
     try:
-        return _launch(
-            run, config, str(folder), execution=execution, recovery=config.recovery, position=lambda: position(str(folder))
-        )
+        reached = partial(position, str(folder))
+        return _launch(run, config, str(folder), execution=execution, recovery=config.recovery, position=reached)
     finally:
         discard_folder(folder)
 

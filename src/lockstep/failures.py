@@ -1,6 +1,8 @@
 """How a worker's failure reaches the user: each leaves word in a file, and the launcher picks the first cause."""
 
+import hashlib
 import json
+import os
 import signal
 import time
 import traceback
@@ -95,3 +97,16 @@ def first_failure(folder: Path, failed: Any) -> WorkerFailed:
     if hung:
         return WorkerFailed(rank, "no progress for --hang-timeout; the report is above", EXIT_HANG, transient=True)
     return WorkerFailed(rank, f"ended with exit code {code}", code)
+
+
+def said_already(message: str) -> bool:
+    """True where another rank was quicker to report the same error; the first one asked gets False."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return int(os.environ["LOCAL_RANK"]) > 0
+    key = hashlib.sha256(message.encode()).hexdigest()
+    try:
+        return bool(dist.distributed_c10d._get_default_store().add(f"lockstep/said/{key}", 1) > 1)
+    except (dist.DistError, RuntimeError):  # the store went with the rank that kept it: better twice than never
+        return False

@@ -1,7 +1,6 @@
 """Start workers on this machine through torch's elastic launcher, or join those that a launcher started."""
 
 import dataclasses
-import hashlib
 import itertools
 import logging
 import multiprocessing
@@ -11,17 +10,34 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import Execution, Recovery
 from lockstep.errors import EXIT_USER_ERROR, PeerError, UserError
-from lockstep.failures import SHUTDOWN_S, WORDS, fail, first_failure, is_peer_loss, last_line, other_failure
+from lockstep.failures import (
+    SHUTDOWN_S,
+    WORDS,
+    fail,
+    first_failure,
+    is_peer_loss,
+    last_line,
+    other_failure,
+    said_already,
+)
 from lockstep.failures import WorkerFailed as WorkerFailed
-from lockstep.lifetime import end_with_parent, ended_by_sigterm, heeded, launching, stop_in_time, survives_hangup
+from lockstep.lifetime import (
+    end_with_parent,
+    ended_by_sigterm,
+    heeded,
+    launching,
+    leave_after,
+    stop_in_time,
+    survives_hangup,
+)
 
+_COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values
 _MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce; ask for more by number
 
 
@@ -105,7 +121,11 @@ def _supervise(
             before, reached = reached, position()
             if reached == before and attempt > 1 and count > recovery.min_nproc > 0:
                 count -= 1
-            print(f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)", file=sys.stderr, flush=True)
+            print(
+                f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)",
+                file=sys.stderr,
+                flush=True,
+            )
     raise AssertionError("unreachable")
 
 
@@ -122,7 +142,7 @@ def _joined(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution)
     try:
         return _here(fn, args, execution)
     except UserError as error:
-        if _said_already(str(error)):
+        if said_already(str(error)):
             raise SystemExit(EXIT_USER_ERROR) from error
         raise WorkerFailed(rank, str(error), EXIT_USER_ERROR) from error
     except Exception as error:
@@ -130,19 +150,6 @@ def _joined(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution)
             raise
         time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this process meanwhile
         raise PeerError(f"rank {rank} lost another rank: {last_line(error)}") from error
-
-
-def _said_already(message: str) -> bool:
-    """True where another rank was quicker to report the same error; the first one asked gets False."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return int(os.environ["LOCAL_RANK"]) > 0
-    key = hashlib.sha256(message.encode()).hexdigest()
-    try:
-        return bool(dist.distributed_c10d._get_default_store().add(f"lockstep/said/{key}", 1) > 1)
-    except (dist.DistError, RuntimeError):  # the store went with the rank that kept it: better twice than never
-        return False
 
 
 def _start(
@@ -184,7 +191,7 @@ def _start(
             WORDS: folder,
         }
         try:
-            with _environment(environment), launching():
+            with variables(environment), launching():
                 if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
                     signal.signal(signal.SIGHUP, hung_up)
                 values = elastic_launch(launcher, _worker)(fn, args, execution, folder)
@@ -201,17 +208,6 @@ def _start(
                 "Check that the address is machine 0's, the port is open, and the command runs on every machine.",
             ) from error
     return [values[rank] for rank in sorted(values)]
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _endpoint(execution: Execution) -> str:
@@ -231,14 +227,21 @@ def _endpoint(execution: Execution) -> str:
 
 
 def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str) -> Any:
-    """What a spawned process runs: join, call, and leave word where it fails."""
+    """What a spawned process runs: join, call, and leave word where it fails.
+
+    Where `fn` returns a signal, it stopped because of that. A launcher that got it too collects no values any more, and
+    torch would keep this process waiting for that.
+    """
     try:
         end_with_parent()
         stop_in_time(SHUTDOWN_S, lambda: other_failure(Path(folder)))
         from lockstep.world import join
 
         with join(execution) as world:
-            return fn(world, *args)
+            value = fn(world, *args)
+        if isinstance(value, signal.Signals):
+            leave_after(_COLLECT_S, 128 + value)
+        return value
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # the launcher waits for a value or a failure
             return None

@@ -110,6 +110,18 @@ def launching() -> Iterator[None]:
         done.set()
 
 
+@contextmanager
+def variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that are started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
 def heeded() -> str:
     """The signals that end a launcher, as torch's elastic launcher wants them: those that nobody told it to ignore.
 
@@ -128,6 +140,16 @@ def survives_hangup(on_hangup: str) -> bool:
     except OSError:
         return True
     return False
+
+
+def leave_after(seconds: float, code: int) -> None:
+    """End this process by `leave` if it is still there in so many seconds."""
+
+    def wait() -> None:
+        time.sleep(seconds)
+        leave(code)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def leave(code: int) -> NoReturn:

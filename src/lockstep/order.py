@@ -1,9 +1,9 @@
 """Which samples form step t of an epoch: a keyed permutation, computed a batch at a time.
 
-The permutation is a Feistel network over the mixed-radix digits of a sample's position (Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains", CT-RSA 2002): position = left * b + right with a * b just above n, each round adds a keyed hash of
-one digit to the other, and the few results at or above n are walked on until they fall below it. Memory is O(batch), so an
-epoch over 10^12 samples starts at once and resuming in the middle costs nothing.
+The permutation is a Feistel network over the mixed-radix digits of a sample's position (Black and Rogaway, "Ciphers
+with Arbitrary Finite Domains", CT-RSA 2002): position = left * b + right with a * b just above n, each round adds a
+keyed hash of one digit to the other, and the few results at or above n are walked on until they fall below it. Memory
+is O(batch), so an epoch over 10^12 samples starts at once and resuming in the middle costs nothing.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ import numpy as np
 from lockstep.errors import UserError
 from lockstep.randomness import bits_np, stream
 
-# A round costs about 12 us for 256 ids. Over tiny ranges 8 rounds leave some permutations visibly rarer (chi-square over all
-# permutations of 5 and 6 items); 16 leave no trace.
+# A round costs about 12 us for 256 ids. Over tiny ranges 8 rounds leave some permutations visibly rarer (chi-square
+# over all permutations of 5 and 6 items); 16 leave no trace.
 _ROUNDS, _ROUNDS_SMALL, _SMALL = 8, 16, 1024
 
 
@@ -47,12 +47,12 @@ def _network(x: np.ndarray, a: int, b: int, key: int, rounds: int) -> np.ndarray
             left = _add(left, bits_np(key + round_, right), a)
         else:
             right = _add(right, bits_np(key + round_, left), b)
-    return left * np.uint64(b) + right
+    return np.asarray(left * np.uint64(b) + right)
 
 
 def _add(digit: np.ndarray, noise: np.ndarray, base: int) -> np.ndarray:
     # multiply-shift instead of a 64-bit modulo, which numpy does one slow division at a time
-    total = digit + (((noise >> np.uint64(32)) * np.uint64(base)) >> np.uint64(32))
+    total: np.ndarray = digit + (((noise >> np.uint64(32)) * np.uint64(base)) >> np.uint64(32))
     return total - np.where(total >= base, np.uint64(base), np.uint64(0))
 
 

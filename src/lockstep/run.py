@@ -120,7 +120,7 @@ def run(world: World, config: Config, claimed: str) -> int:
     if outcome.stop:
         how = f"`--out {folder}` goes on from here" if config.recovery.checkpoint_every != "0" else "nothing was kept"
         world.print(f"stopped by {signal.Signals(outcome.stop).name} after step {state.steps}; {how}")
-    return outcome.stop
+    return signal.Signals(outcome.stop) if outcome.stop else 0
 
 
 def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) -> None:

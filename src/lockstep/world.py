@@ -159,8 +159,8 @@ def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Itera
     yield World(rank, size, local_rank, local_size, device, backend)
     # Not after an error: an orderly goodbye would wait for the others. The process ends, the launcher stops the rest.
     dist.destroy_process_group()
-    # gloo's threads outlive the group, which DDP never lets go, and want the interpreter's lock to release the last
-    # collective's tensors: one that waits for it while the interpreter ends aborts the process. Sleeping, we don't hold it.
+    # gloo's threads outlive the group, which DDP never lets go, and need the interpreter's lock to release the last
+    # collective's tensors: one that waits for it while the interpreter ends aborts the process. Sleep gives it away.
     time.sleep(_LAST_RELEASES_S)
 
 

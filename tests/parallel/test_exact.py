@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lockstep.checkpoint.weights import digest
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.errors import UserError
 from lockstep.parallel import exact
 from lockstep.training.assemble import assemble

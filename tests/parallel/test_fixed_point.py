@@ -70,7 +70,9 @@ def test_the_largest_values_do_not_overflow() -> None:
 
 
 def test_zeros_and_non_finite_values() -> None:
-    e = exponents([torch.zeros(3), torch.tensor([math.nan, 1.0]), torch.tensor([-math.inf]), torch.tensor([0.75, -3.0])])
+    e = exponents(
+        [torch.zeros(3), torch.tensor([math.nan, 1.0]), torch.tensor([-math.inf]), torch.tensor([0.75, -3.0])]
+    )
     assert e.tolist() == [ZERO, NON_FINITE, NON_FINITE, 2]
     assert torch.equal(exact_sum([torch.zeros(3)] * 4), torch.zeros(3))
     poisoned = exact_sum([torch.ones(3), torch.tensor([1.0, math.nan, 1.0])])

@@ -23,6 +23,8 @@ from lockstep.tools.record import _Draws, fingerprint
 from lockstep.tools.switches import ExpectedDraws, even_batch
 from lockstep.tools.trace import Trace, read, write
 from lockstep.tools.verify import Report, verify
+from lockstep.watch import journal
+from lockstep.world import World
 from tests.processes import run_lockstep
 from tests.ranks import RankFailed, run_ranks
 
@@ -76,6 +78,29 @@ def test_a_right_exact_run_has_the_same_bits_on_every_number_of_processes(tmp_pa
     assert read(tmp_path / "kept" / "2-run").ledger == report.base.ledger
     with pytest.raises(UserError, match="not empty"):
         _verify(plan)
+
+
+def _train(world: World, config: Config, folder: str) -> None:
+    from lockstep.training.loop import train
+
+    if world.rank == 0:
+        Path(folder, "weights").mkdir()
+    world.barrier()
+    train(config, world, Path(folder))
+
+
+def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
+    fields = {"model": "dropping_net", "shards": 4, "flip": True, "ema": 0.9, "clip_norm": 0.1, "warmup_epochs": 1}
+    report = _verify(_plan(1, 2, steps=100, **fields))
+    base = report.base
+    assert report.holds
+    assert (len(base.loss), base.steps_per_epoch) == (12, 4)  # three epochs are all there is
+    config = _plan(1, 2, **fields).config_for(3, 1)
+    run_ranks(_train, 3, config, str(tmp_path), timeout=120)
+    end = journal.read(tmp_path / "journal.jsonl")[-1]
+    assert (end["steps"], end["ledger_sha256"], end["weights_sha256"]) == (12, base.ledger[-1], base.weights_sha256)
+    assert base.metrics is not None
+    assert (end["top1"], end["loss"]) == (base.metrics["top1"], base.metrics["loss"])
 
 
 def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:

@@ -1,4 +1,4 @@
-"""Interrupted + resumed = uninterrupted: the ledger always, in exact mode the weights too, whatever N before and after."""
+"""Interrupted + resumed = uninterrupted: the ledger always, in exact mode the weights, whatever N before and after."""
 
 import dataclasses
 import json
@@ -28,9 +28,7 @@ EXACT = Config(
     recovery=Recovery(checkpoint_every="4steps", check_every=3, hang_timeout=60),
 )
 PLAIN = dataclasses.replace(EXACT, shards=0, accumulate=2, optim=OptimConfig(lr=0.05))
-STREAMING = dataclasses.replace(
-    PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1)
-)
+STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
 STEPS = 15
 
 
@@ -122,7 +120,7 @@ def test_another_experiment_is_refused_with_a_diff(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"optim.lr: 0.05 -> 0.5\n.*--override optim.lr"):
         trained(World.single(), hotter, str(folder))
     other = dataclasses.replace(config, batch_size=20)
-    with pytest.raises(Exception, match=r"batch_size: 30 -> 20\n.*other samples at this position"):
+    with pytest.raises(Exception, match=r"batch_size: 30 -> 20\n.*can't change: other samples"):
         trained(World.single(), other, str(folder))
     allowed = dataclasses.replace(hotter, recovery=dataclasses.replace(config.recovery, override=("lr",)))
     trained(World.single(), allowed, str(folder))
@@ -167,7 +165,7 @@ def test_a_non_finite_loss_has_one_answer_on_all_ranks(tmp_path: Path) -> None:
     assert run_ranks(poisoned, 2, back, str(tmp_path / "back"), 6) == [[6], [6]]
     records = read(tmp_path / "back" / "journal.jsonl")
     faults = [r for r in records if r["kind"] == "fault"]
-    assert [(f["what"], f["step"], f["back_to"]) for f in faults] == [("rollback", 6, 4)]
+    assert [(f["fault"], f["step"], f["back_to"]) for f in faults] == [("rollback", 6, 4)]
     assert records[-1]["status"] == "completed"
     assert records[-1]["samples"] == 3 * 144 - 30
     skip = dataclasses.replace(config, on_nonfinite="skip")

@@ -152,7 +152,7 @@ def stop(rank: int) -> Callable[[list[Any]], None]:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_stopped_rank(rank: int, tmp_path: Path) -> None:
-    found = outcome(only_train, 3, tmp_path, stop(rank), stuck=1)
+    found = outcome(only_train, 3, tmp_path, stop(rank))
     rest = [r for r in range(3) if r != rank]
     reported(
         found, rank,
@@ -160,8 +160,7 @@ def test_a_stopped_rank(rank: int, tmp_path: Path) -> None:
         f"ranks {rest[0]}, {rest[1]} wait for rank {rank}",
         f"rank {rest[0]}  step ", "in the backward pass, with its all-reduces", "collectives",
     )  # fmt: skip
-    assert [found.codes[r] for r in rest] == [EXIT_HANG, EXIT_HANG]
-    assert found.codes[rank] is None  # nothing but SIGKILL moves it
+    assert found.codes == [EXIT_HANG] * 3  # the stopped one was woken to leave
     assert "_engine_run_backward" in found.details
 
 

@@ -100,7 +100,7 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """
     model = unwrap(model)
     own = state_tensors(model)
-    found = {name if name in own or bare(name) in tensors else bare(name): t for name, t in tensors.items()}
+    found = {name if name in own or _bare(name) in tensors else _bare(name): t for name, t in tensors.items()}
     problems = {
         "missing": [name for name in own if name not in found],
         "unexpected": [name for name in found if name not in own],
@@ -127,8 +127,7 @@ def state_tensors(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def bare(name: str) -> str:
-    """A name without what DDP, DataParallel and torch.compile put before it."""
+def _bare(name: str) -> str:
     while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
     return name

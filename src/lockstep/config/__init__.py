@@ -75,6 +75,11 @@ class Config:
         )
         if self.shards:
             self._require_exact()
+        require(
+            self.recovery.hang_timeout < self.execution.timeout,
+            f"--hang-timeout {self.recovery.hang_timeout:g} is not below --timeout {self.execution.timeout:g}",
+            "A collective would give up before the report of who keeps it waiting: raise --timeout.",
+        )
         nproc, nodes = self.execution.nproc, self.execution.nnodes
         if nproc != "auto":
             self.require_batch_for(nproc * nodes)

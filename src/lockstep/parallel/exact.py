@@ -1,11 +1,12 @@
 """Exact mode: the same bits on any number of processes.
 
-The global batch is cut into V shards, whatever the number of processes; a rank owns a contiguous run of them and takes each
-through the model by itself, with its own dropout seed and its own batch statistics. What is added over shards (gradients,
-and the changes of buffers) is added as integers on a scale of this step's global maximum (`fixed_point`): integer addition has
-no order, so ring, bucket and N can't change a bit, and there is no state to save.
+The global batch is cut into V shards, whatever the number of processes; a rank owns a contiguous run of them and takes
+each through the model by itself, with its own dropout seed and its own batch statistics. What is added over shards
+(gradients, and the changes of buffers) is added as integers on a scale of this step's global maximum (`fixed_point`):
+integer addition has no order, so ring, bucket and N can't change a bit, and there is no state to save.
 
-Memory beyond plain DDP's: the gradients once more for each further shard of this rank, and 8 bytes a parameter for the sums.
+Memory beyond plain DDP's: the gradients once more for each further shard of this rank, and 8 bytes a parameter for the
+sums.
 """
 
 import os
@@ -34,7 +35,7 @@ def configure(world: World, threads: int) -> None:
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it would cost a write of every new tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # it would cost a write of every new tensor
     torch.backends.cudnn.benchmark = False
     kind = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
     if world.device.type != "cpu":
@@ -69,9 +70,9 @@ class ExactSync:
         if world.size > 1:
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.detach(), 0)
-        bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        for parameter in bucket_of:
-            parameter.register_post_accumulate_grad_hook(lambda p: self._delivered(bucket_of[p]))
+        self.bucket_of: dict[Tensor, _Bucket] = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        for parameter in self.bucket_of:
+            parameter.register_post_accumulate_grad_hook(self._delivered)  # type: ignore[no-untyped-call]
         self._begin()
 
     def _begin(self) -> None:
@@ -108,14 +109,14 @@ class ExactSync:
                 p.grad = None
             self.held.append(grads)
 
-    def _delivered(self, bucket: "_Bucket") -> None:
+    def _delivered(self, parameter: Tensor) -> None:
         if self.listening:
-            bucket.pending -= 1
+            self.bucket_of[parameter].pending -= 1
             while self.launched < len(self.buckets) and self.buckets[self.launched].pending == 0:
                 self._launch()
 
     def _launch(self) -> None:
-        """Start the next bucket's maximum and the sum of the one before it, whose maximum has had a bucket's time to arrive.
+        """Start the next bucket's maximum, and the sum of the one before: its maximum has had time to arrive.
 
         Buckets go in one fixed order on all ranks, whatever order their gradients come in.
         """
@@ -149,7 +150,7 @@ class ExactSync:
             sums.append(_summed([to_fixed(c, into) for c in changes], buffer).flatten())
         sums += [_summed(changes, counter).flatten() for changes, counter in zip(whole, self.counters, strict=True)]
         flat = self.world.sum(torch.cat(sums))
-        count, *totals = flat.split([s.numel() for s in sums])
+        count, *totals = torch.split(flat, [s.numel() for s in sums])
         for buffer, total, out in zip(self.buffers, totals, out_of, strict=False):
             # one division of the summed changes, in float64: the average over all shards of all ranks
             buffer += (total.to(torch.float64) * out / count).to(buffer.dtype).view_as(buffer)
@@ -186,7 +187,7 @@ class _Bucket:
             self.work.wait()
         self.sums = torch.zeros(sum(self.sizes), dtype=torch.int64, device=world.device)
         self.out_of = []
-        for p, e, part in zip(self.parameters, self.exponents, self.sums.split(self.sizes), strict=True):
+        for p, e, part in zip(self.parameters, self.exponents, torch.split(self.sums, self.sizes), strict=True):
             into, out = scales(e, shards, p.dtype)
             self.out_of.append(out)
             for grad in self._shards_of(p, held):
@@ -198,7 +199,7 @@ class _Bucket:
         """Wait for the sums and make them the parameters' gradients."""
         if self.work is not None:
             self.work.wait()
-        for p, out, part in zip(self.parameters, self.out_of, self.sums.split(self.sizes), strict=True):
+        for p, out, part in zip(self.parameters, self.out_of, torch.split(self.sums, self.sizes), strict=True):
             if p.grad is None:
                 p.grad = torch.empty_like(p)
             from_fixed(_like(part, p), out, p.grad)

@@ -1,9 +1,10 @@
 """Sums without an order: floats as integers on a scale that all ranks share.
 
-For a tensor whose largest magnitude over all contributions is M < 2**e, a contribution g becomes `(g * 2**k).to(int64)` with
-k = 62 - ceil(log2 contributions) - e, so that their sum can't overflow. Multiplying by a power of two is exact; the conversion drops
-less than 2**-k, and the sum becomes a float once. Relative to M the error of a sum of V contributions is below
-V * 2**(ceil(log2 V) - 61), before its one rounding to the float type: below 2**-54 for 8 of them.
+For a tensor whose largest magnitude over all contributions is M < 2**e, a contribution g becomes `(g *
+2**k).to(int64)` with k = 62 - ceil(log2 contributions) - e, so that their sum can't overflow. Multiplying by a power
+of two is exact; the conversion drops less than 2**-k, and the sum becomes a float once. Relative to M the error of a
+sum of V contributions is below V * 2**(ceil(log2 V) - 61), before its one rounding to the float type: below 2**-54 for
+8 of them.
 """
 
 import math
@@ -12,13 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ZERO, NON_FINITE = -100_000, 100_000  # stand-ins for the exponents of 0 and of infinity or NaN; `max` keeps them in order
-# k of a float32 is limited so that 2**k and 2**-k are normal numbers; gradients below 2**-67 lose bits to that, not to the sum
+# stand-ins for the exponents of 0 and of infinity or NaN; `max` keeps them in order
+ZERO, NON_FINITE = -100_000, 100_000
+# k of a float32 is limited so that 2**k and 2**-k are normal numbers; gradients below 2**-67 lose bits to that
 _LARGEST_K = {torch.float64: 1000, torch.float32: 126, torch.bfloat16: 126, torch.float16: 126}
 
 
 def exponents(tensors: Sequence[Tensor]) -> Tensor:
-    """For each tensor the least e with max |x| < 2**e: int32 [len(tensors)], on their device; ZERO and NON_FINITE as they are."""
+    """For each tensor the least e with max |x| < 2**e, or ZERO or NON_FINITE: int32 [len(tensors)], on their device."""
     if not tensors:
         return torch.empty(0, dtype=torch.int32)
     largest = torch.stack([torch.linalg.vector_norm(t, math.inf, dtype=_wide(t)).to(torch.float64) for t in tensors])
@@ -47,7 +49,7 @@ def scales(exponent: Tensor, contributions: int, dtype: torch.dtype) -> tuple[Te
 
 
 def to_fixed(tensor: Tensor, into: Tensor) -> Tensor:
-    """A tensor on the scale `into` (0-dim), as int64 of the same shape and strides. Non-finite values become 0 or any integer."""
+    """A tensor on the scale `into` (0-dim), as int64 of its shape and strides. Non-finite values become any integer."""
     return (tensor.to(into.dtype) * into).to(torch.int64)
 
 

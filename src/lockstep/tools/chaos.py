@@ -111,7 +111,8 @@ def _disturbed_run(
                 break
             fault, attempt = struck
             report.faults.append(fault)
-            say(f"{len(report.faults)}/{plan.kills}: {fault.what} killed {fault.moment}; back after {fault.recovered_s:.1f} s")
+            number = f"{len(report.faults)}/{plan.kills}"
+            say(f"{number}: {fault.what} killed {fault.moment}; back after {fault.recovered_s:.1f} s")
         attempt.finish()
         _compare(report, folder)
     except Lost as lost:
@@ -217,7 +218,7 @@ class Attempt:
         """Wait until the newest attempt has taken a step; False where the run is complete instead."""
         runs = max(1, sum(r["kind"] == "run" for r in self.journal()))
         self.wait_for(lambda new: _stepped(new, runs), "a step")
-        return self.journal()[-1]["kind"] != "end"
+        return bool(self.journal()[-1]["kind"] != "end")
 
     def wait_for_moment(self, draw: random.Random, while_writing: bool) -> bool:
         """Wait for a random moment, or for a checkpoint being written; False where the run ended meanwhile."""

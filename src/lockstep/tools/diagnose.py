@@ -21,7 +21,7 @@ ORDER, EVALUATION, REPLICAS, SCALE, DATA, NONE = (
     "order", "evaluation", "replicas", "gradient scale", "data set", "none of the suspects",
 )  # fmt: skip
 
-_GONE, _ROUNDING = 1e-4, 1e-8  # of the difference, and at most: what counts as none left, in float64
+_GONE, _ROUNDING = 1e-4, 1e-7  # of the difference, and at most: what counts as none left, in float64
 _GONE_NARROW = 1e-2  # the same in float32
 _MORE_STEPS = 2  # that a re-run takes after the first one that differs
 _TOLERANCE_LEFT = 1e-6  # of metrics on the same weights

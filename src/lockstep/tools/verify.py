@@ -39,7 +39,7 @@ class Report:
 
     def harmless(self, cause: Cause) -> bool:
         """True for what the mode does not rule out."""
-        return cause.suspects == (FLOAT64,)
+        return not self.plan.config.shards and cause.suspects == (FLOAT64,)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: the config, each row of each comparison, the causes."""

@@ -75,12 +75,9 @@ def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
     torch.manual_seed(stream(config.seed, "weights"))
     channels, height, _ = images.shape
     size = config.data.image_size or height
-    model = models.build(
-        config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size
-    )
-    return model.to(
-        world.device, memory_format=torch.channels_last if config.model.channels_last else torch.preserve_format
-    )
+    model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    model = model.to(world.device)
+    return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
 
 
 def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> Run:
@@ -125,7 +122,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
     )
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(optim.ema)) if optim.ema else None
+    average = get_ema_multi_avg_fn(optim.ema) if optim.ema else None  # type: ignore[no-untyped-call]
+    ema = AveragedModel(model, multi_avg_fn=average) if average else None
     return Run(model, train, val, step, ema)
 
 
@@ -165,9 +163,7 @@ def _loss(label_smoothing: float) -> Callable[[torch.Tensor, torch.Tensor], torc
 
 def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:
     order = train.order
-    return lambda samples: schedules.factor(
-        config.optim, samples, order.samples_per_epoch, config.epochs
-    )
+    return lambda samples: schedules.factor(config.optim, samples, order.samples_per_epoch, config.epochs)
 
 
 def unsynchronised_batchnorm(model: nn.Module, world: World) -> bool:

@@ -62,7 +62,7 @@ def stop_requests(on_hangup: str, silence: Callable[[], None]) -> Iterator[StopR
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield request
         return
-    handlers = {n: request for n in STOP_SIGNALS} | {signal.SIGHUP: hung_up}
+    handlers = dict.fromkeys(STOP_SIGNALS, request) | {signal.SIGHUP: hung_up}
     handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}  # nohup's wish is respected
     wakeup = signal.set_wakeup_fd(-1)  # who ends the process in time after a signal must not hear of these
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -77,8 +77,8 @@ def stop_requests(on_hangup: str, silence: Callable[[], None]) -> Iterator[StopR
 class Control:
     """Brings the ranks to one decision at step boundaries, by a small all-reduce every fifth of a second or so.
 
-    Requests and the clock are local; steps are not: so between two agreements all ranks take the same number of steps, which
-    rank 0 sets from its own pace.
+    Requests and the clock are local; steps are not: so between two agreements all ranks take the same number of steps,
+    which rank 0 sets from its own pace.
     """
 
     def __init__(self, world: World, request: StopRequest, every: Interval, steps_per_epoch: int) -> None:
@@ -101,12 +101,11 @@ class Control:
         pace = (moment - self.met) / self.calls
         wish = min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
         if self.world.size == 1:
-            stop, clock, broken, self.next_meeting = self.request.signal, by_clock, failed, 1
-        else:
-            mine = [self.request.signal, failed, *((by_clock, wish) if self.world.rank == 0 else (0, 0))]
-            stop, broken, clock, self.next_meeting = self.world.largest(mine)
+            wish = 1
+        mine = [self.request.signal, int(failed), *((int(by_clock), wish) if self.world.rank == 0 else (0, 0))]
+        stop, broken, clock, self.next_meeting = self.world.largest(mine)
         self.met, self.calls = moment, 0
-        return Agreement(int(stop), bool(by_steps or clock), bool(broken))
+        return Agreement(stop, bool(by_steps or clock), bool(broken))
 
     def saved(self) -> None:
         """A checkpoint was taken: the minutes count from here."""

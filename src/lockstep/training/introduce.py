@@ -45,12 +45,13 @@ def introduce(config: Config, world: World, run: Run) -> list[str]:
     optim, order = config.optim, run.train.order
     per_rank = -(-config.batch_size // world.size)
     lines = [
-        f"{config.recipe}: {config.model.model} on {run.train.images.name}, {order.samples_per_epoch:,} images an epoch, "
+        f"{config.recipe}: {config.model.model} on {run.train.images.name}, "
+        f"{order.samples_per_epoch:,} images an epoch, "
         f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {world.device.type}, {config.precision}"
     ]
     if config.shards:
         lines.append(
-            f"exact mode: {config.shards} shards; the weights are the same, bit by bit, on 1 to {config.shards} processes"
+            f"exact mode: {config.shards} shards; the same weights, bit by bit, on 1 to {config.shards} processes"
         )
     if optim.scale_lr != "none":
         lines.append(
@@ -59,7 +60,7 @@ def introduce(config: Config, world: World, run: Run) -> list[str]:
         )
     if not config.shards and unsynchronised_batchnorm(run.model, world):
         lines.append(
-            "note: batch norm takes its statistics over each process's own share, so results depend a little on --nproc; "
-            "--sync-bn takes them over the whole batch, --shards makes every bit the same"
+            "note: batch norm takes its statistics over each process's own share, so results depend a little on "
+            "--nproc; --sync-bn takes them over the whole batch, --shards makes every bit the same"
         )
     return lines

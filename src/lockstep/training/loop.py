@@ -1,5 +1,6 @@
 """The story of a run: resume, epochs, steps, evaluation, saving."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,8 @@ class Outcome:
 def train(config: Config, world: World, folder: Path) -> Outcome:
     """Train by `config`, going on from the newest checkpoint in `folder`, which exists. All ranks call it together.
 
-    Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT, SIGUSR1 and SIGHUP take effect at the next step
-    boundary, after a checkpoint.
+    Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT, SIGUSR1 and SIGHUP take effect at the next
+    step boundary, after a checkpoint.
 
     Raises:
         UserError: for what the user can put right, naming rank and step.
@@ -53,12 +54,15 @@ def train_epoch(live: Session) -> None:
     config, run, state, beat = live.config, live.run, live.state, live.beat
     start = state.steps - state.evaluated * len(run.train)
     window = Window(live.world, run, config.execution.log_every)
+    compiling = config.model.compile  # the first step may take minutes
     beat.at(state.steps, "loader")
     for batch in run.train.epoch(state.evaluated, start):
         beat.at(state.steps, "forward-backward")
         trained = batch.step not in state.skipped
         if trained:
-            window.add(run.step(batch), batch)
+            with beat.pause("compilation") if compiling else nullcontext():
+                window.add(run.step(batch), batch)
+            compiling = False
             if run.ema is not None:
                 run.ema.update_parameters(run.model)
         state.advance(batch.ids, trained)

@@ -30,9 +30,9 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
             found = _find(config, folder), None
         except UserError as error:
             found = None, error
-    loaded, error = world.gather(found)[0]
-    if error is not None:
-        raise error if world.rank == 0 else PeerError(f"rank 0: {error.message}")
+    loaded, failure = world.gather(found)[0]
+    if failure is not None:
+        raise failure if world.rank == 0 else PeerError(f"rank 0: {failure.message}")
     if loaded is None:
         begun = (folder / "journal.jsonl").exists()
         return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else ""
@@ -90,7 +90,7 @@ def _refuse_another(config: Config, run: Run, loaded: Loaded) -> None:
     if lines:
         names = ", ".join(line.split(":")[0] for line in lines)
         remedy = (
-            f"{', '.join(line.split(':')[0] for line in fixed)} can't change: it would put other samples at this position. "
+            f"{', '.join(line.split(':')[0] for line in fixed)} can't change: other samples would be at this position. "
             if fixed
             else f"Give --override {names.replace(', ', ',')} if that is meant. "
             if before == after

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,7 +85,7 @@ class Session:
                 self.journal.write("checkpoint", **saved.record())
 
     def raise_if_write_failed(self, agreed: bool) -> None:
-        """Where the ranks have agreed that a checkpoint could not be written, stop all of them; older ones are intact."""
+        """Stop all ranks where they have agreed that a checkpoint could not be written; older ones are intact."""
         if not agreed:
             return
         if self.writer is not None and (error := self.writer.failure()) is not None:
@@ -116,7 +117,7 @@ class Session:
         if self.world.rank == 0:
             abandon(checkpoints, loaded.step)
         self.journal.write(
-            "fault", what="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, error=bad.message
+            "fault", fault="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, error=bad.message
         )
         self.bar.say(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
 
@@ -126,6 +127,13 @@ class Session:
         if not all(bool(torch.isfinite(p).all()) for p in parameters):
             step = self.state.steps - 1
             raise NonFinite(step, f"the weights became non-finite at step {step + 1}")
+
+
+def _note_fault(folder: Path, record: dict[str, Any]) -> None:
+    """Put a hang into the journal, from whichever rank is left to tell."""
+    journal = Journal(folder / "journal.jsonl")
+    journal.write("fault", **record)
+    journal.close()
 
 
 def _leave_terminal(bar: ProgressBar, folder: Path) -> None:
@@ -161,7 +169,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
                 run_store(world),
                 recovery.hang_timeout,
                 folder,
-                lambda record: journal.write("fault", **record),
+                lambda record: _note_fault(folder, record),
             )
         )
         every = Interval.parse(recovery.checkpoint_every)

@@ -1,4 +1,4 @@
-"""Where a run is. The same on all ranks, and nothing in it belongs to a rank, so any number of ranks can go on from it."""
+"""Where a run is. The same on all ranks, and nothing of it a rank's own, so any number of ranks can go on from it."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -29,7 +29,8 @@ class TrainStep:
         seed: key of the dropout draws.
         sync: how gradients are combined (default: DDP's all-reduce where `model` is DDP).
         find_unused_parameters: accept parameters without a gradient.
-        skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It costs
+        skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It
+        costs
             a wait for the device on every step.
 
     A rank's loss is its samples' sum divided by the global batch's true count, times N because DDP averages; so uneven

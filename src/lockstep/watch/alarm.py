@@ -127,6 +127,10 @@ def respond(board: Board, teller: Teller, answer: Callable[..., Position], watch
             _told(board)
     except RuntimeError as error:
         alone(board, teller, answer(), lost(error))
+    for p in board.peers.values():
+        # it finds the alarm and leaves too, where a launcher would wait long for it to heed a SIGTERM
+        if p.rank != board.rank and p.machine == stacks.machine():
+            stacks.wake(p.pid, p.born)
     leave(EXIT_HANG)
 
 

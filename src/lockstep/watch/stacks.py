@@ -125,6 +125,14 @@ def state(pid: int, since: int = 0) -> str:
     return words
 
 
+def wake(pid: int, since: int) -> None:
+    """Let a process of this machine go on that a signal stopped. `since`: its `born`."""
+    fields = _stat(pid)
+    if fields and fields[0] == "T" and int(fields[19]) == since:
+        with suppress(OSError):  # it ended meanwhile
+            os.kill(pid, signal.SIGCONT)
+
+
 def children() -> list[str]:
     """For each process that this one started by multiprocessing (loader workers) a line, and its stacks if it tells."""
     lines = []
