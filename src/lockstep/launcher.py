@@ -35,6 +35,7 @@ from lockstep.lifetime import (
     leave_after,
     stop_in_time,
     survives_hangup,
+    variables,
 )
 
 _COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values

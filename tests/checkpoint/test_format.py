@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.checkpoint.files import FileRecord
@@ -138,6 +138,7 @@ def test_the_safetensors_library_reads_what_we_write(named: dict[str, torch.Tens
 
 @settings(deadline=None)
 @given(named=st.dictionaries(st.sampled_from("abcdef"), tensors(REAL + COMPLEX), max_size=5))
+@example(named={"a": torch.ones(1), "b": torch.ones(1, dtype=torch.complex64)})
 def test_tensors_come_back_from_a_file_aligned(tmp_path_factory: pytest.TempPathFactory, named: Any) -> None:
     path = tmp_path_factory.mktemp("f") / MODEL
     path.write_bytes(b"".join(safetensors_pieces(named)))

@@ -63,7 +63,7 @@ def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
     complexes = [name for name, tensor in tensors.items() if tensor.is_complex()]
     header: dict[str, Any] = {"__metadata__": {"complex": json.dumps(complexes)}} if complexes else {}
     # widest elements first: every tensor is then aligned in the file, which readers that map it rely on
-    names = sorted(tensors, key=lambda name: -_real(tensors[name]).itemsize)
+    names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     end = 0
     for name in names:
         dtype, shape = _real(tensors[name]), list(tensors[name].shape)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.errors import UserError
-from lockstep.parallel.fixed_point import ZERO, exponents, from_fixed, scales, to_fixed
+from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed, scales, to_fixed
 from lockstep.world import World
 
 _BUCKET_BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
@@ -185,13 +185,12 @@ class _Bucket:
         """Start the all-reduce of the integers."""
         if self.work is not None:
             self.work.wait()
-        self.sums = torch.zeros(sum(self.sizes), dtype=torch.int64, device=world.device)
+        self.sums = torch.empty(sum(self.sizes), dtype=torch.int64, device=world.device)
         self.out_of = []
         for p, e, part in zip(self.parameters, self.exponents, torch.split(self.sums, self.sizes), strict=True):
             into, out = scales(e, shards, p.dtype)
             self.out_of.append(out)
-            for grad in self._shards_of(p, held):
-                _like(part, p).add_(to_fixed(grad, into))
+            add_fixed(_like(part, p), self._shards_of(p, held), into)
         if world.size > 1:
             self.work = dist.all_reduce(self.sums, async_op=True)
 

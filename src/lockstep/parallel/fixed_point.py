@@ -23,14 +23,18 @@ def exponents(tensors: Sequence[Tensor]) -> Tensor:
     """For each tensor the least e with max |x| < 2**e, or ZERO or NON_FINITE: int32 [len(tensors)], on their device."""
     if not tensors:
         return torch.empty(0, dtype=torch.int32)
-    largest = torch.stack([torch.linalg.vector_norm(t, math.inf, dtype=_wide(t)).to(torch.float64) for t in tensors])
+    largest = torch.stack([_largest(t) for t in tensors])
     e = torch.frexp(largest).exponent
     e = torch.where(largest == 0, ZERO, e)
     return torch.where(torch.isfinite(largest), e, NON_FINITE).to(torch.int32)
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+def _largest(tensor: Tensor) -> Tensor:
+    """max |x| as float64, NaN where there is one. One pass, several times faster on a CPU than an infinity norm."""
+    if tensor.numel() == 0:
+        return torch.zeros((), dtype=torch.float64, device=tensor.device)
+    low, high = torch.aminmax(tensor.detach())
+    return torch.maximum(-low, high).to(torch.float64)
 
 
 def scales(exponent: Tensor, contributions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -51,6 +55,21 @@ def scales(exponent: Tensor, contributions: int, dtype: torch.dtype) -> tuple[Te
 def to_fixed(tensor: Tensor, into: Tensor) -> Tensor:
     """A tensor on the scale `into` (0-dim), as int64 of its shape and strides. Non-finite values become any integer."""
     return (tensor.to(into.dtype) * into).to(torch.int64)
+
+
+def add_fixed(sums: Tensor, tensors: Sequence[Tensor], into: Tensor) -> None:
+    """Write the sum of some tensors on the scale `into` to the int64 tensor `sums`; zero where there is none.
+
+    The first one is converted in place: no zeros to write, no second int64 tensor.
+    """
+    if not tensors:
+        sums.zero_()
+    for i, tensor in enumerate(tensors):
+        scaled = tensor.to(into.dtype) * into
+        if i == 0:
+            sums.copy_(scaled)
+        else:
+            sums.add_(scaled.to(torch.int64))
 
 
 def from_fixed(sums: Tensor, out_of: Tensor, into: Tensor) -> Tensor:
