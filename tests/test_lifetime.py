@@ -142,5 +142,19 @@ def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path, method: str,
     assert bool(ended.orphans) == (call == "pass"), ended.text  # without the call it does outlive its parent
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM])
+def test_a_loader_worker_goes_on_when_the_whole_group_is_signalled(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT.format(method="spawn", call="from lockstep.lifetime import serve; serve(0)"))
+    command = Command(sys.executable, str(script))
+    command.until(lambda: "ready" in command.said())
+    (worker,) = command.workers()
+    command.signal(number, worker)
+    time.sleep(0.5)
+    assert command.workers() == [worker]
+    command.signal(signal.SIGKILL)
+    assert not command.end(grace=10).orphans
+
+
 def test_a_process_without_a_parent_of_multiprocessing_goes_on() -> None:
     end_with_parent()

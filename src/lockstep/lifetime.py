@@ -13,23 +13,34 @@ from types import FrameType
 from typing import NoReturn
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SERVE_S = 5.0  # what a loader worker gives a training process that stops
 _LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT)
 
 
-def end_with_parent(_: int = 0) -> None:
-    """From now on this child of multiprocessing gets a SIGTERM when its parent is gone, however that ended.
-
-    The unused argument lets a DataLoader call it in its workers, as `worker_init_fn`.
-    """
+def end_with_parent(by: int = signal.SIGTERM) -> None:
+    """From now on this child of multiprocessing gets the signal `by` when its parent is gone, however that ended."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
 
     def wait() -> None:
         parent.join()  # on a pipe that only the parent holds open: no polling, and no mistaken pid
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), by)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def serve(_: int) -> None:
+    """A loader worker's life (its `worker_init_fn`): it ends with the process that it reads for, and not before.
+
+    A terminal or a batch system signals the whole group; the training goes on to its next step boundary and needs
+    batches until then.
+    """
+    end_with_parent(by=signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    # multiprocessing, too, ends its children by SIGTERM, where the loader could not do it in its own way
+    signal.signal(signal.SIGTERM, lambda *_: leave_after(_SERVE_S, 128 + signal.SIGTERM))
 
 
 def stop_in_time(grace_s: float, reason: Callable[[], BaseException | None] = lambda: None) -> None:
@@ -155,7 +166,7 @@ def leave_after(seconds: float, code: int) -> None:
 def leave(code: int) -> NoReturn:
     """End this process and its loader workers now, without waiting for collectives that nobody will finish."""
     for child in multiprocessing.active_children():
-        child.terminate()
+        child.kill()  # loader workers do not hear SIGTERM at once
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed at the other end: nobody is listening
             stream.flush()

@@ -399,3 +399,12 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path) -> None:
             keep(tmp_path, 2)
     finally:
         tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_a_file_of_another_size_is_told_by_its_size_and_not_read(tmp_path: Path) -> None:
+    written = keep(tmp_path, 1)
+    size = (written.path / MODEL).stat().st_size
+    for found in (size - 1, size + 1, 1 << 40):  # the last is a hole that would take minutes to read
+        os.truncate(written.path / MODEL, found)
+        with pytest.raises(Damaged, match=f"{MODEL} has {found} bytes instead of {size}"):
+            verify(written.path)

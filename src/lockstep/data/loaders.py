@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.augment import Augment
 from lockstep.data.sources import ArraySet, ImageSet
 from lockstep.errors import UserError
-from lockstep.lifetime import end_with_parent
+from lockstep.lifetime import serve
 from lockstep.order import Order
 from lockstep.world import World, share_of
 
@@ -181,7 +181,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
         multiprocessing_context=context,
-        worker_init_fn=end_with_parent,
+        worker_init_fn=serve,
     )
 
     # Nothing here may be part of a reference cycle: to collect one that holds workers takes 5 s for each of them.
