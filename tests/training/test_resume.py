@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
+from lockstep.errors import UserError
 from lockstep.training.control import Agreement, Control
 from lockstep.training.loop import train
 from lockstep.watch.journal import read
@@ -100,6 +101,13 @@ def test_resume_at_the_very_next_sample_on_another_number_of_processes(tmp_path:
             ("streaming", STREAMING, 1, 6, 3),
         ],
     )
+
+
+def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(tmp_path: Path) -> None:
+    trained(World.single(), EXACT, str(tmp_path), 7)
+    threads = dataclasses.replace(EXACT, execution=dataclasses.replace(EXACT.execution, threads=2))
+    with pytest.raises(UserError, match=r"CPU threads: 1 -> 2\n.*--override rounding"):
+        trained(World.single(), threads, str(tmp_path))
 
 
 @pytest.mark.slow

@@ -54,6 +54,8 @@ class ModelConfig:
     """Which network, and in which form it runs."""
 
     model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
+    init: Annotated[str, arg(help_behavior_hint="(default: random, by --seed)")] = ""
+    """Start from these weights: a safetensors file, or a state_dict by torch.save, with or without `module.`."""
     sync_bn: bool = False
     """Batch statistics over the global batch, so that N changes nothing (works on the CPU too)."""
     channels_last: bool = False

@@ -35,13 +35,10 @@ def configure(world: World, threads: int) -> None:
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # it would cost a write of every new tensor
+    # it would cost a write of every new tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
-    kind = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
-    if world.device.type != "cpu":
-        module = torch.get_device_module(world.device)
-        kind = module.get_device_name(world.device) if hasattr(module, "get_device_name") else world.device.type
-    everyone = world.gather({"torch": torch.__version__, "device": kind, "CPU threads": torch.get_num_threads()})
+    everyone = world.gather(rounding(world.device))
     for what, first in everyone[0].items():
         for rank, theirs in enumerate(everyone):
             if theirs[what] != first:
@@ -49,6 +46,15 @@ def configure(world: World, threads: int) -> None:
                     f"--shards: {what} is {first} on rank 0 and {theirs[what]} on rank {rank}, which round differently",
                     "Run on machines of one kind with the same software and the same --threads.",
                 )
+
+
+def rounding(device: torch.device) -> dict[str, str | int]:
+    """What decides how kernels round beside their input; two runs agree to the bit only where this does."""
+    kind = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        kind = module.get_device_name(device) if hasattr(module, "get_device_name") else device.type
+    return {"torch": torch.__version__, "device": kind, "CPU threads": torch.get_num_threads()}
 
 
 class ExactSync:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
+from lockstep.checkpoint.foreign import load_weights
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
 from lockstep.data.augment import Augment
@@ -76,6 +77,8 @@ def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
     channels, height, _ = images.shape
     size = config.data.image_size or height
     model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    if config.model.init:
+        load_weights(model, config.model.init)
     model = model.to(world.device)
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
 

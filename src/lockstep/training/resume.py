@@ -7,6 +7,7 @@ from lockstep.checkpoint.store import tidy
 from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
+from lockstep.parallel.exact import rounding
 from lockstep.training.assemble import Run
 from lockstep.training.state import State
 from lockstep.watch import journal
@@ -36,7 +37,7 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
     if loaded is None:
         begun = (folder / "journal.jsonl").exists()
         return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else ""
-    _refuse_another(config, run, loaded)
+    _refuse_another(config, world, run, loaded)
     state = load(run, loaded)
     bad = "".join(f"\ndamaged and set aside: {name} ({reason})" for name, reason in loaded.set_aside)
     return state, f"resumed from step {state.steps} ({loaded.path}){bad}"
@@ -78,25 +79,29 @@ def digests(folder: Path) -> dict[int, str]:
     return {record["step"]: record["digest"] for record in records if record["kind"] == "checkpoint"}
 
 
-def _refuse_another(config: Config, run: Run, loaded: Loaded) -> None:
+def _refuse_another(config: Config, world: World, run: Run, loaded: Loaded) -> None:
     """Raise UserError with a diff where the checkpoint belongs to another experiment."""
-    saved, now = loaded.state["config"], config.to_dict()
-    allowed = config.recovery.override
-    fixed = [line for line in diff_configs(saved, now, ignore=()) if line.split(":")[0] in _ORDER]
-    lines = fixed + diff_configs(saved, now, ignore=("execution", "recovery", "recipe", *_ORDER, *allowed))
+    saved, now, allowed = loaded.state["config"], config.to_dict(), config.recovery.override
+    order = [line for line in diff_configs(saved, now, ignore=()) if _name(line) in _ORDER]
+    others = diff_configs(saved, now, ignore=("execution", "recovery", "recipe", *_ORDER, *allowed))
     before, after = loaded.state["data"], run.train.images.fingerprint
-    if before != after:
-        lines.append(f"contents of {run.train.images.name}: {before[:12]} -> {after[:12]}")
-    if lines:
-        names = ", ".join(line.split(":")[0] for line in lines)
-        remedy = (
-            f"{', '.join(line.split(':')[0] for line in fixed)} can't change: other samples would be at this position. "
-            if fixed
-            else f"Give --override {names.replace(', ', ',')} if that is meant. "
-            if before == after
-            else "Put the data back as it was. "
-        )
-        raise UserError(
-            "\n    ".join([f"{loaded.path} is of another experiment (checkpoint -> now):", *lines]),
-            remedy + "Or start another run with --out.",
-        )
+    data = [f"contents of {run.train.images.name}: {before[:12]} -> {after[:12]}"] if before != after else []
+    exact = bool(config.shards) and "rounding" not in allowed
+    kernels = diff_configs(loaded.state["rounding"], rounding(world.device), ignore=()) if exact else []
+    if not (order or others or data or kernels):
+        return
+    if order:
+        remedy = f"{', '.join(map(_name, order))} can't change: other samples would be at this position."
+    elif data:
+        remedy = "Put the data back as it was."
+    else:
+        names = [*map(_name, others), *(["rounding"] if kernels else [])]
+        remedy = f"Give --override {','.join(names)} if that is meant."
+    raise UserError(
+        "\n    ".join([f"{loaded.path} is of another experiment (then -> now):", *order, *others, *data, *kernels]),
+        f"{remedy} Or start another run with --out.",
+    )
+
+
+def _name(line: str) -> str:
+    return line.split(":")[0]

@@ -18,6 +18,7 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config, Interval
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.exact import rounding
 from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
@@ -72,6 +73,7 @@ class Session:
                 "progress": state.to_dict(),
                 "config": self.config.to_dict(),
                 "data": self.run.train.images.fingerprint,
+                "rounding": rounding(self.world.device),
             }
             step, best = self.run.step, state.best_step
             self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
