@@ -75,8 +75,13 @@ def _find(config: Config, folder: Path) -> Loaded | None:
 def digests(folder: Path) -> dict[int, str]:
     """The manifest digests of a run's checkpoints by step, as its journal has them."""
     path = folder / "journal.jsonl"
-    records = journal.read(path) if path.exists() else []
-    return {record["step"]: record["digest"] for record in records if record["kind"] == "checkpoint"}
+    known: dict[int, str] = {}
+    for record in journal.read(path) if path.exists() else []:
+        if record["kind"] == "checkpoint":
+            known[record["step"]] = record["digest"]
+        elif (start := record.get("resumed_from", record.get("back_to"))) is not None:
+            known = {step: digest for step, digest in known.items() if step <= start}  # the rest is of a course it left
+    return known
 
 
 def _refuse_another(config: Config, world: World, run: Run, loaded: Loaded) -> None:

@@ -109,7 +109,7 @@ class Session:
             raise bad
         self.settle()
         checkpoints = self.folder / "checkpoints"
-        found = newest(checkpoints) if self.world.rank == 0 else None
+        found = newest(checkpoints, resume.digests(self.folder)) if self.world.rank == 0 else None
         loaded = self.world.gather(found)[0]
         if loaded is None:
             raise bad
