@@ -132,7 +132,8 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
 
     # chunks of the size that the run used: other shapes would round otherwise
     execution = dataclasses.replace(chosen.execution, eval_batch_size=config.execution.eval_batch_size)
-    config = dataclasses.replace(config, execution=execution)
+    model_config = dataclasses.replace(config.model, init="")  # the run's own weights take its place
+    config = dataclasses.replace(config, execution=execution, model=model_config)
     configure(config.precision, world.device)
     train_set, val_set = load_data(config, world)
     model = build_model(config, train_set, world)

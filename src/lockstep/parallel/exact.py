@@ -22,6 +22,7 @@ from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed
 from lockstep.world import World
 
 _BUCKET_BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
+_LEAST_BUCKETS = 4
 
 
 def configure(world: World, threads: int) -> None:
@@ -212,12 +213,17 @@ class _Bucket:
 
 
 def _buckets(model: nn.Module) -> list[_Bucket]:
-    """Trainable parameters in reverse order of registration, about the order in which backward delivers them."""
+    """Trainable parameters in reverse order of registration, about the order in which backward delivers them.
+
+    A bucket's sum starts when the next one is full, so a small model is cut into four too: else nothing would overlap.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    most = -(-len(parameters) // _LEAST_BUCKETS)
     buckets: list[list[nn.Parameter]] = [[]]
     room = _BUCKET_BYTES
-    for p in reversed([p for p in model.parameters() if p.requires_grad]):
+    for p in reversed(parameters):
         size = p.numel() * p.element_size()
-        if buckets[-1] and room < size:
+        if buckets[-1] and (room < size or len(buckets[-1]) == most):
             buckets.append([])
             room = _BUCKET_BYTES
         buckets[-1].append(p)
