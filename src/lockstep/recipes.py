@@ -8,7 +8,10 @@ from lockstep.errors import UserError, unknown
 
 
 def digits() -> Config:
-    """The bundled 8x8 digits (1,797 images): a small network in seconds, nothing to download."""
+    """The bundled 8x8 digits (1,797 images): a small network in seconds, nothing to download.
+
+    99.44 % top-1 (seed 0) on 1, 2 and 3 processes; 2.3 s of training on 2 CPU threads.
+    """
     return Config(
         recipe="digits",
         epochs=20,
@@ -22,7 +25,10 @@ def digits() -> Config:
 
 
 def mnist() -> Config:
-    """The two-conv network, Adadelta and StepLR of the PyTorch MNIST example."""
+    """The two-conv network, Adadelta and StepLR of the PyTorch MNIST example.
+
+    `lockstep train mnist --nproc 2 --epochs 6`: 99.13 % top-1 (seed 0), two processes of one CPU thread.
+    """
     return Config(
         recipe="mnist",
         epochs=14,
@@ -41,7 +47,11 @@ def fashion_mnist() -> Config:
 
 
 def cifar10() -> Config:
-    """ResNet-18 with a 32x32 stem, SGD with momentum, cosine; `--model resnet18` has the 224-stem of the tutorials."""
+    """ResNet-18 with a 32x32 stem, SGD with momentum, cosine; `--model resnet18` has the 224-stem of the tutorials.
+
+    `lockstep train cifar10 --nproc 2 --precision bf16 --epochs 3 --warmup-epochs 0.5`: 80.69 % top-1 (seed 0) on two
+    CPU cores. The 30 epochs of the recipe have not been run.
+    """
     return Config(
         recipe="cifar10",
         epochs=30,
