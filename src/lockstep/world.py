@@ -169,6 +169,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def device_name(device: torch.device) -> str:
+    """A device in words, for records: what decides, with the software, how its kernels round."""
+    if device.type == "cpu":
+        return f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    module = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+
+
 def device_type(execution: Execution) -> str:
     """cpu, cuda, mps or xpu: what `--device` and `--gpus` come to on this machine."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)

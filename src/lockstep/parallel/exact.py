@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import UserError
 from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed, scales, to_fixed
-from lockstep.world import World
+from lockstep.world import World, device_name
 
 _BUCKET_BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
 _LEAST_BUCKETS = 4
@@ -51,11 +51,7 @@ def configure(world: World, threads: int) -> None:
 
 def rounding(device: torch.device) -> dict[str, str | int]:
     """What decides how kernels round beside their input; two runs agree to the bit only where this does."""
-    kind = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
-    if device.type != "cpu":
-        module = torch.get_device_module(device)
-        kind = module.get_device_name(device) if hasattr(module, "get_device_name") else device.type
-    return {"torch": torch.__version__, "device": kind, "CPU threads": torch.get_num_threads()}
+    return {"torch": torch.__version__, "device": device_name(device), "CPU threads": torch.get_num_threads()}
 
 
 class ExactSync:

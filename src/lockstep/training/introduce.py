@@ -10,7 +10,7 @@ import torchvision
 import lockstep
 from lockstep.config import Config
 from lockstep.training.assemble import Run, unsynchronised_batchnorm
-from lockstep.world import World
+from lockstep.world import World, device_name
 
 
 def describe(config: Config, world: World, run: Run) -> dict[str, Any]:
@@ -30,14 +30,6 @@ def describe(config: Config, world: World, run: Run) -> dict[str, Any]:
         "data": {"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
         "parameters": sum(p.numel() for p in run.model.parameters()),
     }
-
-
-def device_name(device: torch.device) -> str:
-    """A device in words, for records."""
-    if device.type == "cpu":
-        return f"cpu ({platform.processor() or platform.machine()})"
-    module = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
 
 def introduce(config: Config, world: World, run: Run) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 
 from lockstep.config import Precision
 from lockstep.errors import UserError, unknown
+from lockstep.world import device_name
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -25,12 +26,12 @@ def configure(precision: str, device: torch.device) -> None:
     _require_known(precision)
     if precision == "tf32" and not _has_tf32(device):
         raise UserError(
-            f"--precision tf32: {_describe(device)} has no TF32",
+            f"--precision tf32: {device_name(device)} has no TF32",
             "It needs an NVIDIA GPU of 2020 (Ampere) or later; use --precision fp32, or bf16.",
         )
     if precision == "bf16" and not _has_bf16(device):
         raise UserError(
-            f"--precision bf16: {_describe(device)} has no bfloat16 arithmetic",
+            f"--precision bf16: {device_name(device)} has no bfloat16 arithmetic",
             "Use --precision fp16 (it scales the loss for you) or fp32.",
         )
     # The older switches: after the newer `fp32_precision = "ieee"` torch raises when anything reads these.
@@ -73,7 +74,3 @@ def _has_bf16(device: torch.device) -> bool:
     if device.type == "mps":
         return bool(torch.backends.mps.is_macos_or_newer(14, 0))
     return True
-
-
-def _describe(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"device {device.type}"
