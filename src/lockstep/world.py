@@ -172,7 +172,7 @@ def cores() -> int:
 def device_name(device: torch.device) -> str:
     """A device in words, for records: what decides, with the software, how its kernels round."""
     if device.type == "cpu":
-        return f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+        return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     module = torch.get_device_module(device)
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 
