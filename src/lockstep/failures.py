@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
-from lockstep.lifetime import leave
+from lockstep.lifetime import leave, told_to_stop
 
 WORDS = "LOCKSTEP_WORDS"  # the environment's name for the folder of the files
 SHUTDOWN_S = 5  # what a worker gets to close its journal
@@ -49,7 +49,7 @@ def fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
         part = folder / f"failure-{rank}.part"
         part.write_text(json.dumps(word), encoding="utf-8")
         part.rename(part.with_suffix(".json"))
-        if lost and not other_failure(folder):
+        if lost and not other_failure(folder) and not told_to_stop.is_set():
             time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
     finally:
         leave(code)

@@ -17,8 +17,12 @@ _SERVE_S = 5.0  # what a loader worker gives a training process that stops
 _LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT)
 
 
+_ORPHAN_S = 0.8  # that a process outlives its launcher at most
+told_to_stop = threading.Event()  # set by a handler that only takes note of a signal
+
+
 def end_with_parent(by: int = signal.SIGTERM) -> None:
-    """From now on this child of multiprocessing gets the signal `by` when its parent is gone, however that ended."""
+    """From now on this child of multiprocessing gets the signal `by` when its parent is gone, and soon ends."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -26,6 +30,8 @@ def end_with_parent(by: int = signal.SIGTERM) -> None:
     def wait() -> None:
         parent.join()  # on a pipe that only the parent holds open: no polling, and no mistaken pid
         os.kill(os.getpid(), by)
+        time.sleep(_ORPHAN_S)  # a checkpoint under way may end well; it is whole or not there anyhow
+        os._exit(128 + by)
 
     threading.Thread(target=wait, daemon=True).start()
 
