@@ -39,7 +39,7 @@ def test_tf32_goes_on_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_device_lacks_is_refused_and_nothing_is_switched(monkeypatch: pytest.MonkeyPatch) -> None:
     before = _tf32()
-    with pytest.raises(UserError, match="cpu .*has no TF32"):
+    with pytest.raises(UserError, match=r"cpu .*has no TF32"):
         configure("tf32", CPU)
     monkeypatch.setattr("lockstep.training.precision._has_bf16", lambda device: False)
     with pytest.raises(UserError, match=r"bfloat16[^$]*--precision fp16"):
