@@ -1,0 +1,90 @@
+"""What all benchmarks share: interleaved rounds, ratios with their interval, and results kept with their environment."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+    """The figures of each side, taken in turns; every other round runs backwards. Warm-up rounds are thrown away."""
+    figures: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(-warmup, rounds):
+        names = list(sides) if turn % 2 else list(reversed(sides))
+        for name in names:
+            figure = sides[name]()
+            if turn >= 0:
+                figures[name].append(figure)
+    return figures
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the median."""
+    medians = np.median(np.random.default_rng(0).choice(values, (10_000, len(values))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
+    """Median of the ratios of paired figures, over / under, with its interval."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    low, high = interval(ratios)
+    return {"ratio": statistics.median(ratios), "low": low, "high": high}
+
+
+def show(found: Mapping[str, float]) -> str:
+    """A ratio as text: 1.05 [1.03, 1.07]."""
+    return f"{found['ratio']:.3g} [{found['low']:.3g}, {found['high']:.3g}]"
+
+
+def environment() -> dict[str, Any]:
+    """Where figures were taken: processor, cores, versions; no name or path of the machine."""
+    import torch
+
+    names = ("lockstep", "torchvision", "numpy", "timm", "accelerate", "lightning", "pytorch-ignite")
+    versions = {name: found for name in names if (found := _version(name))}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "device": torch.get_device_module(accelerator).get_device_name() if accelerator else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **versions,
+    }
+
+
+def write(name: str, result: Mapping[str, Any]) -> Path:
+    """Keep a result as results/NAME.json, with the environment."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+    return path
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu() -> str:
+    """The processor's name, and the widest vector instructions that torch uses on it."""
+    import torch
+
+    named = ""
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{named or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
