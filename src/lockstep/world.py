@@ -1,6 +1,7 @@
 """Who am I among the processes of a run, and how do we talk."""
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -175,6 +176,14 @@ def device_name(device: torch.device) -> str:
         return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     module = torch.get_device_module(device)
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most memory that this process has held at once: of the device, or resident on the host for a CPU."""
+    if device.type not in ("cpu", "mps"):
+        return torch.accelerator.max_memory_allocated(device) / 2**30
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / 2**30 if sys.platform == "darwin" else most / 2**20  # bytes there, KiB elsewhere
 
 
 def device_type(execution: Execution) -> str:

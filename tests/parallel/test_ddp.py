@@ -1,5 +1,6 @@
 """The traps of DistributedDataParallel, each shown to be closed."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,23 @@ def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
         with sync.piece(3, last):
             model(torch.zeros(3, 2, 5, 5, dtype=torch.float64)).sum().backward()
     sync.finish()
+
+
+def _waits(world: World, late_s: float) -> float | None:
+    """Milliseconds that this rank waited per step, where the last rank is late for each backward pass."""
+    model = parallelize(network(), world)
+    sync = DataParallelSync(model)
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
+    for t in range(6):
+        time.sleep(late_s if world.rank == world.size - 1 else 0)
+        step(batch_of(world, 4, step=t))
+    return sync.waited_ms()
+
+
+def test_the_wait_for_a_late_rank_is_seen_on_the_others() -> None:
+    first, last = run_ranks(_waits, 2, 0.1)
+    assert first >= 50 > last
+    assert DataParallelSync(network()).waited_ms() == 0.0
 
 
 def _mean_of_means(world: World) -> list[float]:

@@ -35,6 +35,7 @@ def write(folder: Path, *names: str) -> None:
                 lr=0.1,
                 images_per_s=9.5,
                 data_wait_ms=0.25,
+                comm_wait_ms=0.0,
             )
         journal.write("eval", epoch=epoch, step=10 * epoch + 10, top1=0.5 + epoch / 4, top5=1.0, loss=0.75, count=360)
     journal.write("end", status="completed", top1=0.75)

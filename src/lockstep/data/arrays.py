@@ -118,7 +118,7 @@ class ArraySet:
         Raises:
             IndexError: for an id outside 0 .. len - 1.
         """
-        if len(ids) and (ids.min() < 0 or ids.max() >= len(self)):
+        if len(ids) and int(ids.view(np.uint64).max()) >= len(self):  # a negative id is huge as an unsigned one
             raise IndexError(f"{self.name} has samples 0 to {len(self) - 1}; asked for {ids.min()} to {ids.max()}")
         labels = torch.from_numpy(self.labels[ids])
         if len(self.images) == 1:

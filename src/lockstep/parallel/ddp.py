@@ -55,6 +55,8 @@ def parallelize(
         model,
         device_ids=None if world.device.type == "cpu" else [world.device],
         gradient_as_bucket_view=True,
+        # not static_graph: its first backward pass may not be one under no_sync (an internal assertion of torch ends
+        # accumulation there), and it saves work only where parameters go unused
         find_unused_parameters=find_unused_parameters,
     )
     # Off only now: as an argument it also kept torch < 2.15 from making the initial buffers rank 0's.
@@ -93,6 +95,10 @@ class GradientSync(Protocol):
         """After the last piece: every parameter's .grad is the global batch's on return."""
         ...
 
+    def waited_ms(self) -> float | None:
+        """Milliseconds per step that this rank stood waiting for the others' gradients; None where nobody can tell."""
+        ...
+
 
 class DataParallelSync:
     """DDP's own all-reduce, during the backward pass of the last piece."""
@@ -120,3 +126,17 @@ class DataParallelSync:
 
     def finish(self) -> None:
         """Nothing left to do: DDP waits for its buckets at the end of the backward pass."""
+
+    def waited_ms(self) -> float | None:
+        """From the end of the backward computation to the last bucket's arrival: DDP's own clocks, over the steps so far.
+
+        DDP reads them on the first ten steps and on every hundredth.
+        """
+        if self.ddp is None:
+            return 0.0
+        clocks = self.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        names = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in ns
+        if not all(name in clocks for name in names):
+            return None
+        reduction, hidden = (float(clocks[name]) for name in names)
+        return max(0.0, reduction - hidden) / 1e6

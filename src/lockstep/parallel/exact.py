@@ -10,6 +10,7 @@ sums.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -76,6 +77,7 @@ class ExactSync:
         self.bucket_of: dict[Tensor, _Bucket] = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for parameter in self.bucket_of:
             parameter.register_post_accumulate_grad_hook(self._delivered)  # type: ignore[no-untyped-call]
+        self.waits: list[float] = []  # seconds of each step since somebody asked
         self._begin()
 
     def _begin(self) -> None:
@@ -136,7 +138,13 @@ class ExactSync:
         self._average_changes()
         for bucket in self.buckets:
             bucket.write()
+        self.waits.append(sum(bucket.waited for bucket in self.buckets))
         self._begin()
+
+    def waited_ms(self) -> float | None:
+        """The mean over the steps since the last call. A GPU's host does not wait, so there nobody can tell."""
+        waits, self.waits = self.waits, []
+        return None if self.world.device.type != "cpu" else 1e3 * sum(waits) / max(1, len(waits))
 
     def _average_changes(self) -> None:
         if not self.buffers and not self.counters:
@@ -173,6 +181,7 @@ class _Bucket:
         """Forget the last step."""
         self.pending = len(self.parameters)
         self.work: dist.Work | None = None
+        self.waited = 0.0  # seconds
 
     def _shards_of(self, p: nn.Parameter, held: list[dict[nn.Parameter, Tensor]]) -> list[Tensor]:
         grads = [grads[p] for grads in held if p in grads]
@@ -186,8 +195,7 @@ class _Bucket:
 
     def start_sum(self, world: World, shards: int, held: list[dict[nn.Parameter, Tensor]]) -> None:
         """Start the all-reduce of the integers."""
-        if self.work is not None:
-            self.work.wait()
+        self._wait()
         self.sums = torch.empty(sum(self.sizes), dtype=torch.int64, device=world.device)
         self.out_of = []
         for p, e, part in zip(self.parameters, self.exponents, torch.split(self.sums, self.sizes), strict=True):
@@ -197,10 +205,15 @@ class _Bucket:
         if world.size > 1:
             self.work = dist.all_reduce(self.sums, async_op=True)
 
+    def _wait(self) -> None:
+        if self.work is not None:
+            began = time.perf_counter()
+            self.work.wait()
+            self.waited += time.perf_counter() - began
+
     def write(self) -> None:
         """Wait for the sums and make them the parameters' gradients."""
-        if self.work is not None:
-            self.work.wait()
+        self._wait()
         for p, out, part in zip(self.parameters, self.out_of, torch.split(self.sums, self.sizes), strict=True):
             if p.grad is None:
                 p.grad = torch.empty_like(p)

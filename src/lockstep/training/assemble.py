@@ -110,7 +110,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
             devices=devices(config.execution),
         )
     if config.model.compile:
-        model.compile()
+        model.compile(mode=config.model.compile_mode)
     optim = config.optim
     optimizer = optimizers.build(model, optim, config.lr)
     step = TrainStep(

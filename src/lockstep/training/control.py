@@ -26,6 +26,9 @@ class Agreement:
     failed: bool = False
 
 
+_NOTHING, _TO_SAVE = Agreement(), Agreement(checkpoint=True)
+
+
 class StopRequest:
     """Remembers the first signal; a second one, at least a second later, ends the process at once."""
 
@@ -95,14 +98,16 @@ class Control:
         """
         self.calls += 1
         by_steps = self.every.unit != "min" and self.every.due(steps, self.steps_per_epoch, 0.0)
-        if self.calls < self.next_meeting and not now:
-            return Agreement(checkpoint=by_steps)
+        if self.world.size > 1:
+            early = self.calls < self.next_meeting
+        else:
+            early = not (self.request.signal or failed or self.every.unit == "min")
+        if early and not now:
+            return _TO_SAVE if by_steps else _NOTHING
         moment = time.monotonic()
         by_clock = self.every.unit == "min" and self.every.due(steps, self.steps_per_epoch, moment - self.written)
         pace = (moment - self.met) / self.calls
         wish = min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
-        if self.world.size == 1:
-            wish = 1
         mine = [self.request.signal, int(failed), *((int(by_clock), wish) if self.world.rank == 0 else (0, 0))]
         stop, broken, clock, self.next_meeting = self.world.largest(mine)
         self.met, self.calls = moment, 0

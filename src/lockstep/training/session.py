@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from lockstep.watch.heartbeat import Heartbeat, run_store
 from lockstep.watch.journal import Journal
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
-from lockstep.world import World
+from lockstep.world import World, peak_memory_gib
 
 _ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process
@@ -50,6 +50,7 @@ class Session:
     beat: Heartbeat
     writer: Writer | None  # on rank 0
     rollbacks: int = 0
+    peak_memory_gib: list[float] = field(default_factory=list)  # by rank, once it has settled
     stop: int = 0  # the signal by which the ranks agreed to stop
 
     @property
@@ -100,7 +101,7 @@ class Session:
             if self.writer is not None:
                 self.writer.close()
             self.note_written()
-            self.world.barrier()
+            self.peak_memory_gib = [round(peak, 3) for peak in self.world.gather(peak_memory_gib(self.world.device))]
 
     def roll_back(self, bad: NonFinite) -> None:
         """Go back to the newest checkpoint, with the batch of the bad step left out from now on."""
@@ -220,5 +221,6 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             ledger_sha256=state.ledger.hex(),
             weights_sha256=weights.digest(live.run.model) if live.world.rank == 0 else "",
             processes=live.world.size,
+            peak_memory_gib=live.peak_memory_gib,
             **({"error": str(raised)} if raised is not None and not stopped else {}),
         )

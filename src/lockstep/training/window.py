@@ -1,6 +1,7 @@
 """The numbers of the steps since the last log step: they stay on the device until somebody reads them."""
 
 import time
+from typing import Any
 
 import torch
 
@@ -27,11 +28,11 @@ class Window:
 
     def __init__(self, world: World, run: Run, every: int) -> None:
         self.world, self.run, self.every = world, run, every
-        self.losses = torch.zeros(every, dtype=torch.float64, device=world.device)
         self._reset()
 
     def _reset(self) -> None:
         self.batches: list[tuple[int, int, float]] = []  # step, samples, learning rate
+        self.losses: list[torch.Tensor] = []
         self.run.train.wait_ms, self.began = 0.0, time.perf_counter()
 
     @property
@@ -41,19 +42,23 @@ class Window:
 
     def add(self, loss: torch.Tensor, batch: Batch) -> None:
         """Note one step's summed loss of this rank."""
-        self.losses[len(self.batches)] = loss
+        self.losses.append(loss)
         self.batches.append((batch.step, batch.count, self.run.step.optimizer.param_groups[0]["lr"]))
 
-    def read(self, tolerant: bool = False) -> dict[str, float]:
-        """Mean loss, images/s and data wait since the last call: waits for the device, and one small all-reduce.
+    def read(self, tolerant: bool = False) -> dict[str, Any]:
+        """Mean loss, images/s and waits since the last call: waits for the device, and one small all-reduce.
+
+        `data_wait_ms` is rank 0's mean per step, `comm_wait_ms` that of the rank that waited longest (None: unknown).
 
         Raises:
             NonFinite: where a loss is not finite, naming step, ranks and learning rate, unless `tolerant`.
         """
         count = len(self.batches)
-        table = torch.zeros(self.world.size, count, dtype=torch.float64, device=self.world.device)
-        table[self.world.rank] = self.losses[:count]
-        by_step = self.world.sum(table).t().tolist()  # [steps][ranks]
+        table = torch.zeros(self.world.size, count + 1, dtype=torch.float64, device=self.world.device)
+        table[self.world.rank, :count] = torch.stack(self.losses)
+        waited = self.run.step.sync.waited_ms()
+        table[self.world.rank, count] = -1.0 if waited is None else waited
+        *by_step, waits = self.world.sum(table).t().tolist()  # [steps][ranks], and one more for the waits
         for (step, _, lr), losses in zip(self.batches, by_step, strict=True):
             ranks = [rank for rank, loss in enumerate(losses) if loss - loss != 0]
             if ranks and not tolerant:
@@ -68,6 +73,7 @@ class Window:
             "loss": sum(map(sum, by_step)) / samples,
             "images_per_s": round(samples / seconds, 1),
             "data_wait_ms": round(self.run.train.wait_ms / count, 3),
+            "comm_wait_ms": round(max(waits), 3) if min(waits) >= 0 else None,
         }
         self._reset()
         return numbers
