@@ -9,7 +9,6 @@ table and writes benchmarks/results/checkpoint-DEVICE.json.
 """
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -22,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from common import print_table, table, write
 from torch import nn
 
 from lockstep import models
@@ -113,8 +113,6 @@ def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.de
     return {
         "what": "ResNet-18 (32x32 stem), SGD with momentum, channels_last, fsync on",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
         "file_system": subprocess.run(
             ["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True, check=True
         ).stdout.strip(),
@@ -128,6 +126,20 @@ def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.de
     }
 
 
+def tables(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The result as a table."""
+    shown = {f"training stands still: {name}": row for name, row in result["stall"].items()}
+    shown["Lockstep's is on the disk after"] = result["lockstep_durable"]
+    rows = [
+        [name, *(f"{row[key]:.1f}" for key in ("p50_ms", "p99_ms", "max_ms")), row["count"]]
+        for name, row in shown.items()
+    ]
+    steps = ", ".join(f"{when} {ms:.1f} ms" for when, ms in result["step_p50_ms"].items() if ms is not None)
+    notes = [f"{result['what']}; file system {result['file_system']}. Median step: {steps}."]
+    title = f"A checkpoint of {result['mebibytes']} MiB beside a synchronous torch.save"
+    return [table(title, ["", "p50 ms", "p99 ms", "max ms", "checkpoints"], rows, notes)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(), help="where the checkpoints go (default: here)")
@@ -135,7 +147,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="least number of steps between two checkpoints")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="the JSON file to write")
     args = parser.parse_args()
     device = torch.device(args.device)
     scratch = Path(tempfile.mkdtemp(prefix="checkpoint-benchmark-", dir=args.folder))
@@ -143,17 +154,9 @@ def main() -> None:
         result = measure(scratch, args.repeats, args.steps, args.batch, device)
     finally:
         shutil.rmtree(scratch)
-    print(f"{result['what']}: {result['mebibytes']} MiB on {result['device']}, torch {result['torch']}")
-    print(f"{'stall':<14}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'n':>6}")
-    for name, row in result["stall"].items():
-        print(f"{name:<14}{row['p50_ms']:>10.1f}{row['p99_ms']:>10.1f}{row['max_ms']:>10.1f}{row['count']:>6}")
-    row = result["lockstep_durable"]
-    print(f"{'durable after':<14}{row['p50_ms']:>10.1f}{row['p99_ms']:>10.1f}{row['max_ms']:>10.1f}{row['count']:>6}")
-    print("step p50 ms:", ", ".join(f"{when} {ms}" for when, ms in result["step_p50_ms"].items()))
-    out = args.out or Path(__file__).parent / "results" / f"checkpoint-{device.type}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {out}")
+    result["tables"] = tables(result)
+    print_table(result["tables"][0])
+    write(f"checkpoint-{device.type}", result)
 
 
 if __name__ == "__main__":

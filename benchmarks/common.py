@@ -1,4 +1,4 @@
-"""What all benchmarks share: interleaved rounds, ratios with their interval, and results kept with their environment."""
+"""What all benchmarks share: interleaved rounds, ratios with their interval, results with their environment, tables."""
 
 import json
 import os
@@ -70,6 +70,40 @@ def write(name: str, result: Mapping[str, Any]) -> Path:
     path.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n", encoding="utf-8")
     print(f"written to {path}")
     return path
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A table as results keep it; page.py shows the list of these under the key "tables". Cells are text or numbers."""
+    if wrong := [row for row in rows if len(row) != len(columns)]:
+        raise ValueError(f"{title}: {len(columns)} columns, but a row of {len(wrong[0])}: {wrong[0]}")
+    return {"title": title, "columns": list(columns), "rows": [list(row) for row in rows], "notes": list(notes)}
+
+
+def cell(value: Any) -> str:
+    """A cell as text: nothing as a dash, a float with three or four digits, a whole number with its thousands apart."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def print_table(found: Mapping[str, Any]) -> None:
+    """A table on the terminal, in columns as wide as they need; numbers to the right."""
+    lines = [found["columns"], *([cell(value) for value in row] for row in found["rows"])]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(found["columns"]))]
+    print(f"\n{found['title']}")
+    for line in lines:
+        print(
+            "  ".join(
+                f"{text:<{w}}" if i == 0 else f"{text:>{w}}"
+                for i, (text, w) in enumerate(zip(line, widths, strict=True))
+            )
+        )
+    for note in found["notes"]:
+        print(f"  {note}")
 
 
 def _version(name: str) -> str:

@@ -7,28 +7,19 @@ writes benchmarks/results/exact.json. Both sides train the same batches from the
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
+from common import interval, print_table, show, table, write
 
 from lockstep import World, launch, recipe
 from lockstep.config import Config
 
 CASES = {"mnist": (200, 10), "cifar10": (64, 2)}  # recipe -> global batch, steps a measurement
-
-
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the median."""
-    generator = np.random.default_rng(0)
-    medians = np.median(generator.choice(ratios, (10_000, len(ratios))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return float(low), float(high)
+RATIOS = ("exact / ddp", "ddp again / ddp")
 
 
 def seconds(world: World, run: object, steps: int) -> float:
@@ -61,6 +52,17 @@ def measure(world: World, config: Config, steps: int, pairs: int) -> dict[str, l
     return times
 
 
+def tables(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The result as a table."""
+    rows = []
+    for case, row in result["rows"].items():
+        exact, again = (dict(zip(("ratio", "low", "high"), row[key], strict=True)) for key in RATIOS)
+        rows.append([case, f"{row['ddp_ms']:.1f}", f"{row['exact_ms']:.1f}", show(exact), show(again)])
+    notes = [f"{result['pairs']} interleaved rounds; median and 95 % bootstrap interval of paired ratios."]
+    title = f"Exact mode over plain DDP: {result['processes']} processes of one thread"
+    return [table(title, ["case", "DDP ms", "exact ms", "exact / DDP", "noise floor: DDP / DDP"], rows, notes)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=12)
@@ -76,14 +78,10 @@ def main() -> None:
             ratios = [b / a for a, b in zip(times["ddp"], times[side], strict=True)]
             row[f"{side} / ddp"] = [statistics.median(ratios), *interval(ratios)]
         rows[f"{name}, batch {batch}"] = row
-        shown = {key: value for key, value in row.items() if isinstance(value, list)}
-        texts = [f"{key} {v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]" for key, v in shown.items()]
-        print(f"{name}, batch {batch}: ddp {row['ddp_ms']:.1f} ms, exact {row['exact_ms']:.1f} ms; {'; '.join(texts)}")
-    environment = {"torch": torch.__version__, "python": platform.python_version(), "cpu": platform.processor()}
-    result = {"environment": environment, "processes": 2, "threads": 1, "pairs": args.pairs, "rows": rows}
-    out = Path(__file__).parent / "results" / "exact.json"
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n")
+    result = {"processes": 2, "threads": 1, "pairs": args.pairs, "rows": rows}
+    result["tables"] = tables(result)
+    print_table(result["tables"][0])
+    write("exact", result)
 
 
 if __name__ == "__main__":

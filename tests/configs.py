@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from lockstep.config import (
     LOG_MIRRORS,
+    OPTIMIZERS,
     Config,
     DataConfig,
     Execution,
     ModelConfig,
     OptimConfig,
-    OptimizerName,
     Precision,
     ScheduleName,
 )
@@ -36,7 +36,9 @@ data = st.builds(
     dataset=names.filter(bool),
     fraction=floats(0, 1, exclude_min=True),
     crop_padding=st.integers(0, 9),
+    crop_fill=st.sampled_from(["zero", "reflect"]),
     flip=flags,
+    alternate_flip=flags,
     cutout=st.integers(0, 9),
     resized_crop=flags,
     image_size=st.integers(0, 512),
@@ -45,7 +47,7 @@ data = st.builds(
 models = st.builds(ModelConfig, model=names.filter(bool), sync_bn=flags, channels_last=flags, compile=flags)
 optims = st.builds(
     OptimConfig,
-    optimizer=st.sampled_from(get_args(OptimizerName)),
+    optimizer=st.sampled_from([*OPTIMIZERS, "package.module:factory"]),
     lr=floats(0, exclude_min=True),
     momentum=floats(0, 1, exclude_max=True),
     weight_decay=floats(0),
@@ -71,6 +73,7 @@ executions = st.builds(
     master_port=st.integers(0, 65535),
     timeout=floats(0, exclude_min=True),
     workers=st.integers(0, 16),
+    eval_every=counts,
     loader=st.sampled_from(["auto", "resident", "streaming"]),
     eval_batch_size=counts,
     log=tuples(st.sampled_from(LOG_MIRRORS)),
@@ -84,7 +87,11 @@ def _configs(draw: st.DrawFn) -> Config:
     batch_size = draw(st.integers(8, 10**6))
     numbers = {"epochs": draw(counts), "batch_size": batch_size, "seed": draw(st.integers(0, 2**63 - 1))}
     try:
-        return Config(precision=draw(st.sampled_from(get_args(Precision))), **numbers, **parts)
+        chosen = {
+            "precision": draw(st.sampled_from(get_args(Precision))),
+            "tta": draw(st.sampled_from(["none", "shift"])),
+        }
+        return Config(**chosen, **numbers, **parts)
     except UserError:  # two fields that exclude each other
         assume(False)
         raise

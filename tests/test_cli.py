@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep import cli
+from lockstep import cli, commands
 from lockstep.config import Config, Execution
-from lockstep.flags import known_flags
-from lockstep.recipes import RECIPES
+from lockstep.flags import known_flags, sort_words
+from lockstep.recipes import RECIPES, recipe
 from lockstep.training.evaluation import Metrics
 from lockstep.watch.journal import read
 from lockstep.world import World
@@ -44,13 +44,13 @@ def test_help_names_every_command_and_each_has_its_own(capsys: pytest.CaptureFix
 
 def test_every_example_of_the_help_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(cli, "_launch", lambda fn, *args, **how: seen.append(args) or 0)
+    monkeypatch.setattr(commands, "_launch", lambda fn, *args, **how: seen.append(args) or 0)
     examples = re.findall(r"^  .*lockstep (train .*?)(?:  .*)?$", cli._HELP.partition("examples:")[2], re.MULTILINE)
     assert len(examples) >= 5
     for line in examples:
-        names, rest = cli.sort_words(line.split(), Config)
+        names, rest = sort_words(line.split(), Config)
         assert names[0] == "train"
-        cli._parse(Config, cli.recipe(names[1] if names[1:] else "digits"), rest, "", "")
+        commands._parse(Config, recipe(names[1] if names[1:] else "digits"), rest, "", "")
 
 
 def test_every_field_of_the_config_is_a_flag_with_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_a_user_s_own_recipe_and_flags_before_the_name(tmp_path: Path, monkeypat
     )
     monkeypatch.chdir(tmp_path)
     seen: list[Config] = []
-    monkeypatch.setattr(cli, "_launch", lambda fn, config, *args, **how: seen.append(config) or 0)
+    monkeypatch.setattr(commands, "_launch", lambda fn, config, *args, **how: seen.append(config) or 0)
     for line in ("train my_recipes:quick --seed 7", "train --seed 7 my_recipes:quick"):
         with pytest.raises(SystemExit) as end:
             cli.main([*line.split(), "--nproc", "1"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from lockstep.cli import _parse
+from lockstep.commands import _parse
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.flags import as_command, known_flags, sort_words

@@ -39,6 +39,7 @@ FLOORS = {
     "lockstep.launcher": 5,
     "lockstep.run": 5,
     "lockstep.tools": 6,
+    "lockstep.commands": 7,
     "lockstep.cli": 7,
     "lockstep.__main__": 8,
 }

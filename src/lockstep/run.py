@@ -28,6 +28,7 @@ def check(config: Config) -> None:
     """What can be known to be wrong before any process starts. Raises UserError."""
     from lockstep import models
     from lockstep.data.sources import DATASETS
+    from lockstep.objects import load_object
     from lockstep.parallel.ddp import require_gpus
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
@@ -37,6 +38,8 @@ def check(config: Config) -> None:
     if dataset not in DATASETS and ":" not in dataset:
         raise unknown("dataset", dataset, DATASETS, "Your own is package.module:factory.")
     models.check(config.model.model)
+    if ":" in config.optim.optimizer:
+        load_object(config.optim.optimizer, "optimizer")
     mirrors.check(config.execution.log)
     if config.execution.strategy == "dp":
         require_gpus(available)
@@ -138,5 +141,5 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     train_set, val_set = load_data(config, world)
     model = build_model(config, train_set, world)
     weights.load(model, Path(folder) / "weights" / f"{chosen.weights}.safetensors")
-    metrics = evaluate(model, eval_loader(config, val_set, world), world, config.precision)
+    metrics = evaluate(model, eval_loader(config, val_set, world), world, config.precision, tta=config.tta)
     world.print(f"{chosen.weights} weights of {folder}: {metrics}")

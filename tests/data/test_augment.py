@@ -1,5 +1,7 @@
 """Augmentation against a slow reference that works pixel by pixel, and its law: a sample is the same everywhere."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,12 +17,15 @@ from lockstep.randomness import integers_np, stream
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Augment, Tensor, Tensor, int]:
     channels, height, width = draw(st.sampled_from([1, 3])), draw(st.integers(3, 9)), draw(st.integers(3, 9))
+    fill = draw(st.sampled_from(["zero", "reflect"]))
+    flip = draw(st.sampled_from([{}, {"flip": True}, {"alternate_flip": True}]))
     augment = Augment(
         mean=(0.49, 0.48, 0.44)[:channels],
         std=(0.2, 0.25, 0.26)[:channels],
         seed=draw(st.integers(0, 2**40)),
-        crop_padding=draw(st.integers(0, 4)),
-        flip=draw(st.booleans()),
+        crop_padding=draw(st.integers(0, 4 if fill == "zero" else min(4, height - 1, width - 1))),
+        crop_fill=fill,
+        **flip,
         cutout=draw(st.integers(0, 6)),
         image_size=draw(st.sampled_from([0, 0, 7])),
     )
@@ -28,6 +33,10 @@ def cases(draw: st.DrawFn) -> tuple[Augment, Tensor, Tensor, int]:
     generator = np.random.default_rng(draw(st.integers(0, 1000)))
     images = generator.integers(0, 256, (len(ids), channels, height, width), dtype=np.uint8)
     return augment, torch.from_numpy(images), torch.tensor(ids), draw(st.integers(0, 50))
+
+
+def mirror(at: int, size: int) -> int:
+    return -at if at < 0 else 2 * (size - 1) - at if at >= size else at
 
 
 def slowly(augment: Augment, image: np.ndarray, sample: int, epoch: int) -> np.ndarray:
@@ -40,12 +49,17 @@ def slowly(augment: Augment, image: np.ndarray, sample: int, epoch: int) -> np.n
     pad = augment.crop_padding
     y, x = (draw("crop-y", 2 * pad + 1) - pad, draw("crop-x", 2 * pad + 1) - pad) if pad else (0, 0)
     mirrored = augment.flip and draw("flip", 2) == 1
+    if augment.alternate_flip:
+        first = int(integers_np(stream(augment.seed, "flip", 0), np.array([sample]), 2)[0])
+        mirrored = (first + epoch) % 2 == 1
     top = draw("cutout-y", height) - augment.cutout // 2
     left = draw("cutout-x", width) - augment.cutout // 2
     out = np.zeros(image.shape)
     for row in range(height):
         for column in range(width):
             from_row, from_column = row + y, (width - 1 - column if mirrored else column) + x
+            if augment.crop_fill == "reflect":
+                from_row, from_column = (mirror(at, n) for at, n in ((from_row, height), (from_column, width)))
             inside = 0 <= from_row < height and 0 <= from_column < width
             cut = augment.cutout and top <= row < top + augment.cutout and left <= column < left + augment.cutout
             for channel in range(channels):
@@ -81,6 +95,20 @@ def test_a_samples_bits_do_not_depend_on_its_batch(
     for position in range(len(ids)):
         alone = augment(images[position : position + 1], ids[position : position + 1], epoch)
         assert torch.equal(alone[0], whole[position])
+
+
+@given(case=cases(), dtype=st.sampled_from([torch.uint8, torch.float32, torch.float64, torch.bfloat16]))
+@settings(deadline=None)
+def test_rows_and_pixels_are_cropped_alike(case: tuple[Augment, Tensor, Tensor, int], dtype: torch.dtype) -> None:
+    """A CPU copies rows, any other device gathers pixels."""
+    augment, images, ids, epoch = case
+    typed = images.to(dtype)
+    pixels = augment._crop_pixels(typed, ids, epoch)
+    if dtype == torch.bfloat16:  # numpy has no such type
+        plain = replace(augment, cutout=0, image_size=0)
+        assert torch.equal(plain(typed, ids, epoch), pixels)
+    else:
+        assert torch.equal(augment._crop_rows(typed, ids, epoch), pixels)
 
 
 @given(case=cases())

@@ -11,6 +11,7 @@ from PIL import Image
 from torchvision.transforms import RandomResizedCrop, v2
 
 from lockstep.config import DataConfig
+from lockstep.data import folder
 from lockstep.data.folder import EXTENSIONS, centre_crop, crop_box, decode, load_folders
 from lockstep.data.sources import load
 from lockstep.errors import UserError
@@ -125,7 +126,7 @@ def test_the_centre_crop_is_torchvisions(height, width, size):
 def decoded(image, kind, **options):
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
-    return torch.from_numpy(np.array(decode(buffer.getvalue()))).permute(2, 0, 1)
+    return decode(buffer.getvalue())
 
 
 def test_every_mode_decodes_to_rgb():
@@ -152,6 +153,27 @@ def test_every_mode_decodes_to_rgb():
     deep = decoded(Image.fromarray(np.full((4, 5), 77 * 256 + 9, np.uint16)), "PNG")
     assert deep.shape == (3, 4, 5)
     assert deep.unique().tolist() == [77]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}], ids=str)
+def test_a_jpeg_has_pillows_bits(mode, options, monkeypatch):
+    by_torchvision, decode_jpeg = [], folder._decode_jpeg
+
+    def noted(data):
+        by_torchvision.append(decode_jpeg(data))
+        return by_torchvision[-1]
+
+    monkeypatch.setattr(folder, "_decode_jpeg", noted)
+    pixels = np.random.default_rng(0).integers(0, 256, (41, 58, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **options)
+    ours = decode(buffer.getvalue())
+    theirs = np.array(Image.open(buffer).convert("RGB")).transpose(2, 0, 1)
+    assert np.array_equal(ours.numpy(), theirs)
+    assert [found.shape[0] for found in by_torchvision] == [{"L": 1, "RGB": 3, "CMYK": 4}[mode]]
+    monkeypatch.setattr(folder, "_decode_jpeg", None)
+    assert torch.equal(decode(buffer.getvalue()), ours)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

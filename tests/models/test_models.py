@@ -36,6 +36,8 @@ def _build(name: str, channels: int = 3, size: int = 32, classes: int = 7) -> nn
         ("lenet5", 1, 41),
         ("resnet18_cifar", 3, 32),
         ("resnet34_cifar", 1, 28),
+        ("speed_net", 3, 32),
+        ("speed_net", 1, 28),
         ("resnet18", 3, 32),
         ("mobilenet_v3_small", 1, 32),
         ("regnet_y_400mf", 3, 40),
@@ -53,7 +55,27 @@ def test_a_model_maps_its_images_to_logits_and_learns_from_them(name: str, chann
     logits = model(torch.randn(2, channels, size, size))
     assert logits.shape == (2, 7)
     F.cross_entropy(logits, torch.tensor([0, 6])).backward()
-    assert all(p.grad is not None for p in model.parameters())
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(3, 32), (1, 12)])
+def test_whitened_patches_are_uncorrelated_and_nothing_trains_the_filters(channels: int, size: int) -> None:
+    model = _build("speed_net", channels, size)
+    generator = torch.Generator().manual_seed(0)
+    smooth = torch.randn(200, channels, size + 2, size + 2, generator=generator)
+    images = F.avg_pool2d(smooth, 3, stride=1) * 3  # neighbours look alike, as in photographs
+    model.fit_to(images)
+    first = model.whiten(images).detach().transpose(0, 1).flatten(1)
+    half = len(first) // 2
+    assert torch.equal(first[:half], -first[half:])
+    covariance = (first[:half] @ first[:half].T / first.shape[1]).fill_diagonal_(0)
+    assert covariance.abs().max() < 0.01
+    assert ((first[:half] ** 2).mean(1) > 0.9).all()
+    before = model.whiten.weight.clone()
+    F.cross_entropy(model(images), torch.zeros(200, dtype=torch.int64)).backward()
+    assert model.whiten.weight.grad is None
+    assert model.whiten.bias.grad.abs().sum() > 0
+    assert torch.equal(model.whiten.weight, before)
 
 
 def test_every_own_name_is_listed_and_known() -> None:

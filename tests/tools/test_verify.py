@@ -235,7 +235,7 @@ def test_bad_flags_end_with_2(
 
 
 def test_verify_takes_the_flags_of_train() -> None:
-    from lockstep.cli import _parse
+    from lockstep.commands import _parse
     from lockstep.recipes import recipe
 
     words = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--shards", "8", "--threads", "2", "--data-dir", "d"]

@@ -16,7 +16,7 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader, fetcher
 from lockstep.parallel.ddp import parallelize
-from lockstep.training.evaluation import _sums, evaluate
+from lockstep.training.evaluation import _sums, averaged, evaluate
 from lockstep.world import World
 from tests.ranks import run_ranks
 
@@ -186,3 +186,21 @@ def test_float64_outputs_keep_their_bits() -> None:
     assert evaluate(model, loader(images(9), SINGLE, 9), SINGLE).loss == pytest.approx(
         F.cross_entropy(outputs, labels).item(), abs=1e-13
     )
+
+
+@pytest.mark.parametrize("tta", ["mirror", "shift"])
+def test_the_mean_over_views_is_the_same_for_the_mirror_image(tta: str) -> None:
+    model = network().eval()
+    pixels = torch.randn(7, 1, 5, 5)
+    with torch.no_grad():
+        plain, found = (averaged(model, pixels, kind) for kind in ("none", tta))
+        assert torch.equal(plain, model(pixels))
+        assert not torch.allclose(found, plain)
+        if tta == "mirror":
+            torch.testing.assert_close(found, averaged(model, pixels.flip(3), tta))
+        flat = torch.ones(7, 1, 5, 5)  # looks the same from everywhere
+        torch.testing.assert_close(averaged(model, flat, tta), model(flat))
+    data = images(9)
+    one, other = (evaluate(model, loader(data, SINGLE, size), SINGLE, tta=tta) for size in (4, 9))
+    assert (one.top1, one.count) == (other.top1, 9)
+    assert evaluate(model, loader(data, SINGLE, 4), SINGLE).loss != one.loss

@@ -39,6 +39,7 @@ def _rates(scheduler: lr_scheduler.LRScheduler, steps: int) -> list[float]:
         ("step", lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
         ("multistep", lambda o: lr_scheduler.MultiStepLR(o, [2, 5], 0.5)),
         ("cosine", lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=8)),
+        ("linear", lambda o: lr_scheduler.LinearLR(o, start_factor=1.0, end_factor=0.0, total_iters=8)),
     ],
 )
 def test_epochs_begin_at_the_rates_of_torchs_schedulers(schedule: str, make: object) -> None:

@@ -14,12 +14,13 @@ from typing import Any, Literal
 from tyro.conf import Fixed
 
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
-from lockstep.config.experiment import DataConfig, ModelConfig, OptimConfig, OptimizerName, ScheduleName
+from lockstep.config.experiment import OPTIMIZERS, DataConfig, ModelConfig, OptimConfig, ScheduleName
 from lockstep.config.fields import Floats, Ints, Names, require, split_commas
 from lockstep.config.plain import from_plain
 
 __all__ = [
     "LOG_MIRRORS",
+    "OPTIMIZERS",
     "Config",
     "DataConfig",
     "Execution",
@@ -29,7 +30,6 @@ __all__ = [
     "ModelConfig",
     "Names",
     "OptimConfig",
-    "OptimizerName",
     "Precision",
     "Recovery",
     "ScheduleName",
@@ -57,6 +57,8 @@ class Config:
     """Seed of weights, order, augmentation and dropout."""
     precision: Precision = "fp32"
     """fp32, tf32 (NVIDIA GPUs), or autocast to bf16 or fp16 (fp16 with a gradient scaler)."""
+    tta: Literal["none", "mirror", "shift"] = "none"
+    """Evaluate on means of logits: of an image and its mirror image; shift: of those moved by a pixel both ways too."""
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """A loss or gradient that is not finite: stop; skip that update; or go back and leave the batch out."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -49,6 +49,8 @@ class Execution:
     """resident: in memory, batched; streaming: worker processes; auto: resident where the set fits."""
     eval_batch_size: int = 250
     """Images per forward pass in evaluation."""
+    eval_every: int = 1
+    """Epochs between two evaluations; the last epoch has one in any case."""
     log: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
     """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb."""
     log_every: int = 10
@@ -60,7 +62,7 @@ class Execution:
             if name not in LOG_MIRRORS:
                 raise unknown("log", name, LOG_MIRRORS, "Separate several with commas, as --log csv,tensorboard.")
         require(self.nproc == "auto" or self.nproc >= 1, f"--nproc {self.nproc} starts no process", "Use 1 or more.")
-        for name in ("nnodes", "eval_batch_size", "log_every"):
+        for name in ("nnodes", "eval_batch_size", "eval_every", "log_every"):
             flag = name.replace("_", "-")
             require(getattr(self, name) >= 1, f"--{flag} {getattr(self, name)} is not positive", "Use 1 or more.")
         for name in ("workers", "threads"):

@@ -6,14 +6,15 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from lockstep.config.fields import Floats, require, require_finite
+from lockstep.errors import unknown
 
-OptimizerName = Literal["sgd", "adam", "adamw", "adadelta", "muon"]
-ScheduleName = Literal["constant", "step", "multistep", "cosine", "one-cycle"]
+OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta", "muon")
+ScheduleName = Literal["constant", "linear", "step", "multistep", "cosine", "one-cycle"]
 
 # written out, because importing the models costs seconds and help should not; a test holds the two equal
 _MODEL_HELP = (
     "Ours: digits_net, lenet5, mlp, mnist_net, resnet18_cifar, resnet34_cifar, resnet50_cifar, resnet101_cifar, "
-    "resnet152_cifar; or any of torchvision's (resnet18, vit_b_16, ...) or timm's; or package.module:factory."
+    "resnet152_cifar, speed_net; any of torchvision's (resnet18, vit_b_16, ...) or timm's; or package.module:factory."
 )
 
 
@@ -27,8 +28,12 @@ class DataConfig:
     """Train on this part of the set: a random subset by --seed, the same on any number of processes."""
     crop_padding: int = 0
     """Pad by this many pixels and crop at random (0: off)."""
+    crop_fill: Literal["zero", "reflect"] = "zero"
+    """What the padding holds: black, or the image mirrored at its edge."""
     flip: bool = False
     """Flip half of the images left to right."""
+    alternate_flip: bool = False
+    """Flip each image in every second epoch instead of at random; one half begins flipped, the other not."""
     cutout: int = 0
     """Blank a random square of this side, in pixels (0: off)."""
     resized_crop: bool = False
@@ -62,6 +67,8 @@ class ModelConfig:
     """Keep images as NHWC in memory: faster convolutions on most hardware."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    """How --compile goes about it: reduce-overhead replays CUDA graphs, max-autotune tries many kernels as well."""
     find_unused_parameters: bool = False
     """Let DDP accept parameters that take no part in the loss (costs a graph walk a step)."""
 
@@ -70,8 +77,8 @@ class ModelConfig:
 class OptimConfig:
     """How the weights move."""
 
-    optimizer: OptimizerName = "sgd"
-    """Muon takes the matrices and convolutions; AdamW the rest."""
+    optimizer: str = "sgd"
+    """sgd, adam, adamw, adadelta, muon (matrices and convolutions; AdamW for the rest), or package.module:factory."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
     """Peak learning rate, meant for batches of --base-batch-size."""
     momentum: float = 0.9
@@ -103,6 +110,8 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         require_finite(self)
+        if self.optimizer not in OPTIMIZERS and ":" not in self.optimizer:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS, "Your own is package.module:factory.")
         require(self.lr > 0, f"--lr {self.lr} is not positive", "Give a positive learning rate, as 0.1.")
         require(self.warmup_epochs >= 0, f"--warmup-epochs {self.warmup_epochs} is negative", "Use 0 for none.")
         require(self.step_epochs > 0, f"--step-epochs {self.step_epochs} is not positive", "Give epochs, as 1.")

@@ -1,17 +1,19 @@
 """Augmentation of a whole batch at once, each draw keyed by (seed, epoch, sample id).
 
-The result for a sample is bit-equal on any rank, in any batch and from any loader: offsets are integers from
-`lockstep.randomness`, pixels are gathered, and normalisation is one multiplication and one addition a pixel.
+The result for a sample is bit-equal on any rank, in any batch, on any device and from any loader: offsets are integers
+from `lockstep.randomness`, pixels are copied, and normalisation is one multiplication and one addition a pixel.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
-from lockstep.randomness import integers, stream
+from lockstep.randomness import integers, integers_np, stream
 
 
 @lru_cache
@@ -32,8 +34,10 @@ class Augment:
     Args:
         mean, std: per channel, of pixel values in [0, 1].
         seed: the run's seed.
-        crop_padding: pad with zeros by so many pixels and crop back at random.
+        crop_padding: pad by so many pixels and crop back at random.
+        crop_fill: "zero", or "reflect": the padding mirrors the image at its edge, which it does not repeat.
         flip: mirror half of the images.
+        alternate_flip: mirror an image in every second epoch; which half begins is drawn once.
         cutout: side in pixels of a square set to the mean.
         image_size: side of the output in pixels (0: as stored), bilinear.
     """
@@ -42,7 +46,9 @@ class Augment:
     std: tuple[float, ...]
     seed: int = 0
     crop_padding: int = 0
+    crop_fill: str = "zero"
     flip: bool = False
+    alternate_flip: bool = False
     cutout: int = 0
     image_size: int = 0
 
@@ -51,8 +57,9 @@ class Augment:
 
         Returns float32 [b, C, S, S]. Floating-point images are taken as normalised already.
         """
-        if epoch is not None and (self.crop_padding or self.flip):
-            images = self._crop_and_flip(images, ids, epoch)
+        if epoch is not None and (self.crop_padding or self.flip or self.alternate_flip):
+            by_rows = images.device.type == "cpu" and images.dtype != torch.bfloat16  # which numpy lacks
+            images = (self._crop_rows if by_rows else self._crop_pixels)(images, ids, epoch)
         out = self._normalise(images) if images.dtype == torch.uint8 else images
         if epoch is not None and self.cutout:
             out = self._cut_out(out, ids, epoch)
@@ -65,18 +72,50 @@ class Augment:
         # two roundings, never a fused multiply-add: a vector loop and its scalar tail then agree on every bit
         return images.to(torch.float32).mul_(scale).add_(shift)
 
-    def _crop_and_flip(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+    def _crop_rows(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
+        """On a CPU: whole rows are copied, without an index a pixel; nearly twice as fast there as `_crop_pixels`."""
+        b, c, h, w = images.shape
+        pad, samples = self.crop_padding, ids.numpy()
+        padded = self._padded(images).numpy()
+        top = integers_np(stream(self.seed, "crop-y", epoch), samples, 2 * pad + 1)
+        left = integers_np(stream(self.seed, "crop-x", epoch), samples, 2 * pad + 1)
+        mirrored = integers_np(self._flip_key(epoch), samples, 2) ^ (epoch % 2 if self.alternate_flip else 0)
+        if not (self.flip or self.alternate_flip):
+            mirrored[:] = 0
+        out = np.empty(images.shape, padded.dtype)
+        s = padded.strides
+        crops = as_strided(padded, (b, 2 * pad + 1, 2 * pad + 1, c, h, w), (s[0], s[2], s[3], s[1], s[2], s[3]))
+        for flipped, view in enumerate((crops, crops[..., ::-1])):
+            here = np.flatnonzero(mirrored == flipped)
+            out[here] = view[here, top[here], left[here]]
+        return torch.from_numpy(out)
+
+    def _flip_key(self, epoch: int) -> int:
+        return stream(self.seed, "flip", 0 if self.alternate_flip else epoch)
+
+    def _padded(self, images: Tensor) -> Tensor:
+        """Images with `crop_padding` more pixels on each side: [b, C, H + 2 pad, W + 2 pad]."""
+        pad = self.crop_padding
+        if self.crop_fill == "zero":
+            return F.pad(images, (pad, pad, pad, pad))
+        for dim in (2, 3):  # torch's own reflection takes no uint8
+            size = images.shape[dim]
+            index = torch.arange(-pad, size + pad, device=images.device).abs()
+            images = images.index_select(dim, size - 1 - (size - 1 - index).abs())
+        return images
+
+    def _crop_pixels(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
         b, c, h, w = images.shape
         pad = self.crop_padding
         rows = torch.arange(h, device=ids.device).expand(b, h)
         columns = torch.arange(w, device=ids.device).expand(b, w)
         if pad:
-            images = F.pad(images, (pad, pad, pad, pad))
+            images = self._padded(images)
             rows = rows + integers(stream(self.seed, "crop-y", epoch), ids, 2 * pad + 1)[:, None]
             columns = columns + integers(stream(self.seed, "crop-x", epoch), ids, 2 * pad + 1)[:, None]
-        if self.flip:
-            mirrored = integers(stream(self.seed, "flip", epoch), ids, 2).bool()
-            columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        if self.flip or self.alternate_flip:
+            mirrored = integers(self._flip_key(epoch), ids, 2) ^ (epoch % 2 if self.alternate_flip else 0)
+            columns = torch.where(mirrored.bool()[:, None], columns.flip(1), columns)
         # one gather over all pixels of the batch; an index a pixel, shared by the channels
         index = (rows[:, :, None] * images.shape[3] + columns[:, None, :]).reshape(b, 1, h * w).expand(b, c, h * w)
         return images.flatten(2).gather(2, index).view(b, c, h, w)

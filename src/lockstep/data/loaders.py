@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lockstep.data.ahead import ahead, has_streams, to_device
 from lockstep.data.augment import Augment
 from lockstep.data.sources import ArraySet, ImageSet
 from lockstep.errors import UserError
@@ -22,7 +24,7 @@ from lockstep.world import World, share_of
 Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that would take three times as long to make
 class Batch:
     """This rank's part of one step's global batch."""
 
@@ -94,21 +96,25 @@ class TrainLoader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from step `start` on."""
         planned: deque[tuple[np.ndarray, list[Piece]]] = deque()  # steps asked for and not yet delivered, in order
-        steps, cut = self.order.steps(epoch, start), self.pieces
+        steps, cut = self.order.steps(epoch, start), lru_cache(self.pieces)  # two counts an epoch at most
 
         def requests() -> Iterator[Request]:  # without self, which holds who reads this: see through_workers
             for ids in steps:
                 pieces = cut(len(ids))
                 planned.append((ids, pieces))
-                # a rank without a piece asks for no sample, and its turn must not be lost
-                yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
+                if len(pieces) == 1:
+                    yield ids[pieces[0].rows], epoch
+                else:  # a rank without a piece asks for no sample, and its turn must not be lost
+                    yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
 
-        fetched = self.fetch(requests())
+        fetched, augment = self.fetch(requests()), self.augment
+        prepared = ahead(
+            ((augment(images, mine, epoch), labels) for images, labels, mine in fetched), self.world.device
+        )
         for t in range(start, len(self)):
             began = time.perf_counter()
-            images, labels, mine = next(fetched)
+            images, labels = next(prepared)
             ids, pieces = planned.popleft()
-            images = self.augment(images, mine, epoch)
             self.wait_ms += (time.perf_counter() - began) * 1e3
             yield Batch(
                 images=images,
@@ -159,7 +165,7 @@ def resident(images: ArraySet, device: torch.device) -> Fetch:
 
     def from_device(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for ids, _ in requests:
-            mine = torch.from_numpy(ids).to(device, non_blocking=True)
+            mine = to_device(torch.from_numpy(ids), device)
             yield pixels.index_select(0, mine), classes.index_select(0, mine), mine
 
     return from_device
@@ -179,7 +185,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
         batch_size=None,
         num_workers=workers,
         persistent_workers=workers > 0,
-        pin_memory=device.type == "cuda",
+        pin_memory=has_streams(device),
         multiprocessing_context=context,
         worker_init_fn=serve,
     )

@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 from lockstep.errors import UserError, unknown
-from lockstep.models import cifar, small
+from lockstep.models import cifar, small, speed
 from lockstep.objects import load_object
 
 _SMALL: dict[str, Callable[[int, int, int], nn.Module]] = {
@@ -19,6 +19,7 @@ _SMALL: dict[str, Callable[[int, int, int], nn.Module]] = {
     "lenet5": small.lenet5,
     "mlp": small.mlp,
     "mnist_net": small.mnist_net,
+    "speed_net": speed.SpeedNet,
 }
 _TIMM = "timm/"
 

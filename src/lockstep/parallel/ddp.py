@@ -128,7 +128,7 @@ class DataParallelSync:
         """Nothing left to do: DDP waits for its buckets at the end of the backward pass."""
 
     def waited_ms(self) -> float | None:
-        """From the end of the backward computation to the last bucket's arrival: DDP's own clocks, over the steps so far.
+        """From the end of the backward computation to the last bucket's arrival, by DDP's own clocks, over all steps.
 
         DDP reads them on the first ten steps and on every hundredth.
         """

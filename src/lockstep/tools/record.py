@@ -59,7 +59,7 @@ def _trace(world: World, job: Job) -> Trace:
     recorder.fill(trace)
     trace.weights_sha256 = weights.digest(run.model)
     if job.evaluate:
-        trace.metrics = evaluate(run.evaluated, run.val, world, config.precision).to_dict()
+        trace.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta).to_dict()
     return trace
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -54,8 +55,16 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     data, execution = config.data, config.execution
     order = Order(len(images), config.batch_size, config.seed, data.fraction, data.drop_last)
     augment = Augment(
-        images.mean, images.std, config.seed, data.crop_padding, data.flip, data.cutout, data.image_size
-    )  # fmt: skip
+        images.mean,
+        images.std,
+        config.seed,
+        crop_padding=data.crop_padding,
+        crop_fill=data.crop_fill,
+        flip=data.flip,
+        alternate_flip=data.alternate_flip,
+        cutout=data.cutout,
+        image_size=data.image_size,
+    )
     fetch = fetcher(images, world.device, execution.loader, execution.workers)
     loader = TrainLoader(images, order, augment, world, fetch, config.accumulate)
     if config.shards:
@@ -77,6 +86,10 @@ def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
     channels, height, _ = images.shape
     size = config.data.image_size or height
     model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    if fit_to := getattr(model, "fit_to", None):  # a layer computed from the data, as a whitening one
+        first = np.arange(min(5000, len(images)))
+        pixels, _ = images.fetch(first, None)
+        fit_to(Augment(images.mean, images.std, image_size=size)(pixels, torch.from_numpy(first), None))
     if config.model.init:
         load_weights(model, config.model.init)
     model = model.to(world.device)

@@ -35,7 +35,7 @@ def train(config: Config, world: World, folder: Path) -> Outcome:
     with session(config, world, folder) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
-        while live.state.evaluated < config.epochs and not live.stop:
+        while live.state.epochs < config.epochs and not live.stop:
             try:
                 train_epoch(live)
                 if not live.stop:
@@ -52,11 +52,11 @@ def train_epoch(live: Session) -> None:
     Nothing in it waits for the device but log steps, checkpoints and comparisons.
     """
     config, run, state, beat = live.config, live.run, live.state, live.beat
-    start = state.steps - state.evaluated * len(run.train)
+    start = state.steps - state.epochs * len(run.train)
     window = Window(live.world, run, config.execution.log_every)
     compiling = config.model.compile  # the first step may take minutes
     beat.at(state.steps, "loader")
-    for batch in run.train.epoch(state.evaluated, start):
+    for batch in run.train.epoch(state.epochs, start):
         beat.at(state.steps, "forward-backward")
         trained = batch.step not in state.skipped
         if trained:
@@ -88,8 +88,8 @@ def log(live: Session, window: Window) -> None:
     lr = window.batches[-1][2]
     numbers = window.read(tolerant=live.config.on_nonfinite == "skip")
     live.note_written()
-    live.journal.write("step", step=state.steps, epoch=state.evaluated, samples=state.samples, lr=lr, **numbers)
-    live.bar.update(state.steps, state.evaluated + 1, numbers["loss"], lr, numbers["images_per_s"])
+    live.journal.write("step", step=state.steps, epoch=state.epochs, samples=state.samples, lr=lr, **numbers)
+    live.bar.update(state.steps, state.epochs + 1, numbers["loss"], lr, numbers["images_per_s"])
 
 
 def compare(live: Session) -> None:
@@ -100,25 +100,38 @@ def compare(live: Session) -> None:
 
 
 def finish_epoch(live: Session) -> None:
-    """Evaluate on all ranks, keep the weights, and checkpoint where it is time."""
+    """Evaluate on all ranks where it is time, keep the weights, and checkpoint where it is time."""
+    config, state = live.config, live.state
+    last = state.epochs + 1 == config.epochs
+    if last or (state.epochs + 1) % config.execution.eval_every == 0:
+        evaluate_and_keep(live)
+    state.epochs += 1
+    agreed = live.control.agree(state.steps, failed=live.failed, now=True)
+    live.raise_if_write_failed(agreed.failed)
+    if live.keeps and (agreed.checkpoint or agreed.stop or last):
+        live.checkpoint()
+    live.stop = 0 if last else agreed.stop
+
+
+def evaluate_and_keep(live: Session) -> None:
+    """Write the `eval` record and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
     average_buffers(run.model, live.world)
     metrics = evaluate(
-        run.evaluated, run.val, live.world, config.precision, tick=lambda: live.beat.at(state.steps, "evaluation")
+        run.evaluated,
+        run.val,
+        live.world,
+        config.precision,
+        tick=lambda: live.beat.at(state.steps, "evaluation"),
+        tta=config.tta,
     )
-    live.journal.write("eval", epoch=state.evaluated, step=state.steps, **metrics.to_dict())
-    live.bar.say(f"epoch {state.evaluated + 1}/{config.epochs}: {metrics}")
+    live.journal.write("eval", epoch=state.epochs, step=state.steps, **metrics.to_dict())
+    live.bar.say(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
     best = metrics.top1 > state.best_top1
     if best:
         state.best_top1, state.best_step = metrics.top1, state.steps
     if live.world.rank == 0:
-        note = {"epoch": str(state.evaluated), "step": str(state.steps), "top1": repr(metrics.top1)}
+        note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(metrics.top1)}
         for name in ("final", "best") if best else ("final",):
             weights.save(run.evaluated, live.folder / "weights" / f"{name}.safetensors", note)
-    state.metrics, state.evaluated = metrics, state.evaluated + 1
-    agreed = live.control.agree(state.steps, failed=live.failed, now=True)
-    live.raise_if_write_failed(agreed.failed)
-    last = state.evaluated == config.epochs
-    if live.keeps and (agreed.checkpoint or agreed.stop or last):
-        live.checkpoint()
-    live.stop = 0 if last else agreed.stop
+    state.metrics = metrics

@@ -7,16 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
-from lockstep.errors import UserError, unknown
+from lockstep.errors import UserError
+from lockstep.objects import load_object
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
     """The optimizer of a run over the model's trainable parameters, with peak learning rate `lr`.
 
-    Each group holds `initial_lr`, which schedules multiply. On CUDA, SGD, Adam and AdamW run as one fused kernel.
+    A user's factory is called as factory(model, optim, lr). Each group holds `initial_lr`, which schedules multiply:
+    its own rate as it was made. On CUDA, SGD, Adam and AdamW run as one fused kernel.
 
     Raises:
-        UserError: where no parameter requires a gradient.
+        UserError: where no parameter requires a gradient, or a factory returns no optimizer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -40,10 +42,15 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             optimizer = torch.optim.Adadelta(parameters, lr, weight_decay=decay)
         case "muon":
             optimizer = MuonAdamW(parameters, lr, momentum=momentum, weight_decay=decay, fused=fused)
-        case other:
-            raise unknown("optimizer", other, ("sgd", "adam", "adamw", "adadelta", "muon"))
+        case path:
+            optimizer = load_object(path, "optimizer")(model, optim, lr)
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise UserError(
+                    f"optimizer {path} returned a {type(optimizer).__name__}, not a torch optimizer",
+                    "The factory gets (model, optim, lr) and returns a torch.optim.Optimizer.",
+                )
     for group in optimizer.param_groups:
-        group["initial_lr"] = lr
+        group["initial_lr"] = group["lr"]
     return optimizer
 
 

@@ -20,8 +20,9 @@ def factor(optim: OptimConfig, samples: int, samples_per_epoch: int, epochs: int
     """Learning rate of the next step as a part of the peak, in [0, 1].
 
     `samples` are those seen before the step. A linear warm-up over `optim.warmup_epochs` multiplies the schedule:
-    constant; step and multistep, which drop at epochs counted from the start of the run; cosine, from the end of the
-    warm-up to 0 at the end of the run; one-cycle over the whole run. Beyond the run's end it stays at its last value.
+    constant; linear and cosine, from the end of the warm-up to 0 at the end of the run; step and multistep, which drop
+    at epochs counted from the start of the run; one-cycle over the whole run. Beyond the run's end it stays at its last
+    value.
     """
     total = samples_per_epoch * epochs
     warmup = optim.warmup_epochs * samples_per_epoch
@@ -29,6 +30,8 @@ def factor(optim: OptimConfig, samples: int, samples_per_epoch: int, epochs: int
     match optim.schedule:
         case "constant":
             shape = 1.0
+        case "linear":
+            shape = min(1.0, max(0.0, (total - samples) / (total - warmup))) if warmup < total else 1.0
         case "step":
             # half a sample absorbs the rounding of epochs: 1.1 * 50 > 55
             shape = optim.gamma ** math.floor((samples + 0.5) / (optim.step_epochs * samples_per_epoch))

@@ -208,7 +208,7 @@ def _until_its_end(live: Session) -> Iterator[Session]:
                 live.writer.close(_LAST_WRITE_S)
             live.note_written()
         state = live.state
-        done = state.evaluated >= live.config.epochs
+        done = state.epochs >= live.config.epochs
         stopped = live.stop or isinstance(raised, KeyboardInterrupt | SystemExit)
         live.journal.write(
             "end",

@@ -16,7 +16,7 @@ class State:
     steps: int = 0  # taken or skipped: the position in the order
     samples: int = 0  # trained on
     ledger: bytes = EMPTY_LEDGER
-    evaluated: int = 0  # epochs
+    epochs: int = 0  # that are over
     metrics: Metrics | None = None  # of the newest evaluation
     best_top1: float = -1.0
     best_step: int = 0

@@ -10,7 +10,8 @@ from lockstep.watch.journal import Mirror, Record
 
 _PACKAGES = ("tensorboard", "wandb")
 _CSV_COLUMNS = (
-    "kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "comm_wait_ms", "top1", "top5", "count"
+    "kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "comm_wait_ms", "top1", "top5",
+    "count",
 )  # fmt: skip
 
 

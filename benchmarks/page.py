@@ -1,0 +1,96 @@
+"""One page of all results: docs/benchmarks.md out of benchmarks/results/*.json.
+
+    python benchmarks/page.py [--results DIR] [--out FILE]
+
+A result file holds its tables under the key "tables" (common.table) and where they were taken under "environment".
+Results of one environment stand under it, in the order of ORDER.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, cell
+
+OUT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+ORDER = ("overhead", "throughput", "data", "order", "features", "exact", "checkpoint", "predict", "cifar_speed", "gpu")
+HEAD = """# Benchmarks
+
+Each table was made by one command, named under it; the figures with their environment are in
+[benchmarks/results](../benchmarks/results). `python benchmarks/page.py` writes this page.
+
+Sides that train have the same initial weights, order of samples, batch, optimizer and number of threads, and their
+weights are compared before the timing. Sides take turns, in rounds, and a ratio is the median of the rounds' ratios
+with its 95 % bootstrap interval in brackets, because absolute times on shared machines are only a hint. The noise
+floor is a side against itself, measured in the same way: a ratio inside it says that no difference was seen.
+"""
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """A table (common.table) as Markdown, with its notes."""
+    columns = found["columns"]
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *found["rows"]]
+    text = "\n".join("| " + " | ".join(cell(value).replace("|", "\\|") for value in line) + " |" for line in lines)
+    return "\n\n".join([f"### {found['title']}", text, *found["notes"]])
+
+
+def place(stem: str) -> tuple[int, str]:
+    """Results stand in the order of ORDER, by the beginning of their names; others come last."""
+    return next((i for i, name in enumerate(ORDER) if stem.startswith(name)), len(ORDER)), stem
+
+
+def described(environment: Mapping[str, Any]) -> str:
+    """An environment as a line."""
+    words = [environment.get("cpu", "")]
+    if environment.get("device", "cpu") != "cpu":
+        words.append(environment["device"])
+    words.append(f"{environment['cores']} cores" if "cores" in environment else "")
+    names = [name for name in environment if name not in ("cpu", "device", "cores")]
+    return ", ".join(filter(None, [*words, *(f"{name} {environment[name]}" for name in names)]))
+
+
+def script(stem: str) -> str:
+    """The script that makes a result: the file whose name the result's begins with."""
+    names = sorted((path.stem for path in Path(__file__).parent.glob("*.py")), key=len, reverse=True)
+    return next((name for name in names if stem.replace("-", "_").startswith(name)), stem)
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page of results by file name (without .json)."""
+    places: dict[str, list[str]] = {}
+    for stem in sorted(results, key=place):
+        places.setdefault(described(results[stem].get("environment", {})), []).append(stem)
+    parts = [HEAD]
+    for environment, stems in places.items():
+        parts.append(f"## {environment or 'Environment not recorded'}\n")
+        for stem in stems:
+            parts += [markdown(each) + "\n" for each in results[stem]["tables"]]
+            peers = results[stem].get("peers", {})
+            versions = f" With {', '.join(f'{name} {version}' for name, version in peers.items())}." if peers else ""
+            file = f"[{stem}.json](../benchmarks/results/{stem}.json)"
+            parts.append(f"`python benchmarks/{script(stem)}.py`, {file}.{versions}\n")
+    return "\n".join(parts)
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """All results that have tables; says which have none."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    for stem in [stem for stem, result in found.items() if "tables" not in result]:
+        print(f"{stem}.json has no tables: left out")
+        del found[stem]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    args.out.write_text(page(read(args.results)), encoding="utf-8")
+    print(f"written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()

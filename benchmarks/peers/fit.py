@@ -1,0 +1,71 @@
+"""Lockstep's whole training path: order, loader, ledger, journal, progress, heartbeat, all that is on by default.
+
+A timed segment is an epoch of a run of its own; assembling, the evaluation and the last checkpoint are not in it.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.training import assemble, loop
+from lockstep.world import World
+from peers.lockstep import world
+from peers.task import STEPS_OF_VECTORS, Side, Task, data_dir, dataset, make_model, model_name, optim
+
+
+def epoch_seconds(config: Config, here: World) -> float:
+    """Seconds of a one-epoch run's `train_epoch`, in a folder of its own."""
+    found: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="lockstep-benchmark-") as folder, replaced(loop, "train_epoch") as epoch:
+
+        def clocked(live: loop.Session) -> None:
+            began = time.perf_counter()
+            epoch(live)
+            found.append(time.perf_counter() - began)
+
+        loop.train_epoch = clocked
+        (Path(folder) / "weights").mkdir()
+        loop.train(config, here, Path(folder))
+    return sum(found)
+
+
+class replaced:
+    """A module's function, put back afterwards."""
+
+    def __init__(self, module: object, name: str) -> None:
+        self.module, self.name, self.was = module, name, getattr(module, name)
+
+    def __enter__(self) -> Callable[..., object]:
+        return self.was
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.module, self.name, self.was)
+
+
+def build(task: Task) -> Side:
+    here = world(task.threads)
+    model = make_model(task)
+
+    def made(*_: object) -> nn.Module:  # goes on with the weights of the segment before, as the other sides do
+        return model
+
+    def run(steps: int) -> float:
+        used = steps / STEPS_OF_VECTORS
+        config = Config(
+            epochs=1,
+            batch_size=task.batch,
+            precision=task.precision,
+            data=DataConfig(dataset=dataset(task), fraction=used, drop_last=True),
+            model=ModelConfig(model=model_name(task)),
+            optim=optim(task),
+            execution=Execution(nproc=1, device="cpu", threads=task.threads, data_dir=data_dir(task)),
+        )
+        with replaced(assemble, "build_model"):
+            assemble.build_model = made
+            return epoch_seconds(config, here)
+
+    return Side(model, run)

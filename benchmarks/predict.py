@@ -1,0 +1,245 @@
+"""`lockstep predict` against real runs: N = 2, one thread each, over the loopback and over links of known rates.
+
+    python benchmarks/predict.py [--links loopback,1gbit,100mbit] [--recipes mnist,cifar10] [--rounds 1]
+
+The limited links are a pair of virtual Ethernet devices between two network namespaces, both ends behind a token
+bucket: that needs root, `ip` and `tc`, and is left out with a word where they are missing. In each case `lockstep
+predict` measures in the two namespaces what it needs (with --nnodes 2), and then `lockstep train` runs in them. Prints
+predicted and measured step times side by side and writes benchmarks/results/predict.json. Namespaces and processes are
+gone afterwards, also after Ctrl-C.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import write
+
+BATCHES = {"mnist": 200, "cifar10": 64, "digits": 64}
+LINKS = {
+    "loopback": "",
+    "1gbit": "rate 1gbit burst 128kb latency 400ms",
+    "100mbit": "rate 100mbit burst 64kbit latency 400ms",
+}
+AIM = 0.15
+_STEPS = {"mnist": 60, "cifar10": 15, "digits": 60}  # of the real run, after the first record
+_EVERY = 5  # steps in a record of the journal
+_PATIENCE_S = 240.0  # for one command
+_GRACE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a process runs: a namespace, or this machine itself."""
+
+    prefix: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def two_hosts(limit: str) -> Iterator[list[Host]]:
+    """Two network namespaces with a limited link between them; gone afterwards, with all that runs in them."""
+    mark = f"ls{os.getpid()}"
+    names = [f"{mark}a", f"{mark}b"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        hosts = []
+        for rank, name in enumerate(names):
+            ip("-n", name, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", name)
+            for device in ("lo", name):
+                ip("-n", name, "link", "set", device, "up")
+            inside = ("ip", "netns", "exec", name)
+            subprocess.run(
+                [*inside, "tc", "qdisc", "replace", "dev", name, "root", "tbf", *limit.split()],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            flags = ("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "10.77.0.1", "--master-port", "29577")
+            hosts.append(Host(inside, {"GLOO_SOCKET_IFNAME": name}, flags))
+        yield hosts
+    finally:
+        for name in names:
+            for pid in _inside(name):
+                os.kill(pid, signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)  # the link goes with it
+
+
+def _inside(name: str) -> list[int]:
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+class Commands:
+    """One command on each host; all are ended on leaving."""
+
+    def __init__(self, hosts: Sequence[Host], *words: str) -> None:
+        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = [sys.executable, "-m", "lockstep", *words]
+        self.started = [
+            subprocess.Popen(
+                [*host.prefix, *command, *host.flags],
+                env={**os.environ, **host.environment},
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            for host in hosts
+        ]
+
+    def __enter__(self) -> "Commands":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_S
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.stop(signal.SIGKILL)
+        self.output.close()
+
+    @property
+    def running(self) -> bool:
+        return any(process.poll() is None for process in self.started)
+
+    def stop(self, number: signal.Signals) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+
+    def wait(self) -> None:
+        """Until all have ended; a failure is an error."""
+        deadline = time.monotonic() + _PATIENCE_S
+        for process in self.started:
+            if process.wait(max(0.1, deadline - time.monotonic())):
+                raise RuntimeError(f"exit code {process.returncode}: {self.said()}")
+
+    def said(self) -> str:
+        self.output.seek(0)
+        return self.output.read()[-3000:]
+
+
+def predicted(hosts: Sequence[Host], recipe: str, flags: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The report of `lockstep predict`, as JSON."""
+    out = folder / "predict.json"
+    words = ["predict", recipe, *flags, "--out", str(out), "--nproc", "1,2"]
+    with Commands(hosts, *words) as commands:
+        commands.wait()
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
+
+
+def measured(hosts: Sequence[Host], recipe: str, flags: Sequence[str], folder: Path) -> list[float]:
+    """Milliseconds of a step in each record of a real run's journal but the first."""
+    nproc = str(2 // len(hosts))
+    records = 1 + _STEPS[recipe] // _EVERY
+    out = folder / "run"
+    words = ["train", recipe, *flags, "--nproc", nproc, "--out", str(out), "--log-every", str(_EVERY)]
+    found: list[float] = []
+    with Commands(hosts, *words, "--checkpoint-every", "0") as commands:
+        deadline = time.monotonic() + _PATIENCE_S
+        while len(found) < records:
+            if time.monotonic() > deadline or not commands.running:
+                raise RuntimeError(f"the run got as far as {len(found)} records: {commands.said()}")
+            time.sleep(0.5)
+            found = _steps(out / "journal.jsonl", BATCHES[recipe])
+    shutil.rmtree(out)
+    return found[1:records]
+
+
+def _steps(journal: Path, batch: int) -> list[float]:
+    lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [batch / record["images_per_s"] * 1e3 for record in records if record["kind"] == "step"]
+
+
+def case(link: str, recipe: str, rounds: int, data_dir: str) -> dict[str, Any]:
+    """Predict and run, in turns."""
+    flags = ["--batch-size", str(BATCHES[recipe]), "--threads", "1", "--device", "cpu"]
+    flags += ["--data-dir", str(Path(data_dir).absolute())] if data_dir else []
+    reports, runs = [], []
+    with ExitStack() as stack:
+        hosts = stack.enter_context(two_hosts(LINKS[link])) if LINKS[link] else [Host()]
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-predict-")))
+        for _ in range(rounds):
+            reports.append(predicted(hosts, recipe, flags, folder))
+            runs.append(measured(hosts, recipe, flags, folder))
+    row = [report["rows"][-1] for report in reports]
+    said = statistics.median(r["step_s"] * 1e3 for r in row)
+    real = statistics.median(statistics.median(run) for run in runs)
+    return {
+        "predicted_ms": said,
+        "measured_ms": real,
+        "error": said / real - 1,
+        "predicted_rounds_ms": [r["step_s"] * 1e3 for r in row],
+        "measured_rounds_ms": [statistics.median(run) for run in runs],
+        "compute_ms": statistics.median(r["compute_s"] * 1e3 for r in row),
+        "all_reduce_ms": statistics.median(r["all_reduce_s"] * 1e3 for r in row),
+        "exposed_ms": statistics.median(r["exposed_s"] * 1e3 for r in row),
+        "bottleneck": row[-1]["bottleneck"],
+        "link": reports[-1]["link"],
+    }
+
+
+def describe(row: dict[str, Any]) -> str:
+    """A case in one line."""
+    parts = f"compute {row['compute_ms']:.1f}, all-reduce {row['all_reduce_ms']:.1f}, exposed {row['exposed_ms']:.1f}"
+    sides = f"predicted {row['predicted_ms']:8.1f} ms   measured {row['measured_ms']:8.1f} ms"
+    return f"{sides}   error {row['error']:+6.1%}   ({parts})"
+
+
+def missing() -> str:
+    """Why there can be no limited link here; empty where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    absent = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    return f"no {' and no '.join(absent)} here (Debian's iproute2 has them)" if absent else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", default=",".join(LINKS))
+    parser.add_argument("--recipes", default="mnist,cifar10")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--data-dir", default="")
+    parser.add_argument("--json", default="", help="write here instead, without the environment")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is open is closed
+    lacking, rows = missing(), {}
+    for link in args.links.split(","):
+        if LINKS[link] and lacking:
+            print(f"{link}: not measured: {lacking}")
+            continue
+        for recipe in args.recipes.split(","):
+            row = rows[f"{recipe}, batch {BATCHES[recipe]}, {link}"] = case(link, recipe, args.rounds, args.data_dir)
+            print(f"{recipe:8} {link:9} {describe(row)}", flush=True)
+    within = sum(abs(row["error"]) <= AIM for row in rows.values())
+    print(f"{within} of {len(rows)} within {AIM:.0%}")
+    result = {"processes": 2, "threads": 1, "rounds": args.rounds, "aim": AIM, "rows": rows}
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    else:
+        write("predict", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`lockstep compare`: strategies and numbers of processes, measured under equal conditions."""

@@ -1,0 +1,1 @@
+"""`lockstep predict`: what N processes would give, from short measurements and the alpha-beta model."""

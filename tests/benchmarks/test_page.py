@@ -1,0 +1,74 @@
+"""Tables keep what they are given, and the page shows every result once."""
+
+import json
+from pathlib import Path
+
+import exact
+import page
+import pytest
+from common import RESULTS, cell, print_table, table
+from hypothesis import given
+from hypothesis import strategies as st
+
+import checkpoint
+
+CELLS = st.one_of(
+    st.none(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text("abc|1.", max_size=5)
+)
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=4)))
+def test_a_table_is_the_same_after_json_and_shows_every_cell(rows: list[list[object]]) -> None:
+    made = table("title", [f"c{i}" for i in range(len(rows[0]))], rows, ["note"])
+    assert json.loads(json.dumps(made)) == made
+    lines = page.markdown(made).splitlines()
+    body = [line for line in lines if line.startswith("|")][2:]
+    assert len(body) == len(rows)
+    for line, row in zip(body, rows, strict=True):
+        for value in row:
+            assert cell(value).replace("|", "\\|") in line
+        assert line.replace("\\|", "").count("|") == len(row) + 1  # no cell breaks the row apart
+
+
+def test_a_torn_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 columns, but a row of 1"):
+        table("t", ["a", "b"], [["x", 1], ["y"]])
+
+
+def test_the_terminal_shows_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    made = table("t", ["side", "us"], [["raw", 55.0], ["lockstep", 1234567]], ["a note"])
+    print_table(made)
+    out = capsys.readouterr().out
+    assert "55" in out
+    assert "1,234,567" in out
+    assert "a note" in out
+    widths = {len(line) for line in out.strip().splitlines()[1:4]}
+    assert len(widths) == 1
+
+
+def test_the_page_has_every_kept_result_and_each_environment_once() -> None:
+    results = page.read(RESULTS)
+    text = page.page(results)
+    for stem, result in results.items():
+        assert f"{stem}.json" in text
+        assert page.described(result.get("environment", {})) in text
+        for each in result["tables"]:
+            assert f"### {each['title']}\n" in text
+    heads = [line for line in text.splitlines() if line.startswith("## ")]
+    assert len(heads) == len(set(heads))
+    for line in text.splitlines():
+        if line.startswith("`python "):
+            assert (RESULTS.parent / line.split("`")[1].split("/")[1]).exists(), line
+
+
+def test_a_result_without_tables_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    (tmp_path / "new.json").write_text(json.dumps({"tables": [table("t", ["a"], [["x"]])]}))
+    assert list(page.read(tmp_path)) == ["new"]
+    assert "old.json has no tables" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "script"), [("exact", exact), ("checkpoint-cpu", checkpoint)])
+def test_kept_tables_are_those_of_the_kept_figures(name: str, script: object) -> None:
+    result = json.loads((RESULTS / f"{name}.json").read_text())
+    assert result["tables"] == script.tables(result)  # type: ignore[attr-defined]
