@@ -27,6 +27,7 @@ FLOORS = {
     "lockstep.world": 1,
     "lockstep.randomness": 1,
     "lockstep.order": 1,
+    "lockstep.memory": 1,
     "lockstep.data": 2,
     "lockstep.models": 2,
     "lockstep.parallel": 2,

@@ -1,7 +1,6 @@
 """Who am I among the processes of a run, and how do we talk."""
 
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
+from lockstep.memory import keep_freed
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LAST_RELEASES_S = 0.1
@@ -133,7 +133,8 @@ def joined(environ: Mapping[str, str] = os.environ) -> bool:
 def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Iterator[World]:
     """Join the run that the environment describes (torchrun's variables), or be a world of one.
 
-    Sets the process's CPU threads and its current device, and leaves the process group at the end.
+    Sets the process's CPU threads, its current device and, where it trains on the CPU, that freed memory is kept;
+    leaves the process group at the end.
 
     Raises:
         UserError: for a torn environment, a missing device, or a group that does not come together.
@@ -142,7 +143,9 @@ def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Itera
     rank, size, local_rank, local_size = (int(environ[k]) for k in _LAUNCHER_VARIABLES[:4]) if grouped else (0, 1, 0, 1)
     device = _device(execution, local_rank, local_size)
     torch.set_num_threads(execution.threads or max(1, cores() // local_size))
-    if device.type != "cpu":
+    if device.type == "cpu":
+        keep_freed()
+    else:
         torch.accelerator.set_device_index(device.index or 0)
     if size == 1:
         yield World(rank, size, local_rank, local_size, device, "none")
@@ -176,14 +179,6 @@ def device_name(device: torch.device) -> str:
         return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     module = torch.get_device_module(device)
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """The most memory that this process has held at once: of the device, or resident on the host for a CPU."""
-    if device.type not in ("cpu", "mps"):
-        return torch.accelerator.max_memory_allocated(device) / 2**30
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / 2**30 if sys.platform == "darwin" else most / 2**20  # bytes there, KiB elsewhere
 
 
 def device_type(execution: Execution) -> str:

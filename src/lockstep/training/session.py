@@ -17,6 +17,7 @@ from lockstep.checkpoint.verified import newest
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config, Interval
 from lockstep.errors import PeerError, UserError
+from lockstep.memory import peak_gib
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.exact import rounding
 from lockstep.training import resume
@@ -29,7 +30,7 @@ from lockstep.watch.heartbeat import Heartbeat, run_store
 from lockstep.watch.journal import Journal
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
-from lockstep.world import World, peak_memory_gib
+from lockstep.world import World
 
 _ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process
@@ -101,7 +102,7 @@ class Session:
             if self.writer is not None:
                 self.writer.close()
             self.note_written()
-            self.peak_memory_gib = [round(peak, 3) for peak in self.world.gather(peak_memory_gib(self.world.device))]
+            self.peak_memory_gib = [round(peak, 3) for peak in self.world.gather(peak_gib(self.world.device))]
 
     def roll_back(self, bad: NonFinite) -> None:
         """Go back to the newest checkpoint, with the batch of the bad step left out from now on."""

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 _PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
+_REDRAW_S = 0.1  # to draw the bar takes a millisecond or two: many steps of a tiny model
 
 
 class ProgressBar:
@@ -17,6 +18,7 @@ class ProgressBar:
         self.enabled, self.live = enabled, enabled and self.console.is_terminal
         self.began = self.said = time.monotonic()
         self.start = done
+        self.drawn = float("-inf")
         if self.live:
             columns = ("[bold]{task.fields[epoch]}", "step {task.completed}/{task.total}", "{task.fields[numbers]}")
             self.bar = Progress(
@@ -34,12 +36,16 @@ class ProgressBar:
         """Show the state after `done` steps; epoch counts from 1."""
         if not self.enabled:
             return
+        now = time.monotonic()
+        if self.live and now - self.drawn < _REDRAW_S and done < self.total:
+            return
         numbers = f"loss {loss:.4f}  lr {lr:.3g}  {images_per_s:,.0f} images/s"
         if self.live:
+            self.drawn = now
             where = f"epoch {epoch}/{self.epochs}"
             self.bar.update(self.task, completed=done, epoch=where, numbers=numbers, refresh=True)
-        elif time.monotonic() - self.said >= _PLAIN_SECONDS:
-            self.said = time.monotonic()
+        elif now - self.said >= _PLAIN_SECONDS:
+            self.said = now
             left = (self.said - self.began) / max(1, done - self.start) * (self.total - done)
             self.say(f"epoch {epoch}/{self.epochs}  step {done}/{self.total}  {numbers}  {left:.0f} s left")
 

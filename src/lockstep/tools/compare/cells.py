@@ -97,7 +97,7 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
     end = records[-1] if records else {}
     if end.get("kind") != "end" or end["status"] != "completed":
         raise NotMeasured(f"the run did not complete: {end.get('error') or end.get('status', 'no end record')}")
-    epochs = max(1, sum(r["kind"] == "eval" for r in records))
+    epochs = 1 + max((r["epoch"] for r in records if r["kind"] == "step"), default=0)
     windows = _windows([r for r in records if r["kind"] == "step"])
     warm = max(WARMUP_STEPS, end["steps"] // epochs if compiled else 0)
     skip = min(sum(w["start"] < warm for w in windows), len(windows) // 2)
