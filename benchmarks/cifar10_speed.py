@@ -42,13 +42,15 @@ def run(seed: int, flags: list[str]) -> dict[str, Any]:
 def tables(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs, their means and spread."""
     top1, seconds = [r["top1"] for r in runs], [r["seconds"] for r in runs]
-    rows = [[str(r["seed"]), f"{r['top1']:.2%}", round(r["seconds"]), round(r["images_per_s"])] for r in runs]
+    rows: list[list[Any]] = [
+        [str(r["seed"]), f"{r['top1']:.2%}", round(r["seconds"]), round(r["images_per_s"])] for r in runs
+    ]
     mean = f"{statistics.mean(top1):.2%}"
     spread = f" (standard deviation {statistics.stdev(top1):.2%})" if len(runs) > 1 else ""
     rows.append(["mean", mean + spread, round(statistics.mean(seconds)), None])
     low, high = interval(seconds)
     notes = [
-        f"Median {statistics.median(seconds):.0f} s [{low:.0f}, {high:.0f}]; {runs[0]['threads']} threads. Seconds hold "
+        f"Median {statistics.median(seconds):.0f} s [{low:.0f}, {high:.0f}]; {runs[0]['threads']} threads. They hold "
         "all epochs and the evaluation; not imports and the reading of the images.",
         "top-1 is over six views of each test image (--tta shift), as in the figures published for airbench94.",
     ]

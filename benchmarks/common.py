@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from lockstep.tools.measured import cpu_name, interval
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,13 +25,6 @@ def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, warmup: in
             if turn >= 0:
                 figures[name].append(figure)
     return figures
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the median."""
-    medians = np.median(np.random.default_rng(0).choice(values, (10_000, len(values))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
@@ -54,7 +47,7 @@ def environment() -> dict[str, Any]:
     versions = {name: found for name in names if (found := _version(name))}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "device": torch.get_device_module(accelerator).get_device_name() if accelerator else "cpu",
         "python": platform.python_version(),
@@ -111,14 +104,3 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _cpu() -> str:
-    """The processor's name, and the widest vector instructions that torch uses on it."""
-    import torch
-
-    named = ""
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{named or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"

@@ -15,7 +15,18 @@ from typing import Any
 from common import RESULTS, cell
 
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-ORDER = ("overhead", "throughput", "data", "order", "features", "exact", "checkpoint", "predict", "cifar10_speed", "gpu")
+ORDER = (
+    "overhead",
+    "throughput",
+    "data",
+    "order",
+    "features",
+    "exact",
+    "checkpoint",
+    "predict",
+    "cifar10_speed",
+    "gpu",
+)
 HEAD = """# Benchmarks
 
 Each table was made by one command, named under it; the figures with their environment are in

@@ -18,7 +18,7 @@ from lockstep.randomness import bits_np, stream
 # A round costs about 12 us for 256 ids. Over tiny ranges 8 rounds leave some permutations visibly rarer (chi-square
 # over all permutations of 5 and 6 items); 16 leave no trace.
 _ROUNDS, _ROUNDS_SMALL, _SMALL = 8, 16, 1024
-_TOGETHER = 2048  # ids computed at once: below it numpy's cost a call outweighs the arithmetic
+_TOGETHER = 256  # ids computed at once: below it numpy's cost a call outweighs the arithmetic
 
 
 def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:

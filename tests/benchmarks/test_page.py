@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import cifar10_speed
 import exact
 import page
 import pytest
@@ -72,3 +73,12 @@ def test_a_result_without_tables_is_named(tmp_path: Path, capsys: pytest.Capture
 def test_kept_tables_are_those_of_the_kept_figures(name: str, script: object) -> None:
     result = json.loads((RESULTS / f"{name}.json").read_text())
     assert result["tables"] == script.tables(result)  # type: ignore[attr-defined]
+
+
+def test_seeds_come_with_their_mean_and_spread() -> None:
+    one = {"images_per_s": 900.0, "threads": 2, "peak_memory_gib": 3.0}
+    runs = [{"seed": seed, "top1": 0.93 + seed / 100, "seconds": 400.0 + seed, **one} for seed in range(3)]
+    *rows, mean = cifar10_speed.tables(runs)[0]["rows"]
+    assert [row[1] for row in rows] == ["93.00%", "94.00%", "95.00%"]
+    assert mean[1:3] == ["94.00% (standard deviation 1.00%)", 401]
+    assert cifar10_speed.tables(runs[:1])[0]["rows"][-1][1] == "93.00%"

@@ -4,7 +4,7 @@ import gc
 import os
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,20 @@ from torch import Tensor
 from lockstep.data import loaders
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, fetcher, micro_batches, resident, streaming
+from lockstep.data.loaders import (
+    Batch,
+    EvalLoader,
+    TrainLoader,
+    fetcher,
+    micro_batches,
+    resident,
+    several_at_once,
+    streaming,
+)
 from lockstep.errors import UserError
 from lockstep.order import Order
+from lockstep.recipes import recipe
+from lockstep.training import assemble
 from lockstep.world import World, share_of
 
 CPU = torch.device("cpu")
@@ -211,3 +222,28 @@ def test_steps_are_asked_for_no_earlier_than_needed() -> None:
     batch = next(loader.epoch(0, start=10**9))
     assert batch.step == 10**9
     assert asked == [256]
+
+
+@given(items=st.lists(st.integers(), max_size=20), count=st.integers(0, 7))
+def test_made_several_at_once_they_are_the_same_and_none_is_made_too_early(items: list[int], count: int) -> None:
+    made: list[int] = []
+
+    def making() -> Iterator[int]:
+        for item in items:
+            made.append(item)
+            yield item
+
+    taken = []
+    for item in several_at_once(making(), count):
+        taken.append(item)
+        assert len(made) - len(taken) < max(1, count)
+    assert taken == items
+
+
+def test_a_reflection_wider_than_the_image_is_refused() -> None:
+    config = recipe("digits")
+    config = replace(config, data=replace(config.data, crop_fill="reflect", crop_padding=8))
+    train_set, _ = assemble.load_data(config, World.single())
+    with pytest.raises(UserError, match="8x8 have no 8 pixels"):
+        assemble.train_loader(config, train_set, World.single())
+    assemble.train_loader(replace(config, data=replace(config.data, crop_padding=7)), train_set, World.single())

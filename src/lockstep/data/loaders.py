@@ -1,12 +1,14 @@
 """From the order to batches on the device: the resident loader (in memory) and the streaming one (worker processes)."""
 
+import math
 import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from lockstep.order import Order
 from lockstep.world import World, share_of
 
 Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
+_T = TypeVar("_T")
+_TOGETHER_BYTES = 1 << 16  # of batches that are made in one go
 
 
 @dataclass(slots=True)  # not frozen: that would take three times as long to make
@@ -111,6 +115,8 @@ class TrainLoader:
         prepared = ahead(
             ((augment(images, mine, epoch), labels) for images, labels, mine in fetched), self.world.device
         )
+        share_bytes = self.order.batch_size // self.world.size * math.prod(self.images.shape) * 4
+        prepared = several_at_once(prepared, _TOGETHER_BYTES // max(1, share_bytes))
         for t in range(start, len(self)):
             began = time.perf_counter()
             images, labels = next(prepared)
@@ -126,6 +132,12 @@ class TrainLoader:
                 step=epoch * len(self) + t,
                 samples=epoch * self.order.samples_per_epoch + t * self.order.batch_size,
             )
+
+
+def several_at_once(items: Iterator[_T], count: int) -> Iterator[_T]:
+    """The same items, made `count` at a time: between two steps of a tiny model each would find the caches cold."""
+    while together := list(islice(items, max(1, count))):
+        yield from together
 
 
 class EvalLoader:

@@ -18,6 +18,7 @@ from lockstep.data import sources
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader, TrainLoader, fetcher, shards
 from lockstep.data.sources import ImageSet
+from lockstep.errors import UserError
 from lockstep.order import Order
 from lockstep.parallel import exact
 from lockstep.parallel.batchnorm import SyncBatchNorm
@@ -53,6 +54,12 @@ def load_data(config: Config, world: World) -> tuple[ImageSet, ImageSet]:
 def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     """The training loader of a config over a set."""
     data, execution = config.data, config.execution
+    if data.crop_fill == "reflect" and data.crop_padding >= min(images.shape[1:]):
+        raise UserError(
+            f"--crop-fill reflect: images of {images.shape[1]}x{images.shape[2]} have no {data.crop_padding} pixels "
+            "beside the edge to reflect",
+            "Use a smaller --crop-padding.",
+        )
     order = Order(len(images), config.batch_size, config.seed, data.fraction, data.drop_last)
     augment = Augment(
         images.mean,

@@ -45,6 +45,18 @@ class Window:
         self.losses.append(loss)
         self.batches.append((batch.step, batch.count, self.run.step.optimizer.param_groups[0]["lr"]))
 
+    def _by_step(self) -> list[list[float]]:
+        """[steps + 1][ranks]: each rank's summed loss in each step, and its wait for others in ms, -1 if unknown."""
+        waited = self.run.step.sync.waited_ms()
+        losses = torch.stack(self.losses)
+        mine = torch.cat([losses, losses.new_full((1,), -1.0 if waited is None else waited)])
+        if self.world.size == 1:
+            return [[number] for number in mine.tolist()]
+        table = torch.zeros(self.world.size, len(mine), dtype=torch.float64, device=self.world.device)
+        table[self.world.rank] = mine
+        by_step: list[list[float]] = self.world.sum(table).t().tolist()
+        return by_step
+
     def read(self, tolerant: bool = False) -> dict[str, Any]:
         """Mean loss, images/s and waits since the last call: waits for the device, and one small all-reduce.
 
@@ -54,11 +66,7 @@ class Window:
             NonFinite: where a loss is not finite, naming step, ranks and learning rate, unless `tolerant`.
         """
         count = len(self.batches)
-        table = torch.zeros(self.world.size, count + 1, dtype=torch.float64, device=self.world.device)
-        table[self.world.rank, :count] = torch.stack(self.losses)
-        waited = self.run.step.sync.waited_ms()
-        table[self.world.rank, count] = -1.0 if waited is None else waited
-        *by_step, waits = self.world.sum(table).t().tolist()  # [steps][ranks], and one more for the waits
+        *by_step, waits = self._by_step()
         for (step, _, lr), losses in zip(self.batches, by_step, strict=True):
             ranks = [rank for rank, loss in enumerate(losses) if loss - loss != 0]
             if ranks and not tolerant:

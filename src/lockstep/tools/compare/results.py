@@ -4,17 +4,15 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from lockstep.tools.measured import cpu_name, interval
 
 FIGURES = (
     "seconds_per_epoch", "total_s", "images_per_s", "speedup", "efficiency", "data_wait", "communication",
     "memory_sum_gib", "memory_largest_gib", "top1",
 )  # fmt: skip
 _ONE_WINDOW = "figures of the step not measured: the run has one log window, which is the warm-up; see --log-every"
-_RESAMPLES = 10_000
 
 
 @dataclass
@@ -30,13 +28,6 @@ class Row:
     command: str = ""  # gives this row's run again
     not_measured: str = ""
     rounds: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by number of the round: cells.measure's result
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the median (percentiles of the medians of resamples; Efron 1979)."""
-    medians = np.median(np.random.default_rng(0).choice(values, (_RESAMPLES, len(values))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def figure(values: Sequence[float | None]) -> dict[str, float | None] | None:
@@ -96,7 +87,7 @@ def environment(cores: int, device: str, devices: int) -> dict[str, Any]:
     import lockstep
 
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": cores,
         "device": device,
         "devices": devices,
@@ -106,14 +97,3 @@ def environment(cores: int, device: str, devices: int) -> dict[str, Any]:
         "torchvision": torchvision.__version__,
         "lockstep": lockstep.__version__,
     }
-
-
-def _cpu() -> str:
-    """The processor's name, and the widest vector instructions that torch uses on it."""
-    import torch
-
-    named = ""
-    if (info := Path("/proc/cpuinfo")).exists():
-        lines = info.read_text(encoding="utf-8").splitlines()
-        named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{named or platform.processor() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
