@@ -30,7 +30,8 @@ from lockstep.data import folder as folders
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import TrainLoader, resident, streaming
+from lockstep.data.fetchers import resident, streaming
+from lockstep.data.loaders import TrainLoader
 from lockstep.order import Order
 from lockstep.randomness import integers_np, stream
 from lockstep.world import World

@@ -12,7 +12,8 @@ from lockstep.data import ahead as module
 from lockstep.data.ahead import ahead
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import TrainLoader, resident, streaming
+from lockstep.data.fetchers import resident, streaming
+from lockstep.data.loaders import TrainLoader
 from lockstep.order import Order
 from lockstep.world import World
 

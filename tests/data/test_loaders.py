@@ -14,19 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.data import loaders
+from lockstep.data import fetchers
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import (
-    Batch,
-    EvalLoader,
-    TrainLoader,
-    fetcher,
-    micro_batches,
-    resident,
-    several_at_once,
-    streaming,
-)
+from lockstep.data.fetchers import fetcher, resident, streaming
+from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, micro_batches, several_at_once
 from lockstep.errors import UserError
 from lockstep.order import Order
 from lockstep.recipes import recipe
@@ -69,7 +61,7 @@ class Files:
         return images.clone(), torch.full((len(ids),), os.getpid())
 
 
-def train_loader(world: World, fetch: loaders.Fetch, accumulate: int = 1, batch: int = 6) -> TrainLoader:
+def train_loader(world: World, fetch: fetchers.Fetch, accumulate: int = 1, batch: int = 6) -> TrainLoader:
     images = numbered()
     return TrainLoader(images, Order(len(images), batch, 1), AUGMENT, world, fetch, accumulate)
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lockstep.checkpoint.weights import digest
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader, fetcher
+from lockstep.data.fetchers import fetcher
+from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.ddp import parallelize
 from lockstep.training.evaluation import _sums, averaged, evaluate
 from lockstep.world import World

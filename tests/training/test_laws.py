@@ -18,7 +18,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from lockstep.config import OptimConfig
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import TrainLoader, fetcher
+from lockstep.data.fetchers import fetcher
+from lockstep.data.loaders import TrainLoader
 from lockstep.order import EMPTY_LEDGER, Order, extend_ledger
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.ddp import parallelize

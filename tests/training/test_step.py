@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.config import OptimConfig
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import Batch, TrainLoader, fetcher, micro_batches
+from lockstep.data.fetchers import fetcher
+from lockstep.data.loaders import Batch, TrainLoader, micro_batches
 from lockstep.errors import UserError
 from lockstep.order import Order
 from lockstep.parallel.ddp import parallelize

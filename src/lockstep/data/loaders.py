@@ -1,29 +1,24 @@
-"""From the order to batches on the device: the resident loader (in memory) and the streaming one (worker processes)."""
+"""From the order to batches on the device: who takes which samples, and in which pieces."""
 
 import math
-import multiprocessing
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lockstep.data.ahead import ahead, has_streams, to_device
+from lockstep.data.ahead import ahead
 from lockstep.data.augment import Augment
-from lockstep.data.sources import ArraySet, ImageSet
-from lockstep.errors import UserError
-from lockstep.lifetime import serve
+from lockstep.data.fetchers import Fetch, Request
+from lockstep.data.sources import ImageSet
 from lockstep.order import Order
 from lockstep.world import World, share_of
 
-Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
 _T = TypeVar("_T")
 _TOGETHER_BYTES = 1 << 16  # of batches that are made in one go
 
@@ -74,9 +69,6 @@ def shards(count: int, total: int, world: World) -> list[Piece]:
     """This rank's shards of a global batch of `count` samples cut into `total`: whole ones, one after the other."""
     cuts = min(total, count)
     return [Piece(v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)]]
-
-
-Fetch = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
 
 
 class TrainLoader:
@@ -162,102 +154,3 @@ class EvalLoader:
         requests = ((np.arange(chunk * size, min(n, (chunk + 1) * size)), None) for chunk in mine)
         for chunk, (images, labels, ids) in zip(mine, self.fetch(requests), strict=True):
             yield chunk, self.augment(images, ids, None), labels
-
-
-def resident(images: ArraySet, device: torch.device) -> Fetch:
-    """Fetch from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise."""
-    if device.type == "cpu":
-
-        def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            for ids, epoch in requests:
-                yield *images.fetch(ids, epoch), torch.from_numpy(ids)
-
-        return from_pages
-    pixels, classes = (tensor.to(device) for tensor in images.load_all())
-
-    def from_device(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for ids, _ in requests:
-            mine = to_device(torch.from_numpy(ids), device)
-            yield pixels.index_select(0, mine), classes.index_select(0, mine), mine
-
-    return from_device
-
-
-def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
-    """Fetch through `workers` processes that stay alive between epochs (0: in this process)."""
-    requested = _Requested()
-    context = None
-    if workers:
-        # fork would copy a process that runs threads (OpenMP, gloo), and a lock held by one stays locked for ever
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", __name__])  # torch is imported once, not once a worker
-    loader: DataLoader[Any] = DataLoader(
-        _Requestable(images),
-        sampler=requested,
-        batch_size=None,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=has_streams(device),
-        multiprocessing_context=context,
-        worker_init_fn=serve,
-    )
-
-    # Nothing here may be part of a reference cycle: to collect one that holds workers takes 5 s for each of them.
-    def through_workers(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        requested.requests = requests
-        for answer in loader:
-            if isinstance(answer, UserError):
-                try:
-                    raise answer
-                finally:
-                    del answer  # else the error would hold the frame that holds it
-            pixels, classes, ids = (tensor.to(device, non_blocking=True) for tensor in answer)
-            yield pixels, classes, ids
-
-    return through_workers
-
-
-class _Requested(Sampler[Request]):
-    """What the loader is asked for next; read in this process, in order."""
-
-    requests: Iterable[Request] = ()
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.requests)
-
-
-class _Requestable(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
-    """An image set that answers a request in a worker process."""
-
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
-
-    def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor] | UserError:
-        ids, epoch = request
-        try:
-            return *self.images.fetch(ids, epoch), torch.from_numpy(ids)
-        except UserError as error:  # handed over and raised there: a loader would wrap it in the worker's traceback
-            return error
-
-
-def fetcher(images: ImageSet, device: torch.device, loader: str = "auto", workers: int = 0) -> Fetch:
-    """The way to a set's samples: resident where it is an array that fits the device, else streaming.
-
-    Raises:
-        UserError: for `loader="resident"` with a set that is no array.
-    """
-    if loader == "resident" and not isinstance(images, ArraySet):
-        raise UserError(
-            f"--loader resident: the images of {images.name} are no array of one shape",
-            "Use --loader streaming with --workers.",
-        )
-    if isinstance(images, ArraySet) and loader != "streaming" and (loader == "resident" or _fits(images, device)):
-        return resident(images, device)
-    return streaming(images, device, workers)
-
-
-def _fits(images: ArraySet, device: torch.device) -> bool:
-    if device.type == "cpu":
-        return True  # nothing is copied
-    free, _ = torch.accelerator.get_memory_info(device)
-    return images.nbytes < free // 2

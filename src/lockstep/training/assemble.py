@@ -16,7 +16,8 @@ from lockstep.checkpoint.foreign import load_weights
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader, TrainLoader, fetcher, shards
+from lockstep.data.fetchers import fetcher
+from lockstep.data.loaders import EvalLoader, TrainLoader, shards
 from lockstep.data.sources import ImageSet
 from lockstep.errors import UserError
 from lockstep.order import Order
