@@ -115,7 +115,7 @@ def evaluate(args: list[str]) -> int:
 
 def verify(args: list[str]) -> int:
     """Compare the first steps on several numbers of processes."""
-    from lockstep.tools.plan import Plan
+    from lockstep.tools.verify.plan import Plan
 
     about = (
         "Run the first steps of the recipe `{}` on several numbers of processes, compare ledger, images, losses, "
@@ -123,8 +123,8 @@ def verify(args: list[str]) -> int:
         "holds (--shards: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
     )
     plan: Plan = _planned("verify", Plan, Plan.of, args, about)
-    from lockstep.tools.verdict import show
-    from lockstep.tools.verify import verify
+    from lockstep.tools.verify.run import verify
+    from lockstep.tools.verify.verdict import show
 
     show(report := verify(plan, say=complain))
     return 0 if report.holds else EXIT_FAILURE

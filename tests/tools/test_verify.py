@@ -17,12 +17,12 @@ from torch import nn
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
 from lockstep.errors import UserError
 from lockstep.failures import WorkerFailed
-from lockstep.tools import agreement, diagnose
-from lockstep.tools.plan import Plan
-from lockstep.tools.record import _Draws, fingerprint
-from lockstep.tools.switches import ExpectedDraws, even_batch
-from lockstep.tools.trace import Trace, read, write
-from lockstep.tools.verify import Report, verify
+from lockstep.tools.verify import agreement, diagnose
+from lockstep.tools.verify.plan import Plan
+from lockstep.tools.verify.record import _Draws, fingerprint
+from lockstep.tools.verify.run import Report, verify
+from lockstep.tools.verify.switches import ExpectedDraws, even_batch
+from lockstep.tools.verify.trace import Trace, read, write
 from lockstep.watch import journal
 from lockstep.world import World
 from tests.processes import run_lockstep

@@ -8,7 +8,7 @@ from tyro.conf import arg
 from lockstep.config import Config, Execution, Ints
 from lockstep.config.fields import require, require_finite
 from lockstep.errors import unknown
-from lockstep.tools.plan import _Elsewhere, _retyped, _Traced
+from lockstep.tools.counted import Counted, retyped
 from lockstep.tools.predict.model import Link
 
 MEASURED = "measured"
@@ -43,7 +43,7 @@ class Plan:
     """Processes on each machine (0: all of them where the interconnect is this machine's own, else one)."""
     seconds: float = 3.0
     """How long to measure each micro-batch size."""
-    config: _Traced = field(default_factory=_Traced)
+    config: Counted = field(default_factory=Counted)
 
     def __post_init__(self) -> None:
         require_finite(self)
@@ -89,7 +89,7 @@ class Plan:
     @classmethod
     def of(cls, config: Config, **chosen: Any) -> "Plan":
         """The plan for a config."""
-        return cls(config=_retyped(config, _Traced, execution=_retyped(config.execution, _Elsewhere)), **chosen)
+        return cls(config=Counted.of(config), **chosen)
 
     @property
     def stated(self) -> Link | None:
@@ -111,14 +111,14 @@ class Plan:
 
     def config_for(self, piece: int) -> Config:
         """One process's own part as a run of its own: `piece` images a micro-batch."""
-        execution = _retyped(self.config.execution, Execution, nproc=1, nnodes=1, node_rank=0)
+        execution = retyped(self.config.execution, Execution, nproc=1, nnodes=1, node_rank=0)
         batch_size = piece * self.config.accumulate
-        config: Config = _retyped(self.config, Config, execution=execution, batch_size=batch_size)
+        config: Config = retyped(self.config, Config, execution=execution, batch_size=batch_size)
         return config
 
     def execution_for(self, processes: int, threads: int, **changed: Any) -> Execution:
         """Where so many processes of each machine run."""
-        execution: Execution = _retyped(self.config.execution, Execution, nproc=processes, threads=threads, **changed)
+        execution: Execution = retyped(self.config.execution, Execution, nproc=processes, threads=threads, **changed)
         return execution
 
 

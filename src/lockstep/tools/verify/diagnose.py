@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.launcher import WorkerFailed
-from lockstep.tools import agreement
-from lockstep.tools.agreement import Row
-from lockstep.tools.switches import AUGMENTATION, BATCH_NORM, DROPOUT, FLOAT64, LEARNING_RATE, UNEVEN, even_batch
-from lockstep.tools.trace import Trace
+from lockstep.tools.verify import agreement
+from lockstep.tools.verify.agreement import Row
+from lockstep.tools.verify.switches import AUGMENTATION, BATCH_NORM, DROPOUT, FLOAT64, LEARNING_RATE, UNEVEN, even_batch
+from lockstep.tools.verify.trace import Trace
 
 ORDER, EVALUATION, REPLICAS, SCALE, DATA, NONE = (
     "order", "evaluation", "replicas", "gradient scale", "data set", "none of the suspects",

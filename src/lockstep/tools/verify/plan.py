@@ -1,23 +1,14 @@
 """What `lockstep verify` takes: its own flags beside those of `train`, checked before anything starts."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Fixed, arg
+from tyro.conf import arg
 
 from lockstep.config import Config, Execution, Ints
 from lockstep.errors import UserError
-
-
-@dataclass(frozen=True)
-class _Elsewhere(Execution):
-    nproc: Fixed[Any] = "auto"  # a list of its own, below
-
-
-@dataclass(frozen=True)
-class _Traced(Config):
-    execution: _Elsewhere = field(default_factory=_Elsewhere)
+from lockstep.tools.counted import Counted, retyped
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class Plan:
     """package.module:function(run, world, config), called on every rank before the first step, to replace parts."""
     json: str = ""
     """Write what was found to this file, too."""
-    config: _Traced = field(default_factory=_Traced)
+    config: Counted = field(default_factory=Counted)
 
     def __post_init__(self) -> None:
         counts = ",".join(map(str, self.nproc))
@@ -53,17 +44,13 @@ class Plan:
     @classmethod
     def of(cls, config: Config, **chosen: Any) -> "Plan":
         """The plan for a config."""
-        return cls(config=_retyped(config, _Traced, execution=_retyped(config.execution, _Elsewhere)), **chosen)
+        return cls(config=Counted.of(config), **chosen)
 
     def config_for(self, processes: int, threads: int) -> Config:
         """The config on so many processes."""
-        execution = _retyped(self.config.execution, Execution, nproc=processes, threads=threads)
-        config: Config = _retyped(self.config, Config, execution=execution)
+        execution = retyped(self.config.execution, Execution, nproc=processes, threads=threads)
+        config: Config = retyped(self.config, Config, execution=execution)
         return config
-
-
-def _retyped(value: Any, cls: type[Any], **changed: Any) -> Any:
-    return cls(**{f.name: getattr(value, f.name) for f in fields(value)} | changed)
 
 
 def check(plan: Plan) -> None:

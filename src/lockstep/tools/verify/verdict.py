@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.tools.agreement import REPORTED, Row
-from lockstep.tools.verify import Report
+from lockstep.tools.verify.agreement import REPORTED, Row
+from lockstep.tools.verify.run import Report
 
 _COLOURS = {"equal": "green", "within tolerance": "yellow", "different": "red", "none": "dim"}
 _COLUMN, _MARGIN = 34, 18  # characters

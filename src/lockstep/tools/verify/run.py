@@ -11,12 +11,12 @@ from typing import Any
 
 from lockstep.errors import UserError
 from lockstep.launcher import launch
-from lockstep.tools import agreement, diagnose
-from lockstep.tools.diagnose import Cause, Comparison, Off
-from lockstep.tools.plan import Plan, check
-from lockstep.tools.record import trace_all
-from lockstep.tools.switches import FLOAT64, adapted
-from lockstep.tools.trace import Job, Trace, read
+from lockstep.tools.verify import agreement, diagnose
+from lockstep.tools.verify.diagnose import Cause, Comparison, Off
+from lockstep.tools.verify.plan import Plan, check
+from lockstep.tools.verify.record import trace_all
+from lockstep.tools.verify.switches import FLOAT64, adapted
+from lockstep.tools.verify.trace import Job, Trace, read
 from lockstep.world import cores, device_type
 
 

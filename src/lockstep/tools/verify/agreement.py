@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lockstep.tools.trace import Trace
+from lockstep.tools.verify.trace import Trace
 
 Verdict = Literal["equal", "within tolerance", "different", "none"]
 

@@ -19,8 +19,8 @@ from lockstep.objects import load_object
 from lockstep.order import EMPTY_LEDGER, extend_ledger
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.randomness import bits, stream
-from lockstep.tools.switches import FLOAT64, has_batch_norm, switched_off
-from lockstep.tools.trace import SAMPLES, Job, Trace, read, write
+from lockstep.tools.verify.switches import FLOAT64, has_batch_norm, switched_off
+from lockstep.tools.verify.trace import SAMPLES, Job, Trace, read, write
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.world import World
