@@ -70,8 +70,8 @@ def test_other_words_are_sorted_out_wherever_they_stand() -> None:
         (["--nproc", "all"], "--nproc all: not a whole number\n  Give a whole number or auto."),
         (["--gpus", "0,b"], "--gpus 0,b: not whole numbers with commas between them"),
         (
-            ["--optimizer", "adamv"],
-            "'adamv'\n  Did you mean adam or adamw? --optimizer takes sgd, adam",
+            ["--schedule", "cosin"],
+            "'cosin'\n  Did you mean cosine? --schedule takes constant, linear, step",
         ),
         (["--precision=fp31"], "unknown precision 'fp31'"),
         (["--flip=yes"], "--flip=yes: the flag takes no value"),
