@@ -28,6 +28,7 @@ FLOORS = {
     "lockstep.randomness": 1,
     "lockstep.order": 1,
     "lockstep.memory": 1,
+    "lockstep.joining": 1,
     "lockstep.data": 2,
     "lockstep.models": 2,
     "lockstep.parallel": 2,

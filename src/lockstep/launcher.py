@@ -80,6 +80,7 @@ def launch(
         PeerError: under torchrun, where this process stopped because another one failed.
         KeyboardInterrupt: on Ctrl-C, when all workers are gone.
     """
+    from lockstep.joining import spread
     from lockstep.world import joined
 
     if execution is None:
@@ -94,6 +95,7 @@ def launch(
         if folder := os.environ.get(WORDS):
             fail(error, 0, Path(folder))
         raise error
+    execution = spread(execution)
     if joined():
         return [_joined(fn, args, execution)]
     count = processes(execution)

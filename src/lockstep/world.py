@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
+from lockstep.joining import JOB, adopt, meet
 from lockstep.memory import keep_freed
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -103,8 +104,12 @@ def share_of(n: int, rank: int, size: int) -> slice:
     return slice(start, start + base + (rank < larger))
 
 
-def joined(environ: Mapping[str, str] = os.environ) -> bool:
-    """True where a launcher (torchrun or ours) started this process. A torn environment raises UserError."""
+def joined(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """True where a launcher (torchrun, ours, mpirun or srun) started this process, one of several.
+
+    What mpirun or srun said is in torchrun's variables afterwards. A torn environment raises UserError.
+    """
+    adopt(environ)
     present = [name for name in _LAUNCHER_VARIABLES if environ.get(name)]
     ranked = [name for name in present if not name.startswith("MASTER")]
     if not ranked:  # MASTER_ADDR alone is often exported for other programs
@@ -130,8 +135,8 @@ def joined(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 @contextmanager
-def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Iterator[World]:
-    """Join the run that the environment describes (torchrun's variables), or be a world of one.
+def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -> Iterator[World]:
+    """Join the run that the environment describes (torchrun's variables, mpirun's or srun's), or be a world of one.
 
     Sets the process's CPU threads, its current device and, where it trains on the CPU, that freed memory is kept;
     leaves the process group at the end.
@@ -152,8 +157,13 @@ def join(execution: Execution, environ: Mapping[str, str] = os.environ) -> Itera
         return
     backend = execution.backend if execution.backend != "auto" else dist.get_default_backend_for_device(device)
     names = backend if backend == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
+    limit = timedelta(seconds=execution.timeout)
     try:
-        dist.init_process_group(names, timeout=timedelta(seconds=execution.timeout))
+        if job := environ.get(JOB):
+            store = meet(job, environ["MASTER_ADDR"], rank, size, execution.timeout)
+            dist.init_process_group(names, timeout=limit, store=store, rank=rank, world_size=size)
+        else:
+            dist.init_process_group(names, timeout=limit)
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UserError(
             f"rank {rank} of {size} could not meet the others at "

@@ -1,0 +1,156 @@
+"""Who a process is under mpirun, srun and others, and how ranks without a port find each other."""
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.config import Execution
+from lockstep.errors import UserError
+from lockstep.joining import JOB, adopt, first_host, meet, place, ports, spread, tasks_per_node
+from lockstep.world import joined
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "123@1",
+}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_STEP_NODELIST": "gpu[03-04,09]",
+}
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+
+
+@pytest.mark.parametrize(
+    ("environ", "values"),
+    [
+        (OPEN_MPI | {"MASTER_ADDR": "10.0.0.1"}, ("3", "4", "1", "2", "10.0.0.1")),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"},
+            ("3", "4", "3", "4", "127.0.0.1"),
+        ),
+        (SLURM, ("2", "5", "0", "2", "gpu03")),
+        (SLURM | {"MASTER_ADDR": "head"}, ("2", "5", "0", "2", "head")),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "5", "SLURM_NODEID": "0", "SLURM_LOCALID": "2"},
+            ("2", "5", "2", "5", "127.0.0.1"),
+        ),
+        (PMI, ("1", "2", "1", "2", "127.0.0.1")),
+        (PMI | SLURM, ("1", "2", "1", "2", "127.0.0.1")),  # another MPI's ranks, whose helpers srun started
+        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "5"}, ("2", "5", "0", "2", "gpu03")),  # srun --mpi=pmi2
+        (OPEN_MPI | SLURM | {"MASTER_ADDR": "h"}, ("3", "4", "1", "2", "h")),
+    ],
+)
+def test_a_launcher_s_words_become_torchrun_s(environ: dict[str, str], values: tuple[str, ...]) -> None:
+    adopted = dict(environ)
+    assert joined(adopted)
+    assert tuple(adopted[name] for name in NAMES) == values
+    assert int(adopted["MASTER_PORT"]) in ports(adopted[JOB])
+    again = dict(adopted)
+    adopt(again)
+    assert again == adopted, "a second look changes nothing"
+
+
+def test_a_given_port_is_respected() -> None:
+    environ = PMI | {"MASTER_PORT": "4321"}
+    assert joined(environ)
+    assert environ["MASTER_PORT"] == "4321"
+    assert JOB not in environ
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        OPEN_MPI
+        | {
+            "OMPI_COMM_WORLD_RANK": "0",
+            "OMPI_COMM_WORLD_SIZE": "1",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        },
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script, not a step
+        SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"},  # one task a node: see spread
+    ],
+    ids=["nothing", "alone", "batch script", "one a node"],
+)
+def test_who_is_alone_has_no_place(environ: dict[str, str]) -> None:
+    assert place(environ) is None
+    assert not joined(dict(environ))
+
+
+@pytest.mark.parametrize("whole", [OPEN_MPI | {"MASTER_ADDR": "h"}, SLURM, PMI], ids=["mpirun", "srun", "pmi"])
+def test_torn_and_contradictory_words_are_named(whole: dict[str, str]) -> None:
+    rank, size = (
+        next(iter(n for n in whole if n.endswith(("_RANK", "PROCID")))),
+        next(n for n in whole if "SIZE" in n or "NUM_TASKS" in n),
+    )
+    torn = {name: value for name, value in whole.items() if name != size}
+    with pytest.raises(UserError, match=f"{size} not set"):
+        joined(torn)
+    with pytest.raises(UserError, match=f"{rank}=9"):
+        joined(whole | {rank: "9"})
+    with pytest.raises(UserError, match=f"{rank}=x"):
+        joined(whole | {rank: "x"})
+
+
+def test_several_hosts_need_an_address() -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR is not set"):
+        joined(dict(OPEN_MPI))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_tasks_per_node_round_trips(counts: list[int]) -> None:
+    runs: list[tuple[int, int]] = []
+    for count in counts:
+        if runs and runs[-1][0] == count:
+            runs[-1] = (count, runs[-1][1] + 1)
+        else:
+            runs.append((count, 1))
+    assert tasks_per_node(",".join(f"{c}(x{n})" if n > 1 else str(c) for c, n in runs)) == counts
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a", "a"), ("a,b", "a"), ("gpu[03-05,9],x", "gpu03"), ("r[1,2]n-ib,z", "r1n-ib"), ("n-1.site", "n-1.site")],
+)
+def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_one_task_on_each_node_starts_its_node_s_processes() -> None:
+    environ = SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2"}
+    found = spread(Execution(nproc=4), environ)
+    assert (found.nproc, found.nnodes, found.node_rank, found.master_addr) == (4, 3, 2, "gpu03")
+    assert found.master_port == spread(Execution(), environ | {"SLURM_NODEID": "0"}).master_port
+    for other in ({}, SLURM):
+        assert spread(Execution(nproc=4), other) == Execution(nproc=4)
+
+
+def test_ranks_pass_by_strangers_and_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.joining._ASK_S", 0.2)
+    job = f"test-{id(object())}"
+    first, second, third, *_ = ports(job)
+    with socket.socket() as silent, socket.socket() as talker:
+        for stranger, port in ((silent, first), (talker, second)):
+            stranger.bind(("", port))
+            stranger.listen()
+        monkeypatch.setattr("lockstep.joining.ports", lambda asked: [first, second, third])
+        another = meet("another", "127.0.0.1", 0, 2, 20.0)  # takes the third: none is left
+        with pytest.raises(UserError, match="can listen at none of the ports"):
+            meet(job, "127.0.0.1", 0, 2, 20.0)
+        with pytest.raises(UserError, match="rank 1 of 2 did not find rank 0"):
+            meet(job, "127.0.0.1", 1, 2, 1.0)
+        meet("another", "127.0.0.1", 1, 2, 20.0).set("word", "said")
+        assert another.get("word") == b"said"
