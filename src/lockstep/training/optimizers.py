@@ -1,5 +1,6 @@
 """Optimizers by name: torch's own, and Muon with AdamW for the parameters that Muon does not take."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -54,7 +55,32 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
     return optimizer
 
 
-class MuonAdamW(torch.optim.Optimizer):
+class GroupOptimizer(torch.optim.Optimizer, ABC):
+    """An optimizer that steps group by group, each by an algorithm of its own."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of all groups."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self.step_group(group)
+        return loss
+
+    @abstractmethod
+    def step_group(self, group: dict[str, Any]) -> None:
+        """Move one group's parameters."""
+
+
+class MuonAdamW(GroupOptimizer):
     """torch's Muon for matrices and convolutions, torch's AdamW for all else, as one optimizer with one learning rate.
 
     Muon takes 2-D parameters only: a convolution [out, in, kh, kw] reaches it as a view [out, in * kh * kw] of the same
@@ -82,26 +108,13 @@ class MuonAdamW(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": lr})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of both algorithms."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            if group["algorithm"] == "muon":
-                self._step_muon(group)
-            else:
-                self._adamw.state, self._adamw.param_groups = self.state, [group]
-                self._adamw.step()
-        return loss
+    def step_group(self, group: dict[str, Any]) -> None:
+        """One step of the group's algorithm."""
+        if group["algorithm"] == "muon":
+            self._step_muon(group)
+        else:
+            self._adamw.state, self._adamw.param_groups = self.state, [group]
+            self._adamw.step()
 
     def _step_muon(self, group: dict[str, Any]) -> None:
         views = []

@@ -4,13 +4,14 @@ From the published description of airbench94_muon (K. Jordan, github.com/KellerJ
 optimizer for hidden layers in neural networks", 2024).
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
+from lockstep.training.optimizers import GroupOptimizer
 
 # For a mean loss; airbench's are for the sum over 2,000 samples and outputs divided by 256.
 _BIAS_LR, _HEAD_LR = 0.053 * 2000, 0.67 * 2000 / 256**2
@@ -28,7 +29,7 @@ def muon_sgd(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Opt
     return MuonSGD(trained, lr, momentum=optim.momentum, weight_decay=optim.weight_decay)
 
 
-class MuonSGD(torch.optim.Optimizer):
+class MuonSGD(GroupOptimizer):
     """Parameters of four dimensions go to Muon; vectors, and all other matrices, to SGD with Nesterov momentum.
 
     A filter bank [out, in, kh, kw] is scaled to the norm sqrt(out) before each step, and moved by `lr` times the
@@ -49,25 +50,12 @@ class MuonSGD(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": lr, "momentum": momentum})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of both algorithms."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            move = self._move_filters if group["kind"] == "filters" else self._move
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    move(group, parameter, parameter.grad)
-        return loss
+    def step_group(self, group: dict[str, Any]) -> None:
+        """One step of the group's algorithm."""
+        move = self._move_filters if group["kind"] == "filters" else self._move
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                move(group, parameter, parameter.grad)
 
     def _momentum(self, parameter: Tensor, grad: Tensor, momentum: float) -> Tensor:
         """The gradient with Nesterov momentum."""
