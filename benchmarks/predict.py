@@ -5,8 +5,8 @@
 The limited links are a pair of virtual Ethernet devices between two network namespaces, both ends behind a token
 bucket: that needs root, `ip` and `tc`, and is left out with a word where they are missing. In each case `lockstep
 predict` measures in the two namespaces what it needs (with --nnodes 2), and then `lockstep train` runs in them. Prints
-predicted and measured step times side by side and writes benchmarks/results/predict.json. Namespaces and processes are
-gone afterwards, also after Ctrl-C.
+predicted and measured step times side by side and puts them into benchmarks/results/predict.json, in the place of the
+same cases. Namespaces and processes are gone afterwards, also after Ctrl-C.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import print_table, table, write
+from common import RESULTS, print_table, table, write
 
 BATCHES = {"mnist": 200, "cifar10": 64, "digits": 64}
 LINKS = {
@@ -239,7 +239,8 @@ def main() -> None:
     parser.add_argument("--json", default="", help="write here instead, without the environment")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is open is closed
-    lacking, rows = missing(), {}
+    lacking, kept = missing(), RESULTS / "predict.json"
+    rows = json.loads(kept.read_text(encoding="utf-8"))["rows"] if kept.exists() and not args.json else {}
     for link in args.links.split(","):
         if LINKS[link] and lacking:
             print(f"{link}: not measured: {lacking}")
