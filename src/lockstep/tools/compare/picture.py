@@ -41,7 +41,9 @@ def draw(results: Mapping[str, Any], mode: str = "light") -> bytes | None:
     counts = sorted({p["x"] for points in drawn.values() for p in points})
     base = next(row for row in results["rows"] if row["name"] == results["baseline"])["devices"]
     if len(counts) > 1:
-        axes.plot(counts, [n / base for n in counts], "--", color=ink, alpha=0.6, linewidth=1.2, label="ideal")
+        # processes that share the same cores can at best keep the pace
+        ideal = [1.0 if _shares_cores(results) else n / base for n in counts]
+        axes.plot(counts, ideal, "--", color=ink, alpha=0.6, linewidth=1.2, label="ideal")
     for number, (name, points) in enumerate(drawn.items()):
         aside = (number - (len(drawn) - 1) / 2) * _STEP * max(1.0, counts[-1] / 4)
         y = [p["y"] for p in points]
@@ -64,10 +66,15 @@ def draw(results: Mapping[str, Any], mode: str = "light") -> bytes | None:
     return out.getvalue()
 
 
+def _shares_cores(results: Mapping[str, Any]) -> bool:
+    """True where all rows have the same CPU threads in total."""
+    return results["environment"]["device"] == "cpu" and not results["threads_each"]
+
+
 def _label(axes: Any, results: Mapping[str, Any], counts: list[float], ink: str, grid: str) -> None:
     """Axes, title and legend."""
     gpus = results["environment"]["device"] != "cpu"
-    shared = "" if gpus or results["threads_each"] else f" ({results['environment']['cores']} threads in all)"
+    shared = f" ({results['environment']['cores']} threads in all)" if _shares_cores(results) else ""
     axes.set_xlabel(f"{'GPUs' if gpus else 'processes'}{shared}", fontsize=12)
     axes.set_ylabel(f"speed-up over {results['baseline']}", fontsize=12)
     config = results["config"]

@@ -89,8 +89,10 @@ def heading(results: Mapping[str, Any]) -> str:
     """What was compared, on what."""
     config, place = results["config"], results["environment"]
     device = place["device"] if place["device"] != "cpu" else place["cpu"]
+    part = config["data"]["fraction"]
     return (
-        f"{config['recipe']}: {config['model']['model']} on {config['data']['dataset']}, batch {config['batch_size']}, "
+        f"{config['recipe']}: {config['model']['model']} on {f'{part:.3g} of ' if part < 1 else ''}"
+        f"{config['data']['dataset']}, batch {config['batch_size']}, "
         f"{config['epochs']} epoch(s), seed {config['seed']}; {place['cores']} cores, {device}, torch {place['torch']}"
     )
 
