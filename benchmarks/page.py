@@ -29,18 +29,20 @@ ORDER = (
 )
 AIMS = {  # what a result was meant to be, and why it is not where it is not
     "overhead": "Aims: TrainStep at most 1.05 times the loop by hand, the whole training loop at most 1.2 times. Both "
-    "are missed. A TrainStep seeds the generator that dropout draws from (4 us), sums its loss in float64 (4 us) and goes "
-    "through pieces and contexts (3 us), and saves 6 us of `zero_grad`. The loop's order, loading, ledger and journal "
-    "take 15 us of a step when they run by themselves, and twice that between two steps, whose code has left the "
-    "processor's caches. Both are constant: a step of the digits recipe, the smallest, takes a millisecond.",
+    "are missed. A TrainStep seeds the generator that dropout draws from (4 us), sums its loss in float64 "
+    "(4 us) and goes through pieces and contexts (3 us), and saves 6 us of `zero_grad`. The loop's order, "
+    "loading, ledger and journal take 15 us of a step when they run by themselves, and twice that between "
+    "two steps, whose code has left the processor's caches. Both are constant: a step of the digits "
+    "recipe, the smallest, takes a millisecond.",
     "throughput": "Aims: first in every row, and on MNIST 1.2 times the tutorials' way in fp32 and 1.6 times in bf16. "
-    "Much of the lead on MNIST is memory: Lockstep keeps what a step frees, where malloc gives large blocks back and "
-    "maps them anew. Whether it does depends on how a process's heap happens to lie, so one raw loop can be faster than "
-    "the same loop beside it (1x2 fp32). 1.6 in bf16 is missed: Lockstep's own step waits for data 1.5 % of its time "
-    "(`lockstep compare mnist`), and the network, which is left, is everybody's.",
+    "Much of the lead on MNIST is memory: Lockstep keeps what a step frees, where malloc gives large "
+    "blocks back and maps them anew. Whether it does depends on how a process's heap happens to lie, so "
+    "one raw loop can be faster than the same loop beside it (1x2 fp32). 1.6 in bf16 is missed: "
+    "Lockstep's own step waits for data 1.5 % of its time (`lockstep compare mnist`), and the network, "
+    "which is left, is everybody's.",
     "data": "Aim: 10 times torchvision's way, and no slower than a DataLoader on a folder.",
-    "exact": "Aim: at most 1.05. Missed: gloo moves 8-byte integers about three times as slowly as 4-byte floats (9.1 "
-    "against 3.0 ms for the MNIST net's 1.2 million gradients over the loopback).",
+    "exact": "Aim: at most 1.05. Missed: gloo moves 8-byte integers about three times as slowly as 4-byte floats "
+    "(9.1 against 3.0 ms for the MNIST net's 1.2 million gradients over the loopback).",
     "predict": "Aim: within 15 %.",
     "cifar10_speed": "Aim: a mean of 94 % within 8 minutes on two CPU cores.",
 }

@@ -82,24 +82,26 @@ class Order:
         self.steps_per_epoch = -(-self.samples_per_epoch // batch_size)
         self._used = used
         self._subset_key = stream(seed, "subset")
+        self._together = max(1, _TOGETHER // batch_size)  # steps
+        self._kept, self._ids = (-1, -1), np.empty(0, np.int64)  # the newest ones, by epoch and first step
 
     def step(self, epoch: int, t: int) -> np.ndarray:
         """The sample ids of step t of an epoch: int64 [B], B = batch_size but for a short last batch."""
         if not 0 <= t < self.steps_per_epoch:
             raise IndexError(f"step {t} of an epoch of {self.steps_per_epoch}")
-        return self._ids(epoch, t, 1)
+        first = t - t % self._together
+        if self._kept != (epoch, first):
+            self._kept, self._ids = (epoch, first), self._computed(epoch, first)
+        at = (t - first) * self.batch_size
+        return self._ids[at : at + self.batch_size]
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
-        """The ids of each step of an epoch, from step `start` on. Small batches are computed several at a time."""
-        together = max(1, _TOGETHER // self.batch_size)
-        for t in range(start, self.steps_per_epoch, together):
-            ids = self._ids(epoch, t, together)
-            for at in range(0, len(ids), self.batch_size):
-                yield ids[at : at + self.batch_size]
+        """The ids of each step of an epoch, from step `start` on."""
+        return (self.step(epoch, t) for t in range(start, self.steps_per_epoch))
 
-    def _ids(self, epoch: int, t: int, count: int) -> np.ndarray:
-        """The ids of `count` steps from step t on, fewer at the epoch's end."""
-        start, end = t * self.batch_size, min((t + count) * self.batch_size, self.samples_per_epoch)
+    def _computed(self, epoch: int, t: int) -> np.ndarray:
+        """The ids of the steps from step t on that are computed together."""
+        start, end = t * self.batch_size, min((t + self._together) * self.batch_size, self.samples_per_epoch)
         ids = permute(np.arange(start, end), self._used, stream(self.seed, "order", epoch))
         return permute(ids, self.n, self._subset_key) if self._used < self.n else ids
 
