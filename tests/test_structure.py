@@ -29,6 +29,7 @@ FLOORS = {
     "lockstep.order": 1,
     "lockstep.memory": 1,
     "lockstep.joining": 1,
+    "lockstep.meeting": 1,
     "lockstep.data": 2,
     "lockstep.models": 2,
     "lockstep.parallel": 2,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
-from lockstep.joining import JOB, adopt, meet
+from lockstep.joining import JOB, adopt
+from lockstep.meeting import meet
 from lockstep.memory import keep_freed
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
