@@ -60,7 +60,9 @@ class MuonSGD(GroupOptimizer):
     def _momentum(self, parameter: Tensor, grad: Tensor, momentum: float) -> Tensor:
         """The gradient with Nesterov momentum."""
         state = self.state[parameter]
-        buffer = state.setdefault("momentum_buffer", torch.zeros_like(parameter))
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer: Tensor = state["momentum_buffer"]
         buffer.mul_(momentum).add_(grad)
         return grad.add(buffer, alpha=momentum)
 
