@@ -27,6 +27,7 @@ from torch import nn
 from lockstep import models
 from lockstep.checkpoint.files import fsync
 from lockstep.checkpoint.writer import Writer
+from lockstep.world import device_name
 
 
 def torch_save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -71,7 +72,7 @@ def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.de
     torch.manual_seed(0)
     model = models.build("resnet18_cifar", in_channels=3, num_classes=10, image_size=32)
     model = model.to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=device.type == "cuda")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=device.type != "cpu")
     images = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch,), device=device)
 
@@ -112,7 +113,7 @@ def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.de
     durable = [entry.durable_ms for entry in saved[2:]]
     return {
         "what": "ResNet-18 (32x32 stem), SGD with momentum, channels_last, fsync on",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": platform.machine() if device.type == "cpu" else device_name(device),
         "file_system": subprocess.run(
             ["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True, check=True
         ).stdout.strip(),
@@ -146,7 +147,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100, help="checkpoints of each kind")
     parser.add_argument("--steps", type=int, default=2, help="least number of steps between two checkpoints")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    found = torch.accelerator.current_accelerator(check_available=True)
+    parser.add_argument("--device", default=str(found or "cpu"))
     args = parser.parse_args()
     device = torch.device(args.device)
     scratch = Path(tempfile.mkdtemp(prefix="checkpoint-benchmark-", dir=args.folder))

@@ -1,6 +1,7 @@
 """Any valid config, for property tests."""
 
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from lockstep.config import (
     Config,
     DataConfig,
     Execution,
+    LinkConfig,
     ModelConfig,
     OptimConfig,
     Precision,
@@ -83,9 +85,25 @@ executions = st.builds(
 
 @st.composite
 def _configs(draw: st.DrawFn) -> Config:
-    parts = {"data": draw(data), "model": draw(models), "optim": draw(optims), "execution": draw(executions)}
+    parts: dict[str, Any] = {
+        "data": draw(data),
+        "model": draw(models),
+        "optim": draw(optims),
+        "execution": draw(executions),
+    }
     batch_size = draw(st.integers(8, 10**6))
     numbers = {"epochs": draw(counts), "batch_size": batch_size, "seed": draw(st.integers(0, 2**63 - 1))}
+    match draw(st.sampled_from(["plain", "fsdp", "stages", "compressed", "local"])):
+        case "fsdp":
+            parts |= {"execution": replace(parts["execution"], strategy="fsdp")}
+        case "stages":
+            parts |= {"execution": replace(parts["execution"], model_parallel=draw(st.integers(2, 9)))}
+        case "compressed":
+            parts |= {"link": LinkConfig(draw(st.sampled_from(["fp16", "bf16", "powersgd:4"])))}
+        case "local":
+            outer = {"outer_lr": draw(floats(0, exclude_min=True)), "outer_momentum": draw(floats(0, 0.99))}
+            parts |= {"link": LinkConfig(sync_every=draw(st.integers(2, 99)), **outer)}
+            parts |= {"optim": replace(parts["optim"], ema=0.0), "model": replace(parts["model"], sync_bn=False)}
     try:
         chosen = {
             "precision": draw(st.sampled_from(get_args(Precision))),

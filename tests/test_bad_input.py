@@ -369,6 +369,15 @@ def test_sigterm_ends_launcher_and_workers(running: Any, nproc: int) -> None:
     interrupted(command.end(30), journal, 143)
 
 
+def test_sigusr1_of_the_launcher_alone_ends_with_a_checkpoint(running: Any) -> None:
+    """How Slurm says that a job's time is nearly over, where the launcher is its one task on the node."""
+    command, journal = running(2)
+    command.signal(signal.SIGUSR1)
+    interrupted(command.end(30), journal, 138)
+    *_, checkpoint, end = journal()
+    assert (checkpoint["kind"], checkpoint["step"]) == ("checkpoint", end["steps"])
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_workers_do_not_outlive_a_launcher_that_was_killed(running: Any, nproc: int) -> None:
     command, _ = running(nproc, "--loader", "streaming", "--workers", "1")

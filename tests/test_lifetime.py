@@ -107,10 +107,37 @@ def test_a_launch_blocks_sigint_for_its_children_alone_and_puts_handlers_back() 
 def test_heeded_leaves_out_what_is_ignored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        assert heeded() == "SIGINT,SIGQUIT"
+        assert heeded() == "SIGINT,SIGQUIT,SIGUSR1"
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert heeded() == "SIGINT,SIGTERM,SIGQUIT"
+    assert heeded() == "SIGINT,SIGTERM,SIGQUIT,SIGUSR1"
+
+
+SERVERS = """
+import multiprocessing, os, signal, time
+from lockstep.lifetime import start_servers
+def child():
+    pass
+if __name__ == "__main__":
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    {call}
+    multiprocessing.get_context("forkserver").Process(target=child).start()
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        os.killpg(0, number)
+    time.sleep(0.5)
+    later = multiprocessing.get_context("forkserver").Process(target=child)
+    later.start()
+    later.join()
+"""
+
+
+@pytest.mark.parametrize(("call", "survives"), [("start_servers()", True), ("pass", False)])
+def test_helpers_live_through_a_signal_to_the_whole_group(tmp_path: Path, call: str, survives: bool) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(SERVERS.format(call=call))
+    ended = Command(sys.executable, str(script)).end(60)
+    assert (ended.code == 0 and "died unexpectedly" not in ended.err) == survives, ended.text
 
 
 PARENT = """

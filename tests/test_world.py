@@ -112,8 +112,8 @@ def test_a_meeting_that_nobody_comes_to_ends_in_an_error(port: str, monkeypatch:
 
 class NoGpu:
     @staticmethod
-    def current_accelerator(check_available: bool = False) -> None:
-        return None
+    def current_accelerator(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
 
 
 class Gpus:

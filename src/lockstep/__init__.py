@@ -21,7 +21,7 @@ _PUBLIC = {
     "evaluate": "lockstep.training.evaluation",
     "launch": "lockstep.launcher",
     "loaders": "lockstep.training.assemble",
-    "parallelize": "lockstep.parallel.ddp",
+    "parallelize": "lockstep.parallel.strategy",
     "recipe": "lockstep.recipes",
     "train": "lockstep.training.loop",
 }
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lockstep.launcher import WorkerFailed as WorkerFailed
     from lockstep.launcher import launch as launch
     from lockstep.order import Order as Order
-    from lockstep.parallel.ddp import parallelize as parallelize
+    from lockstep.parallel.strategy import parallelize as parallelize
     from lockstep.recipes import recipe as recipe
     from lockstep.training.assemble import loaders as loaders
     from lockstep.training.evaluation import Metrics as Metrics

@@ -51,11 +51,12 @@ def processes(execution: Execution) -> int:
     if execution.strategy in ("single", "dp"):
         return 1
     if execution.nproc == "auto":
-        return min(cores(), _MAX_AUTO) if on_cpu else len(available)
-    if not on_cpu and execution.nproc > len(available) and execution.backend != "gloo":
+        return min(cores(), _MAX_AUTO) if on_cpu else max(1, len(available) // execution.model_parallel)
+    wanted = execution.nproc * execution.model_parallel
+    if not on_cpu and wanted > len(available) and execution.backend != "gloo":
         raise UserError(
-            f"--nproc {execution.nproc} needs {execution.nproc} GPUs, this machine offers {len(available)}",
-            f"Use --nproc {len(available)} (NCCL takes one process per GPU) or --device cpu.",
+            f"--nproc {execution.nproc} needs {wanted} GPUs, this machine offers {len(available)}",
+            f"Use --nproc {len(available) // execution.model_parallel} (NCCL wants one each), or --device cpu.",
         )
     return execution.nproc
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SERVE_S = 5.0  # what a loader worker gives a training process that stops
-_LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT)
+_LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT, signal.SIGUSR1)
 
 
 _ORPHAN_S = 0.8  # that a process outlives its launcher at most
@@ -47,6 +47,21 @@ def serve(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     # multiprocessing, too, ends its children by SIGTERM, where the loader could not do it in its own way
     signal.signal(signal.SIGTERM, lambda *_: leave_after(_SERVE_S, 128 + signal.SIGTERM))
+
+
+def start_servers() -> None:
+    """Start multiprocessing's helpers of this process, deaf to what asks a run to stop.
+
+    Slurm and a terminal signal them too. They would die of it; a worker that they fork then never starts.
+    """
+    from multiprocessing import forkserver
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGHUP})  # children inherit it
+    try:
+        resource_tracker.ensure_running()
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop_in_time(grace_s: float, reason: Callable[[], BaseException | None] = lambda: None) -> None:

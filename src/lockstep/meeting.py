@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other where nobody named a port.
+"""How the ranks of a job find each other where nobody named a port, and what they settle before they form a group.
 
 A job has a sequence of ports of its own, by its name. At the first free one rank 0 tells those who ask for the job by
 name where its store is.
@@ -6,16 +6,24 @@ name where its store is.
 
 import hashlib
 import socket
+import struct
+import sys
 import threading
 import time
+import uuid
+from collections.abc import MutableMapping
 from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lockstep.errors import UserError
 
 _PORTS, _FIRST_PORT, _LAST_PORT = 16, 15_000, 32_000  # below those that systems hand out for outgoing connections
 _ASK_S, _PAUSE_S, _LINE = 2.0, 0.1, 512
+_POLL_S = 0.02
+INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def ports(job: str) -> list[int]:
@@ -98,3 +106,83 @@ def _ask(job: str, host: str, rank: int, size: int, seconds: float) -> int:
         f"rank {rank} of {size} did not find rank 0 at {host} in {seconds:g} s",
         "Check that the host's name is right and reachable (MASTER_ADDR names another), and that rank 0 was started.",
     )
+
+
+def fresh(store: Store, rank: int, size: int, seconds: float) -> Store:
+    """A part of the store that holds nothing of ranks before these.
+
+    An elastic launcher keeps one store over all its restarts. What is left in it, addresses or an alarm, would be taken
+    for news. Its count of restarts names no attempt: a host that joins later counts from 0.
+
+    Raises:
+        UserError: where not all ranks came in time.
+    """
+    if rank > 0:
+        token = uuid.uuid4().hex
+        store.set(f"lockstep/here/{rank}", token)
+        attempt = store.get(f"lockstep/attempt/{token}").decode()
+        store.set(f"{attempt}/joined/{rank}", "")
+        return PrefixStore(attempt, store)
+    attempt = f"lockstep/{uuid.uuid4().hex}"
+    until, missing = time.monotonic() + seconds, set(range(1, size))
+    while missing:
+        for other in [r for r in missing if store.check([f"lockstep/here/{r}"])]:
+            # perhaps the word of a rank of long ago, whom the answer does not reach
+            store.set(f"lockstep/attempt/{store.get(f'lockstep/here/{other}').decode()}", attempt)
+        missing = {r for r in missing if not store.check([f"{attempt}/joined/{r}"])}
+        if missing and time.monotonic() > until:
+            raise UserError(
+                f"rank(s) {', '.join(map(str, sorted(missing)))} of {size} did not come in {seconds:g} s",
+                "Check that they were started, and what they said; --timeout gives them longer.",
+            )
+        time.sleep(_POLL_S if missing else 0)
+    return PrefixStore(attempt, store)
+
+
+def choose_interface(store: Store, master: str, rank: int, size: int, environ: MutableMapping[str, str]) -> None:
+    """Set GLOO_SOCKET_IFNAME to the interface on the way to rank 0, where it is not set; for ranks on several hosts.
+
+    By itself gloo takes the address that the host's own name stands for. On many systems that is 127.0.1.1, where no
+    other host finds it. On rank 0's host the master's address may be a loopback one too: it looks to another host.
+    """
+    own = "" if environ.get(INTERFACE) else address_towards(master)
+    store.set(f"address/{rank}", own)
+    if own and ip_address(own).is_loopback:
+        found = [text.decode() for text in store.multi_get([f"address/{other}" for other in range(size)])]
+        others = [text for text in found if text and not ip_address(text).is_loopback]
+        own = address_towards(others[0]) if others else ""
+    if name := interface_of(own):
+        environ[INTERFACE] = name
+
+
+def address_towards(host: str) -> str:
+    """This host's address on the way to another one; empty where its name is unknown or there is no way."""
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(there)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface whose (first) address this is; empty where none has it, or not on Linux."""
+    if sys.platform != "linux" or not address:
+        return ""
+    if ip_address(address).version == 6:
+        wanted = ip_address(address).packed.hex()
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+        return next((words[-1] for words in map(str.split, lines) if words[0] == wanted), "")
+    from fcntl import ioctl
+
+    ask_for_address = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = ioctl(any_socket, ask_for_address, struct.pack("256s", name.encode()))
+            except OSError:  # one without an address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""

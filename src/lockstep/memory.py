@@ -1,9 +1,10 @@
-"""The host's memory: how much a process has held, and what becomes of what it frees."""
+"""The memory of host and devices: how much a process has held, what is free, what becomes of what it frees."""
 
 import ctypes
 import os
 import resource
 import sys
+from collections.abc import Iterable
 
 import torch
 
@@ -24,6 +25,19 @@ def keep_freed() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1))
+
+
+def free_bytes(device: torch.device) -> int:
+    """What an accelerator has left: of its own memory, or of what Metal would give a process at most."""
+    if device.type == "mps":  # torch.accelerator's get_memory_info raises there
+        metal = torch.get_device_module(device)
+        return int(metal.recommended_max_memory() - metal.driver_allocated_memory())
+    return torch.accelerator.get_memory_info(device)[0]
+
+
+def peaks_gib(devices: Iterable[torch.device]) -> list[float]:
+    """`peak_gib` of each of the devices that this process drives, in their order."""
+    return [round(peak_gib(device), 3) for device in devices]
 
 
 def peak_gib(device: torch.device) -> float:

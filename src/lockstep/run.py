@@ -29,7 +29,7 @@ def check(config: Config) -> None:
     from lockstep import models
     from lockstep.data.sources import DATASETS
     from lockstep.objects import load_object
-    from lockstep.parallel.ddp import require_gpus
+    from lockstep.parallel.data_parallel import require_gpus
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
     from lockstep.world import devices
@@ -139,7 +139,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     config = dataclasses.replace(config, execution=execution, model=model_config)
     configure(config.precision, world.device)
     train_set, val_set = load_data(config, world)
-    model = build_model(config, train_set, world)
+    model = build_model(config, train_set, world.device)
     weights.load(model, Path(folder) / "weights" / f"{chosen.weights}.safetensors")
     metrics = evaluate(model, eval_loader(config, val_set, world), world, config.precision, tta=config.tta)
     world.print(f"{chosen.weights} weights of {folder}: {metrics}")

@@ -12,15 +12,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
 from lockstep.joining import JOB, adopt
-from lockstep.meeting import meet
+from lockstep.meeting import choose_interface, fresh, meet
 from lockstep.memory import keep_freed
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LAST_RELEASES_S = 0.1
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+_LOOK = {
+    "cuda": "Check nvidia-smi (rocm-smi for AMD) and CUDA_VISIBLE_DEVICES",
+    "xpu": "Check xpu-smi and ZE_AFFINITY_MASK",
+    "mps": "It needs Apple silicon, a recent macOS, and a Python for that processor, not for Intel's",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class World:
     def barrier(self) -> None:
         """Wait for all ranks, at most as long as the run's --timeout."""
         if self.size > 1:
-            dist.barrier(device_ids=[self.device.index] if self.backend == "nccl" else None)
+            dist.barrier(device_ids=None if self.backend == "gloo" else [self.device.index])
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on all ranks (for small objects: it goes through the host)."""
@@ -160,11 +168,10 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
     names = backend if backend == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
     limit = timedelta(seconds=execution.timeout)
     try:
-        if job := environ.get(JOB):
-            store = meet(job, environ["MASTER_ADDR"], rank, size, execution.timeout)
-            dist.init_process_group(names, timeout=limit, store=store, rank=rank, world_size=size)
-        else:
-            dist.init_process_group(names, timeout=limit)
+        store = _store(environ, rank, size, execution.timeout)
+        if local_size < size:
+            choose_interface(store, environ["MASTER_ADDR"], rank, size, environ)
+        dist.init_process_group(names, timeout=limit, store=store, rank=rank, world_size=size)
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UserError(
             f"rank {rank} of {size} could not meet the others at "
@@ -177,6 +184,14 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
     # gloo's threads outlive the group, which DDP never lets go, and need the interpreter's lock to release the last
     # collective's tensors: one that waits for it while the interpreter ends aborts the process. Sleep gives it away.
     time.sleep(_LAST_RELEASES_S)
+
+
+def _store(environ: MutableMapping[str, str], rank: int, size: int, seconds: float) -> Store:
+    """The store of the ranks of this attempt."""
+    if job := environ.get(JOB):
+        return meet(job, environ["MASTER_ADDR"], rank, size, seconds)
+    found, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))
+    return fresh(found, rank, size, seconds)
 
 
 def cores() -> int:
@@ -193,20 +208,34 @@ def device_name(device: torch.device) -> str:
 
 
 def device_type(execution: Execution) -> str:
-    """cpu, cuda, mps or xpu: what `--device` and `--gpus` come to on this machine."""
+    """cpu, cuda (NVIDIA and AMD), mps or xpu: what `--device` and `--gpus` come to on this machine.
+
+    Raises:
+        UserError: for a device or GPUs that are not here, and GPUs of a CPU.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     found = accelerator.type if accelerator is not None else "cpu"
-    wanted = execution.device
-    if wanted == "auto":
-        wanted = "cuda" if execution.gpus else found  # type: ignore[assignment]
+    wanted = found if execution.device == "auto" else execution.device
+    asked = f"--gpus {','.join(map(str, execution.gpus))}"
+    if execution.gpus and execution.device == "cpu":
+        raise UserError(f"{asked} with --device cpu", "Leave one of the two out.")
+    if execution.gpus and found == "cpu":
+        raise UserError(f"{asked} asks for GPUs, and this machine shows none", _where_to_look(wanted))
     if wanted not in ("cpu", found):
-        raise UserError(
-            f"--gpus {','.join(map(str, execution.gpus))} asks for GPUs, and this machine shows none"
-            if execution.gpus
-            else f"--device {wanted}: this machine has no such device (found: {found})",
-            "Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu.",
-        )
+        raise UserError(f"--device {wanted}: this machine has no such device (found: {found})", _where_to_look(wanted))
     return wanted
+
+
+def _where_to_look(kind: str) -> str:
+    """What to do about an accelerator that is not seen."""
+    built_for = torch.accelerator.current_accelerator()  # whether or not there is one
+    if built_for is None:
+        return "This torch is built for the CPU alone: install one for your GPU, or use --device cpu."
+    if kind not in _LOOK:  # auto found nothing
+        kind = built_for.type
+    if kind != built_for.type:
+        return f"This torch is built for {built_for.type}: install one for {kind}, or use --device cpu."
+    return f"{_LOOK.get(kind, 'Check its driver')}, or use --device cpu."
 
 
 def devices(execution: Execution) -> list[torch.device]:
@@ -215,21 +244,36 @@ def devices(execution: Execution) -> list[torch.device]:
     if kind == "cpu":
         return [torch.device("cpu")]
     count = torch.accelerator.device_count()
+    asked = f"--gpus {','.join(map(str, execution.gpus))}"
     if strange := [index for index in execution.gpus if not 0 <= index < count]:
+        shown = f" among those that {_VISIBLE[kind]} shows" if kind in _VISIBLE else ""
         raise UserError(
-            f"--gpus {','.join(map(str, execution.gpus))}: there is no GPU {strange[0]}, this machine shows {count}",
-            f"GPUs are numbered 0 to {count - 1} among those that CUDA_VISIBLE_DEVICES shows.",
+            f"{asked}: there is no GPU {strange[0]}, this machine shows {count}",
+            f"GPUs are numbered 0 to {count - 1}{shown}.",
+        )
+    if twice := [index for index in execution.gpus if execution.gpus.count(index) > 1]:
+        raise UserError(
+            f"{asked}: GPU {twice[0]} stands there twice",
+            "Name each once. Several processes share one with --backend gloo and a larger --nproc.",
         )
     return [torch.device(kind, index) for index in execution.gpus or range(count)]
 
 
+def own_devices(execution: Execution, local_rank: int) -> list[torch.device]:
+    """The devices that a rank of this host drives: one for each stage of its model, in their order."""
+    available, stages = devices(execution), execution.model_parallel
+    return [available[(local_rank * stages + stage) % len(available)] for stage in range(stages)]
+
+
 def _device(execution: Execution, local_rank: int, local_size: int) -> torch.device:
-    available = devices(execution)
+    available, stages = devices(execution), execution.model_parallel
     if available[0].type == "cpu":
         return available[0]
-    if local_size > len(available) and execution.backend != "gloo":
+    if local_size * stages > len(available) and execution.backend != "gloo":
+        each = f" of {stages} stages" if stages > 1 else ""
         raise UserError(
-            f"{local_size} processes on this machine and {len(available)} GPU(s)",
-            f"Use --nproc {len(available)}; NCCL takes one process per GPU.",
+            f"{local_size} processes{each} on this machine and {len(available)} GPU(s)",
+            f"Use --nproc {max(1, len(available) // stages)}: one GPU for a process and stage, or several processes on "
+            "one by --backend gloo.",
         )
-    return available[local_rank % len(available)]
+    return own_devices(execution, local_rank)[0]

@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.data.loaders import Batch, micro_batches
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import average_buffers
-from lockstep.parallel.ddp import DataParallelSync, parallelize
+from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.strategy import parallelize
 from lockstep.training.step import TrainStep
 from lockstep.world import World
 from tests.ranks import run_ranks
@@ -165,6 +166,10 @@ def test_forwards_hold_no_collective_on_buffers(ranks: list[dict[str, Any]]) -> 
 def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
     with pytest.raises(UserError, match=r"there is only the CPU: nn\.DataParallel would just call the module"):
         parallelize(network(), SINGLE, strategy="dp")
+    with pytest.raises(UserError, match="--sync-bn"):
+        parallelize(network(), SINGLE, strategy="dp", sync_bn=True)
+    with pytest.raises(UserError, match="--strategy single is one process, and a launcher has started 2"):
+        parallelize(network(), World(0, 2, 0, 2, torch.device("cpu"), "gloo"), strategy="single")
     one_gpu = World(0, 1, 0, 1, torch.device("cuda", 0), "none")
     with pytest.raises(UserError, match="is one: "):
         parallelize(network(), one_gpu, strategy="dp", devices=[torch.device("cuda", 0)])

@@ -21,6 +21,7 @@ def journal(
     comm_wait_ms: float | None = 2.0,
     ledger: str = LEDGER,
     status: str = "completed",
+    memory: Sequence[float] = (0.5, 0.75),
 ) -> list[dict[str, Any]]:
     """A run whose log windows of `steps` steps took so many seconds each."""
     per_epoch = len(seconds) // epochs
@@ -34,7 +35,7 @@ def journal(
             records.append({"kind": "eval"})
     total = len(seconds) * steps
     end = {"kind": "end", "status": status, "steps": total, "samples": total * batch, "seconds": sum(seconds) + 0.5}
-    return [*records, end | {"top1": 0.875, "ledger_sha256": ledger, "peak_memory_gib": [0.5, 0.75]}]
+    return [*records, end | {"top1": 0.875, "ledger_sha256": ledger, "peak_memory_gib": [*memory]}]
 
 
 def result(step_s: float, **more: Any) -> dict[str, Any]:

@@ -29,19 +29,28 @@ from tests.tools.comparisons import example, journal, result, results, row
 # The grammar
 
 _switches = st.sets(st.sampled_from(["sync_bn", "compile", "channels_last"]))
+_links = (
+    st.just({})
+    | st.builds(lambda kind: {"compress": kind}, st.sampled_from(["fp16", "bf16", "powersgd:3"]))
+    | st.builds(lambda kind, steps: {kind: steps}, st.sampled_from(["local", "diloco"]), st.integers(1, 99))
+)
 _strategies = st.builds(
-    lambda base, shards, precision, accumulate, switches: Strategy(
+    lambda base, shards, precision, accumulate, switches, link, stages: Strategy(
         "ddp" if shards else base,
         shards,
         precision,
         accumulate,
-        tuple(name for name in ("sync_bn", "compile", "channels_last") if name in switches),
+        stages=stages,
+        switches=tuple(name for name in ("sync_bn", "compile", "channels_last") if name in switches),
+        **link,
     ),
     st.sampled_from(BASES),
     st.integers(0, 99),
     st.sampled_from(["", "bf16", "fp16", "tf32"]),
     st.integers(0, 64),
     _switches,
+    _links,
+    st.integers(0, 9),
 )
 
 
@@ -197,6 +206,18 @@ def test_a_figure_is_missing_rather_than_wrong() -> None:
             measure(broken)
 
 
+@given(st.lists(st.floats(0.001, 1000), max_size=9))
+def test_memory_is_known_for_each_process_or_device(memory: list[float]) -> None:
+    found = measure(journal([1.0, 1.0], memory=memory))
+    assert found["memory_gib"] == memory
+    if not memory:
+        assert found["memory_sum_gib"] is found["memory_largest_gib"] is found["memory_smallest_gib"] is None
+    else:
+        assert found["memory_smallest_gib"] <= found["memory_sum_gib"] / len(memory) * (1 + 1e-12)
+        assert found["memory_largest_gib"] >= found["memory_sum_gib"] / len(memory) * (1 - 1e-12)
+        assert {found["memory_smallest_gib"], found["memory_largest_gib"]} <= set(memory)
+
+
 def test_the_command_s_own_message_is_the_reason() -> None:
     said = "Traceback ...\nValueError: inner\nlockstep: rank 1 failed: inner\n  Do this.\n"
     assert complaint(said) == "rank 1 failed: inner"
@@ -256,6 +277,28 @@ def test_without_its_baseline_no_row_has_a_speed_up() -> None:
     found = aggregate(rows, "dp x1")["rows"][1]
     assert found["speedup"] is found["efficiency"] is None
     assert found["seconds_per_epoch"]["median"] > 0
+
+
+def test_the_memory_of_each_gpu_is_shown_where_one_process_drives_several() -> None:
+    uneven = [(3.0, 0.8, 0.7), (3.1, 0.8, 0.8), (3.2, 0.7, 0.8)]
+    rows = [
+        row("dp x1", {k: result(1.0, memory=memory) for k, memory in enumerate(uneven)}),
+        row("ddp x3", {k: result(1.0, memory=(1.0, 0.9, 0.9)) for k in range(3)}),
+        row("single x1", {k: result(1.0, memory=[1.5] * (1 + k)) for k in range(3)}),  # of runs that are not alike
+    ]
+    rows.append(row("ddp x2", {0: result(1.0, memory=(2.0, 0.0, 2.0, 0.0))}))  # a model in stages, one of them idle
+    found = results(rows, "dp x1")
+    dp, ddp, single, _ = found["rows"]
+    assert dp["memory_gib"] == [3.1, 0.8, 0.8]
+    assert (dp["memory_largest_gib"]["median"], dp["memory_smallest_gib"]["median"]) == (3.1, 0.7)
+    assert ddp["memory_gib"] == [1.0, 0.9, 0.9]
+    assert single["memory_gib"] == []
+    lines = [line for line in tables.explanations(found) if "on its devices" in line]
+    assert lines == [
+        "dp x1: 3.10, 0.800, 0.800 GiB on its devices; the most is 3.9 times the least, "
+        "and the first also holds optimizer, outputs and loss.",
+        "ddp x2: 2.00, 0.00, 2.00, 0.00 GiB on its devices.",
+    ]
 
 
 # The whole, with runs that are made up

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config import Config
+from lockstep.config import Config, LinkConfig
 from lockstep.errors import UserError
 from lockstep.flags import sort_words
 from lockstep.recipes import recipe
@@ -221,6 +221,12 @@ def test_a_plan_is_of_plain_ddp() -> None:
         Plan.of(replace(base, shards=4))
     with pytest.raises(UserError, match="--strategy single"):
         Plan.of(replace(base, execution=replace(base.execution, strategy="single", nproc=1)))
+    for other in (
+        replace(base, link=LinkConfig(sync_every=4)),
+        replace(base, execution=replace(base.execution, model_parallel=2)),
+    ):
+        with pytest.raises(UserError, match="it predicts plain DDP"):
+            Plan.of(other)
     far = replace(base.execution, nnodes=2, master_addr="10.0.0.1", master_port=29500)
     with pytest.raises(UserError, match="an interconnect is named, too"):
         Plan.of(replace(base, execution=far), interconnect="1gbit")

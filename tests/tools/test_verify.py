@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig
 from lockstep.errors import UserError
 from lockstep.failures import WorkerFailed
 from lockstep.tools.verify import agreement, diagnose
@@ -48,7 +48,8 @@ def _plan(*nproc: int, patch: str = "", steps: int = 4, out: str = "", **given: 
     def part(cls: type) -> Any:
         return cls(**{field.name: given.pop(field.name) for field in fields(cls) if field.name in given})
 
-    parts = {"data": part(DataConfig), "model": part(ModelConfig), "optim": part(OptimConfig)}
+    groups = {"data": DataConfig, "model": ModelConfig, "optim": OptimConfig, "link": LinkConfig}
+    parts: dict[str, Any] = {name: part(cls) for name, cls in groups.items()}
     execution = Execution(device="cpu", threads=1, eval_batch_size=7, out=out, workers=1)
     config = Config(epochs=3, execution=execution, **parts, **given)
     return Plan.of(config, nproc=nproc, steps=steps, patch=f"{HERE}:{patch}" if patch else "")
@@ -125,6 +126,7 @@ WRONG = {
     "plain mode's batch norm": ({"model": "normed_net"}, "batch statistics"),
     "plain mode's dropout": ({"model": "dropping_net", "sync_bn": True}, "dropout"),
     "both": ({"model": "dropping_net"}, "batch statistics and dropout"),
+    "rounded on the way": ({"compress": "bf16"}, "compression"),
     "no reshuffle by N": ({"patch": "reshuffle_by_size", "steps": 6}, "order"),
     "order by rank": ({"patch": "order_by_rank"}, "order"),
     "rank-seeded augmentation": ({"patch": "rank_seeded_augmentation", "flip": True}, "augmentation"),
@@ -218,6 +220,7 @@ def test_the_command_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--nproc", "1,65"], "smaller than the 65 processes"),
         (["--steps", "0"], "takes no step"),
         (["--strategy", "single"], "--strategy single"),
+        (["--sync-every", "4"], "verify with --sync-every 4"),
         (["--patch", "json:nowhere"], "nowhere"),
         (["--json", "no/where.json"], "its folder does not exist"),
         (["--model", "digits_nett"], "digits_net"),

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from lockstep.config import Config
 from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.ddp import DataParallelSync, parallelize
+from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.strategy import parallelize
 from lockstep.training.assemble import Run
 from lockstep.world import World
 

@@ -16,7 +16,7 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader
-from lockstep.parallel.ddp import parallelize
+from lockstep.parallel.strategy import parallelize
 from lockstep.training.evaluation import _sums, averaged, evaluate
 from lockstep.world import World
 from tests.ranks import run_ranks

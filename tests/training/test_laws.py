@@ -22,7 +22,7 @@ from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import TrainLoader
 from lockstep.order import EMPTY_LEDGER, Order, extend_ledger
 from lockstep.parallel.batchnorm import average_buffers
-from lockstep.parallel.ddp import parallelize
+from lockstep.parallel.strategy import parallelize
 from lockstep.training import optimizers, schedules
 from lockstep.training.step import TrainStep
 from lockstep.world import World, share_of

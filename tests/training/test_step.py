@@ -18,7 +18,7 @@ from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import Batch, TrainLoader, micro_batches
 from lockstep.errors import UserError
 from lockstep.order import Order
-from lockstep.parallel.ddp import parallelize
+from lockstep.parallel.strategy import parallelize
 from lockstep.training import optimizers
 from lockstep.training.evaluation import evaluate
 from lockstep.training.step import TrainStep

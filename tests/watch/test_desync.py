@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
 from lockstep.errors import UserError
-from lockstep.parallel.ddp import parallelize
+from lockstep.parallel.strategy import parallelize
 from lockstep.training import optimizers
 from lockstep.watch import desync
 from lockstep.world import World

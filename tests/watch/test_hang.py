@@ -1,13 +1,16 @@
 """What is said of a hang: who holds up the rest, by what the ranks told."""
 
 import dataclasses
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
 
 from lockstep.errors import EXIT_HANG
+from lockstep.watch import alarm
 from lockstep.watch.hang import Position, activity, diagnose, report, stranded
 
 TORCH = "/site/torch/distributed/distributed_c10d.py"
@@ -139,6 +142,16 @@ def test_the_report_holds_all() -> None:
     alone = stranded(3.0, position(1), {0: "stopped by a signal", 2: "running"}, "lost")
     assert alone.culprits == (0,)
     assert "rank 0: its process is stopped by a signal" in alone.text
+
+
+def test_a_rank_without_the_store_names_the_hosts_that_it_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = alarm.Board(HashStore(), 1, 2, {0: position(0, machine="host 2", host="head"), 1: position(1)})
+    monkeypatch.setattr(alarm, "leave", sys.exit)
+    with pytest.raises(SystemExit, match="124"):
+        alarm.alone(board, alarm.Teller(3.0, None, None), position(1), "lost")
+    assert "rank 0: its process is on another machine, head" in capsys.readouterr().err
 
 
 KINDS = st.sampled_from(["collective", "backward", "loader", "checkpoint", "python"])

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore
 from lockstep.config import Execution
 from lockstep.data.fetchers import streaming
 from lockstep.errors import EXIT_HANG
-from lockstep.parallel.ddp import parallelize
+from lockstep.parallel.strategy import parallelize
 from lockstep.watch.alarm import REPORT
 from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
 from lockstep.watch.stacks import answer_for_stacks

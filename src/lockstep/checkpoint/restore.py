@@ -12,6 +12,7 @@ from lockstep.checkpoint.snapshot import describe_parameters, numbered
 from lockstep.checkpoint.verified import Loaded
 from lockstep.checkpoint.weights import state_tensors, unwrap
 from lockstep.errors import UserError
+from lockstep.parallel.sharded import is_part, part_of
 
 _SHOWN = 12  # lines of a difference that an error lists
 _KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
@@ -74,7 +75,8 @@ def _refuse(loaded: Loaded, lines: list[str]) -> None:
 
 
 def _copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    unwrap(model).load_state_dict(tensors)
+    own = state_tensors(model)
+    unwrap(model).load_state_dict({name: part_of(tensor, own[name]) for name, tensor in tensors.items()})
 
 
 def diff_tensors(what: str, saved: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
@@ -131,6 +133,8 @@ def _restore_optimizer(loaded: Loaded, optimizer: torch.optim.Optimizer, keep: C
 
 def _placed(source: Tensor, home: Tensor, on_host: bool) -> Tensor:
     """A copy of a mapped tensor beside its parameter or on the host; of the parameter's shape, it gets its strides."""
+    if source.shape == home.shape and is_part(home) and not on_host:
+        return part_of(source, home)
     device = torch.device("cpu") if on_host else home.device
     if source.shape == home.shape:
         return torch.empty_like(home.detach(), dtype=source.dtype, device=device).copy_(source)

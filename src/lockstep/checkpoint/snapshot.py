@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, encode, require_storable
 from lockstep.checkpoint.weights import state_tensors, unwrap
+from lockstep.data.ahead import has_streams
 from lockstep.errors import UserError
+from lockstep.parallel.sharded import is_part, whole
 
 _BLOCK = 64 << 20  # a power of two: torch rounds pinned allocations up to one
 _ALIGN = 64
@@ -26,7 +28,7 @@ class Snapshot:
 
 
 class Buffers:
-    """Host memory that one snapshot after another uses, pinned where the tensors come from a CUDA device."""
+    """Host memory that one snapshot after another uses, pinned where tensors come from a device with streams."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
@@ -40,14 +42,14 @@ class Buffers:
         """Copies of all tensors, with the strides of the originals. Waits once for each device, at the end."""
         tensors = [tensor for named in files.values() for tensor in named.values()]
         devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
-        pinned = any(device.type == "cuda" for device in devices)
+        pinned = any(has_streams(device) for device in devices)
         if pinned != self._pinned:
             self._blocks, self._pinned = [], pinned
         self._rewind()
         size = min(_BLOCK, sum(_aligned(tensor.nbytes) for tensor in tensors))
         with torch.no_grad():
             copies = {
-                file: {name: self._like(t, size).copy_(t, non_blocking=pinned) for name, t in named.items()}
+                file: {name: self._like(t, size).copy_(whole(t), non_blocking=pinned) for name, t in named.items()}
                 for file, named in files.items()
             }
         if pinned:  # elsewhere the copies themselves have waited
@@ -56,8 +58,11 @@ class Buffers:
         return copies
 
     def _like(self, tensor: Tensor, size: int) -> Tensor:
-        layout = torch.empty_like(tensor, device="meta")  # contiguous where the original overlaps itself
-        memory = self._take(tensor.nbytes, size)
+        if is_part(tensor):
+            layout = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        else:
+            layout = torch.empty_like(tensor, device="meta")  # contiguous where the original overlaps itself
+        memory = self._take(layout.nbytes, size)
         return memory.view(tensor.dtype).as_strided(layout.shape, layout.stride())
 
     def _take(self, count: int, size: int) -> Tensor:
@@ -83,7 +88,7 @@ def snapshot(
 ) -> Snapshot:
     """Copy all that a run is to host memory, so that training may go on and change it.
 
-    On CUDA the copies go to pinned memory and the host waits for them once. Without `buffers` new memory is taken.
+    From CUDA or XPU they go to pinned memory and the host waits for them once. Without `buffers` new memory is taken.
 
     Args:
         step: optimizer steps taken.
@@ -94,22 +99,35 @@ def snapshot(
     Raises:
         UserError: naming what can't be kept: an entry that is no tensor, number or text, a sparse or quantised tensor.
     """
+    files, described = _collect(model, optimizer, ema)
+    document = {"state": encode(dict(state or {}), "state"), "optimizer": described, "scaler": None}
+    copies = (buffers or Buffers()).copy(files)
+    if scaler is not None:  # after the copies: it reads its scale from the device, which waits for all of them
+        document["scaler"] = encode(scaler.state_dict(), "scaler")
+    return Snapshot(step, copies, document)
+
+
+def contribute(model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None = None) -> None:
+    """Hand in this rank's parts of a sharded model, while another rank takes a snapshot of it; keeps nothing."""
+    files, _ = _collect(model, optimizer, ema)
+    for named in files.values():
+        for tensor in named.values():
+            whole(tensor)
+
+
+def _collect(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None
+) -> tuple[dict[str, Mapping[str, Tensor]], dict[str, Any]]:
+    """The tensors to keep, by file and name in one order on all ranks, and the optimizer without its tensors."""
     kept = _Collector()
-    document = {
-        "state": encode(dict(state or {}), "state"),
-        "optimizer": _describe(model, optimizer, kept),
-        "scaler": None,
-    }
-    files = {MODEL: state_tensors(model), OPTIMIZER: kept.tensors}
+    described = _describe(model, optimizer, kept)
+    files: dict[str, Mapping[str, Tensor]] = {MODEL: state_tensors(model), OPTIMIZER: kept.tensors}
     if ema is not None:
         files[EMA] = state_tensors(ema)
     for file, named in files.items():
         for name, tensor in named.items():
             require_storable(f"{name} of {file.partition('.')[0]}", tensor)
-    copies = (buffers or Buffers()).copy(files)
-    if scaler is not None:  # after the copies: it reads its scale from the device, which waits for all of them
-        document["scaler"] = encode(scaler.state_dict(), "scaler")
-    return Snapshot(step, copies, document)
+    return files, described
 
 
 class _Collector:

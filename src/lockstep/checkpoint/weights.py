@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lockstep.checkpoint.files import fsync, write_error
 from lockstep.checkpoint.format import octets
 from lockstep.errors import UserError
+from lockstep.parallel.sharded import whole
 
 _SHOWN = 4  # entries of each kind that a mismatch lists
 _PREFIXES = ("module.", "_orig_mod.")  # what DDP, DataParallel and torch.compile put before every name
@@ -32,18 +33,19 @@ def digest(model: nn.Module) -> str:
     """SHA-256, in hex, of the unwrapped model's state_dict in its own order.
 
     It covers the elements' bytes alone, in logical order (so any memory format gives the same), little-endian. Every
-    tensor comes to the CPU for it.
+    tensor comes to the CPU for it. All ranks call it together where the model is sharded.
     """
     sha = hashlib.sha256()
     for tensor in state_tensors(model).values():
-        sha.update(octets(tensor.detach().cpu()).numpy().data)
+        sha.update(octets(whole(tensor).detach().cpu()).numpy().data)
     return sha.hexdigest()
 
 
-def save(model: nn.Module, path: str | Path, metadata: dict[str, str]) -> None:
+def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: bool = True) -> None:
     """Write the unwrapped model's state_dict. The file appears whole or not at all, also when the machine dies.
 
-    Tied weights are written once per name, so that any reader can load the file.
+    Tied weights are written once per name, so that any reader can load the file. `here`: on this rank; where the model
+    is sharded the others call it too, and hand in their parts.
 
     Raises:
         UserError: where the file can't be written.
@@ -52,10 +54,15 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str]) -> None:
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in state_tensors(model).items():
-        value = tensor.detach().cpu().contiguous()
+        value = whole(tensor)
+        if not here:
+            continue
+        value = value.detach().cpu().contiguous()
         storage = value.untyped_storage().data_ptr()
         tensors[name] = value.clone() if storage in seen else value
         seen.add(storage)
+    if not here:
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:

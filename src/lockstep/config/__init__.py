@@ -1,6 +1,6 @@
 """What a run is: frozen dataclasses, validated at birth.
 
-`Config` splits in two: the experiment (data, model, optim and the fields of `Config` itself) decides the result;
+`Config` splits in two: the experiment (data, model, optim, link and the fields of `Config` itself) decides the result;
 `Execution` and `Recovery` decide only where and how fast it runs and what it survives. None of their fields may change
 what is learned, except through rounding and, without `sync_bn`, through the batch statistics of batch normalisation.
 """
@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from tyro.conf import Fixed
 
+from lockstep.config import combinations
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
-from lockstep.config.experiment import OPTIMIZERS, DataConfig, ModelConfig, OptimConfig, ScheduleName
+from lockstep.config.experiment import OPTIMIZERS, DataConfig, LinkConfig, ModelConfig, OptimConfig, ScheduleName
 from lockstep.config.fields import Floats, Ints, Names, require, split_commas
 from lockstep.config.plain import from_plain
 
@@ -27,6 +28,7 @@ __all__ = [
     "Floats",
     "Interval",
     "Ints",
+    "LinkConfig",
     "ModelConfig",
     "Names",
     "OptimConfig",
@@ -64,6 +66,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    link: LinkConfig = field(default_factory=LinkConfig)
     execution: Execution = field(default_factory=Execution)
     recovery: Recovery = field(default_factory=Recovery)
 
@@ -75,8 +78,7 @@ class Config:
             f"--accumulate {self.accumulate} cuts a batch of {self.batch_size} into empty pieces",
             f"Use 1 to {self.batch_size}.",
         )
-        if self.shards:
-            self._require_exact()
+        combinations.require_sound(self)
         require(
             self.recovery.hang_timeout < self.execution.timeout,
             f"--hang-timeout {self.recovery.hang_timeout:g} is not below --timeout {self.execution.timeout:g}",
@@ -85,37 +87,6 @@ class Config:
         nproc, nodes = self.execution.nproc, self.execution.nnodes
         if nproc != "auto":
             self.require_batch_for(nproc * nodes)
-
-    def _require_exact(self) -> None:
-        """Refuse what exact mode can't make the same on any number of processes."""
-        mode = f"--shards {self.shards}"
-        require(
-            1 <= self.shards <= self.batch_size,
-            f"{mode} of a batch of {self.batch_size}: a shard needs a sample",
-            f"Use 1 to {self.batch_size} (0: off).",
-        )
-        require(
-            self.execution.strategy == "ddp",
-            f"{mode} with --strategy {self.execution.strategy}: DataParallel adds floats in an order of its own"
-            if self.execution.strategy == "dp"
-            else f"{mode} with --strategy {self.execution.strategy}",
-            "Leave --strategy out; --nproc 1 is one process.",
-        )
-        require(
-            not self.model.sync_bn,
-            f"{mode} with --sync-bn: each shard has its own batch statistics, the same on any number of processes",
-            "Leave one of the two out.",
-        )
-        require(
-            not self.model.compile,
-            f"{mode} with --compile: a compiled kernel depends on the batch shapes that its process has met",
-            "Leave one of the two out.",
-        )
-        require(
-            self.precision != "tf32",
-            f"{mode} with --precision tf32: exact mode switches TF32 off",
-            "Use fp32, bf16 or fp16.",
-        )
 
     def require_batch_for(self, processes: int) -> None:
         """Raise UserError where some process would have no sample in a full batch, or no shard."""

@@ -9,7 +9,7 @@ from tyro.conf import arg
 from lockstep.config.fields import Ints, Names, require, require_finite
 from lockstep.errors import UserError, unknown
 
-Strategy = Literal["single", "dp", "ddp"]
+Strategy = Literal["single", "dp", "ddp", "fsdp"]
 LOG_MIRRORS = ("csv", "tensorboard", "wandb")
 
 
@@ -24,12 +24,16 @@ class Execution:
     nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
     """Processes on this machine; auto: one per GPU, else one per core, at most 8."""
     strategy: Strategy = "ddp"
-    """single: one process; dp: DataParallel, one process on several GPUs; ddp: DistributedDataParallel."""
+    """single: one process; dp: DataParallel, one process on several GPUs; ddp: DistributedDataParallel, a whole model
+    on each; fsdp: FSDP2, each process holds a part of weights, gradients and optimizer."""
+    model_parallel: int = 1
+    """Cut the model into this many stages, each on a device of its own, for models that one device can't hold; each
+    process then drives as many devices, and ddp runs over the processes."""
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
     """Kind of device; auto takes the accelerator where there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """How ranks talk; auto: NCCL on CUDA, gloo on the CPU (gloo also lets ranks share a GPU)."""
-    gpus: Annotated[Ints, arg(help_behavior_hint="(default: all that CUDA_VISIBLE_DEVICES shows)")] = ()
+    """How ranks talk; auto: NCCL on NVIDIA, XCCL on Intel, gloo on the CPU (gloo also lets ranks share a GPU)."""
+    gpus: Annotated[Ints, arg(help_behavior_hint="(default: all; see CUDA_VISIBLE_DEVICES)")] = ()
     """GPUs to use, as 0,2."""
     threads: int = 0
     """CPU threads per process (0: cores / processes on this machine)."""
@@ -79,6 +83,12 @@ class Execution:
             self.nnodes == 1 or (bool(self.master_addr) and self.master_port > 0),
             "several machines need one meeting point",
             "Give --master-addr (machine 0's address) and --master-port, the same on every machine.",
+        )
+        require(self.model_parallel >= 1, f"--model-parallel {self.model_parallel} is not positive", "Use 1 for off.")
+        require(
+            self.model_parallel == 1 or self.strategy in ("single", "ddp"),
+            f"--model-parallel {self.model_parallel} with --strategy {self.strategy}: both spread one model",
+            "Leave one of the two out.",
         )
         require(
             self.strategy != "single" or (self.nproc in (1, "auto") and self.nnodes == 1),
@@ -144,6 +154,11 @@ class Recovery:
     """Seconds without progress on a rank before the run ends with a report (0: wait for ever)."""
     check_every: int = 500
     """Steps between two comparisons of weights and optimizer over all ranks (0: never)."""
+
+    @property
+    def checkpoint_interval(self) -> Interval:
+        """`checkpoint_every`, read."""
+        return Interval.parse(self.checkpoint_every)
 
     def __post_init__(self) -> None:
         require_finite(self)

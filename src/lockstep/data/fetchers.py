@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.ahead import has_streams, to_device
 from lockstep.data.sources import ArraySet, ImageSet
 from lockstep.errors import UserError
-from lockstep.lifetime import serve
+from lockstep.lifetime import serve, start_servers
+from lockstep.memory import free_bytes
 
 Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
 Fetch = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
@@ -45,6 +46,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
         # fork would copy a process that runs threads (OpenMP, gloo), and a lock held by one stays locked for ever
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])  # torch is imported once, not once a worker
+        start_servers()
     loader: DataLoader[Any] = DataLoader(
         _Requestable(images),
         sampler=requested,
@@ -113,5 +115,4 @@ def fetcher(images: ImageSet, device: torch.device, loader: str = "auto", worker
 def _fits(images: ArraySet, device: torch.device) -> bool:
     if device.type == "cpu":
         return True  # nothing is copied
-    free, _ = torch.accelerator.get_memory_info(device)
-    return images.nbytes < free // 2
+    return images.nbytes < free_bytes(device) // 2

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lockstep.data.ahead import ahead
@@ -146,6 +147,16 @@ class EvalLoader:
     def chunks(self) -> int:
         """Chunks in the whole set, over all ranks."""
         return -(-len(self.images) // self.batch_size)
+
+    @property
+    def short(self) -> bool:
+        """True on a rank that has a chunk less than others."""
+        return self.world.rank >= self.chunks % self.world.size > 0
+
+    def blank(self) -> Tensor:
+        """A chunk of one black image, float32 [1, C, H, W]."""
+        image = torch.zeros(1, *self.images.shape, dtype=torch.uint8, device=self.world.device)
+        return self.augment(image, torch.zeros(1, dtype=torch.int64), None)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """This rank's (chunk number, images float32 [b, C, H, W], labels int64 [b])."""

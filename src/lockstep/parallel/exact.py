@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import UserError
 from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed, scales, to_fixed
+from lockstep.parallel.sync import GradientSync, copy_from_first
 from lockstep.world import World, device_name
 
 _BUCKET_BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
@@ -32,8 +33,10 @@ def configure(world: World, threads: int) -> None:
     Sets the intra-op threads (kernels split their sums by them) and deterministic algorithms; no TF32, no autotuning.
 
     Raises:
-        UserError: where devices, torch versions or thread counts differ between ranks.
+        UserError: where devices, torch versions or thread counts differ between ranks, and on MPS.
     """
+    if world.device.type == "mps":
+        raise UserError("--shards on mps: its sums are scaled in float64, which MPS has not", "Use --device cpu.")
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
@@ -55,8 +58,8 @@ def rounding(device: torch.device) -> dict[str, str | int]:
     return {"torch": torch.__version__, "device": device_name(device), "CPU threads": torch.get_num_threads()}
 
 
-class ExactSync:
-    """Gradients of a global batch's shards, added exactly (a GradientSync).
+class ExactSync(GradientSync):
+    """Gradients of a global batch's shards, added exactly.
 
     Args:
         model: the bare module, the same on all ranks; this makes rank 0's weights and buffers everyone's.
@@ -64,16 +67,12 @@ class ExactSync:
         shards: V, the same for every N that shall agree.
     """
 
-    average_over = 1
-
     def __init__(self, model: nn.Module, world: World, shards: int) -> None:
         self.world, self.shards = world, shards
         self.buckets = _buckets(model)
         self.buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.counters = [b for b in model.buffers() if not b.is_floating_point() and b.dtype != torch.bool]
-        if world.size > 1:
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor.detach(), 0)
+        copy_from_first(model, world)
         self.bucket_of: dict[Tensor, _Bucket] = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for parameter in self.bucket_of:
             parameter.register_post_accumulate_grad_hook(self._delivered)  # type: ignore[no-untyped-call]

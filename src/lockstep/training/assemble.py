@@ -22,12 +22,15 @@ from lockstep.data.sources import ImageSet
 from lockstep.errors import UserError
 from lockstep.order import Order
 from lockstep.parallel import exact
-from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.ddp import parallelize
+from lockstep.parallel.batchnorm import SyncBatchNorm, convert_sync_batchnorm
+from lockstep.parallel.local import LocalSync
+from lockstep.parallel.stages import cut
+from lockstep.parallel.strategy import parallelize
+from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
 from lockstep.training.step import TrainStep
-from lockstep.world import World, devices
+from lockstep.world import World, devices, own_devices
 
 
 @dataclass
@@ -88,8 +91,8 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
     return EvalLoader(images, augment, world, fetch, execution.eval_batch_size)
 
 
-def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
-    """The model on the rank's device, its initial weights a function of the seed alone."""
+def build_model(config: Config, images: ImageSet, device: torch.device) -> nn.Module:
+    """The model on `device`, its initial weights a function of the seed alone."""
     torch.manual_seed(stream(config.seed, "weights"))
     channels, height, _ = images.shape
     size = config.data.image_size or height
@@ -100,7 +103,7 @@ def build_model(config: Config, images: ImageSet, world: World) -> nn.Module:
         fit_to(Augment(images.mean, images.std, image_size=size)(pixels, torch.from_numpy(first), None))
     if config.model.init:
         load_weights(model, config.model.init)
-    model = model.to(world.device)
+    model = model.to(device)
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
 
 
@@ -115,25 +118,30 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         exact.configure(world, config.execution.threads or 1)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
-    model = build_model(config, train_set, world)
+    model = _placed_model(config, train_set, world)
     if dtype is not None:
         model.to(dtype)
-    sync, wrapped = None, model
+    if config.model.sync_bn:
+        convert_sync_batchnorm(model, world)
+    optim = config.optim
+    average = get_ema_multi_avg_fn(optim.ema) if optim.ema else None  # type: ignore[no-untyped-call]
+    ema = AveragedModel(model, multi_avg_fn=average) if average else None  # now: what FSDP has sharded can't be copied
+    wrapped: nn.Module = model
+    sync: GradientSync | None = None
     if config.shards:
         sync = exact.ExactSync(model, world, config.shards)
-    else:
-        wrapped = parallelize(
-            model,
-            world,
-            strategy=config.execution.strategy,
-            sync_bn=config.model.sync_bn,
-            find_unused_parameters=config.model.find_unused_parameters,
-            devices=devices(config.execution),
-        )
+    elif config.link.sync_every == 1:
+        wrapped = _parallelized(config, world, model)
+        if ema is not None and config.execution.strategy == "fsdp":
+            _parallelized(config, world, ema.module)
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
-    optim = config.optim
     optimizer = optimizers.build(model, optim, config.lr)
+    if config.link.sync_every > 1:
+        link = config.link
+        sync = LocalSync(
+            model, optimizer, world, link.sync_every, outer_lr=link.outer_lr, outer_momentum=link.outer_momentum
+        )
     step = TrainStep(
         wrapped,
         _loss(optim.label_smoothing),
@@ -146,9 +154,34 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
     )
-    average = get_ema_multi_avg_fn(optim.ema) if optim.ema else None  # type: ignore[no-untyped-call]
-    ema = AveragedModel(model, multi_avg_fn=average) if average else None
     return Run(model, train, val, step, ema)
+
+
+def _placed_model(config: Config, images: ImageSet, world: World) -> nn.Module:
+    """The model where it trains: on the rank's device, in stages on several, or still on the host for FSDP to take."""
+    execution = config.execution
+    if execution.strategy == "fsdp" and world.size > 1:
+        return build_model(config, images, torch.device("cpu"))
+    if execution.model_parallel == 1:
+        return build_model(config, images, world.device)
+    model = build_model(config, images, torch.device("cpu"))
+    channels, height, width = images.shape
+    side = config.data.image_size
+    example = torch.zeros(1, channels, side or height, side or width)
+    per_pass = -(-config.batch_size // (world.size * config.accumulate))
+    cut(model, own_devices(execution, world.local_rank), example, per_pass)
+    return model
+
+
+def _parallelized(config: Config, world: World, model: nn.Module) -> nn.Module:
+    return parallelize(
+        model,
+        world,
+        strategy=config.execution.strategy,
+        find_unused_parameters=config.model.find_unused_parameters,
+        devices=devices(config.execution),
+        compress=config.link.compress,
+    )
 
 
 def loaders(
@@ -190,8 +223,6 @@ def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:
     return lambda samples: schedules.factor(config.optim, samples, order.samples_per_epoch, config.epochs)
 
 
-def unsynchronised_batchnorm(model: nn.Module, world: World) -> bool:
-    """True where the model has batch norm that is not synchronised, over each rank's own share."""
-    return world.size > 1 and any(
-        isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in model.modules()
-    )
+def unsynchronised_batchnorm(model: nn.Module, parts: int) -> bool:
+    """True where the model has batch norm that is not synchronised, over each of several parts of the batch."""
+    return parts > 1 and any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in model.modules())

@@ -26,7 +26,7 @@ class Agreement:
     failed: bool = False
 
 
-_NOTHING, _TO_SAVE = Agreement(), Agreement(checkpoint=True)
+NOTHING, _TO_SAVE = Agreement(), Agreement(checkpoint=True)
 
 
 class StopRequest:
@@ -103,7 +103,7 @@ class Control:
         else:
             early = not (self.request.signal or failed or self.every.unit == "min")
         if early and not now:
-            return _TO_SAVE if by_steps else _NOTHING
+            return _TO_SAVE if by_steps else NOTHING
         moment = time.monotonic()
         by_clock = self.every.unit == "min" and self.every.due(steps, self.steps_per_epoch, moment - self.written)
         pace = (moment - self.met) / self.calls

@@ -1,7 +1,8 @@
 """Evaluation on all ranks: every sample once, sums and counts, divided once at the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from lockstep.checkpoint.weights import unwrap
 from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.data_parallel import copies, replica_devices
+from lockstep.parallel.sharded import is_sharded
 from lockstep.training.precision import autocast
 from lockstep.world import World
 
@@ -38,6 +41,7 @@ def evaluate(
     precision: str = "fp32",
     tick: Callable[[], None] = lambda: None,
     tta: str = "none",
+    devices: Sequence[torch.device] = (),
 ) -> Metrics:
     """Top-1, top-5 and mean loss of `model` over the whole set, the same on every rank and for every number of ranks.
 
@@ -45,8 +49,10 @@ def evaluate(
     others waiting. Each chunk of the loader gives one row of float64 sums; rows are put together over the ranks and
     added in order. `tick` is called before each chunk: a long evaluation can say that it is alive.
 
-    `tta`: "none", "mirror" or "shift", as `averaged` says.
+    `tta`: "none", "mirror" or "shift", as `averaged` says. `devices`: several of this process that take chunks in turn,
+    the model's own first (where `model` is in nn.DataParallel, its GPUs); whole chunks, so that they change no logit.
     """
+    devices = devices or replica_devices(model) or [world.device]
     bare = unwrap(model)
     average_buffers(bare, world)
     context = autocast(precision, world.device)
@@ -56,11 +62,17 @@ def evaluate(
     bare.eval()
     try:
         with torch.no_grad():
+            turns = cycle(zip(copies(bare, devices), devices, strict=True))
             for chunk, images, labels in loader:
                 tick()
+                copy, where = next(turns)  # the host runs ahead of the devices, so that they work side by side
                 with context():
-                    outputs = averaged(bare, images, tta)
-                sums[chunk] = _sums(outputs.float() if outputs.dtype != torch.float64 else outputs, labels)
+                    outputs = averaged(copy, images.to(where, non_blocking=True), tta)
+                outputs = outputs.float() if outputs.dtype != torch.float64 else outputs
+                sums[chunk] = _sums(outputs.to(device), labels.to(device))
+            if is_sharded(bare) and loader.short:  # the others' last chunk wants this rank's parts of the weights
+                with context():
+                    averaged(bare, loader.blank(), tta)
     finally:
         for module in training:
             module.training = True

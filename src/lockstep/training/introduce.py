@@ -9,8 +9,9 @@ import torchvision
 
 import lockstep
 from lockstep.config import Config
+from lockstep.parallel.data_parallel import replica_devices
 from lockstep.training.assemble import Run, unsynchronised_batchnorm
-from lockstep.world import World, device_name
+from lockstep.world import World, device_name, own_devices
 
 
 def describe(config: Config, world: World, run: Run) -> dict[str, Any]:
@@ -32,27 +33,64 @@ def describe(config: Config, world: World, run: Run) -> dict[str, Any]:
     }
 
 
+def _spread(config: Config, world: World) -> list[str]:
+    """Where parts of the model are, if not all of it is everywhere."""
+    stages = config.execution.model_parallel
+    if stages > 1:
+        on = ", ".join(map(str, own_devices(config.execution, world.local_rank)))
+        return [f"the model is cut into {stages} stages on {on}; while one computes the others wait"]
+    if config.execution.strategy == "fsdp" and world.size > 1:
+        return [f"each process holds 1/{world.size} of weights, gradients and optimizer state"]
+    return []
+
+
+def _gives_up(config: Config, world: World) -> list[str]:
+    """What a slow link's settings cost of the promise that the number of processes changes nothing."""
+    link = config.link
+    if world.size == 1:
+        return []
+    if link.sync_every > 1:
+        return [
+            f"note: each process takes {link.sync_every} steps alone before weights are averaged, so what is learned "
+            "depends on --nproc; order, ledger, evaluation and resuming stay as they are"
+        ]
+    if link.powersgd_rank:
+        return [
+            f"note: gradients are sent as matrices of rank {link.powersgd_rank}; what that leaves out is added later, "
+            "and lost where a run is resumed"
+        ]
+    if link.compress != "none":
+        return [f"note: gradients are sent as {link.compress}: results differ by that rounding, also with --nproc"]
+    return []
+
+
 def introduce(config: Config, world: World, run: Run) -> list[str]:
     """Lines about what is going to happen, and what of it depends on the number of processes."""
     optim, order = config.optim, run.train.order
     per_rank = -(-config.batch_size // world.size)
+    copies = len(replica_devices(run.step.model))
+    where = f"{copies} x {world.device.type}" if copies else world.device.type
     lines = [
         f"{config.recipe}: {config.model.model} on {run.train.images.name}, "
         f"{order.samples_per_epoch:,} images an epoch, "
-        f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {world.device.type}, {config.precision}"
+        f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {where}, {config.precision}"
     ]
     if config.shards:
         lines.append(
             f"exact mode: {config.shards} shards; the same weights, bit by bit, on 1 to {config.shards} processes"
         )
+    lines += _spread(config, world) + _gives_up(config, world)
     if optim.scale_lr != "none":
         lines.append(
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
             f"{optim.base_batch_size or config.batch_size} = {config.lr:g}"
         )
-    if not config.shards and unsynchronised_batchnorm(run.model, world):
+    if not config.shards and unsynchronised_batchnorm(run.model, copies or world.size):
         lines.append(
-            "note: batch norm takes its statistics over each process's own share, so results depend a little on "
+            "note: batch norm takes its statistics over each GPU's own part of a batch, so results depend a little on "
+            "their number; --strategy ddp --sync-bn takes them over the whole batch"
+            if copies
+            else "note: batch norm takes its statistics over each process's own share, so results depend a little on "
             "--nproc; --sync-bn takes them over the whole batch, --shards makes every bit the same"
         )
     return lines

@@ -7,6 +7,8 @@ from pathlib import Path
 from lockstep.checkpoint import weights
 from lockstep.config import Config
 from lockstep.parallel.batchnorm import SyncBatchNorm, average_buffers
+from lockstep.parallel.data_parallel import replica_devices
+from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
 from lockstep.training.session import Session, session
 from lockstep.training.state import State
@@ -67,12 +69,16 @@ def train_epoch(live: Session) -> None:
                 run.ema.update_parameters(run.model)
         state.advance(batch.ids, trained)
         ended = state.steps % len(run.train) == 0
-        agreed = live.control.agree(state.steps, failed=live.failed)
+        if ended:
+            run.step.sync.settle()
+        common = ended or state.steps % config.link.sync_every == 0  # else each rank has weights of its own
+        agreed = live.control.agree(state.steps, failed=live.failed) if common else NOTHING
         live.raise_if_write_failed(agreed.failed)
         saving = (agreed.checkpoint and not ended) or bool(agreed.stop)  # at an epoch's end the evaluation comes first
         if window.batches and (window.full or ended or saving):
             log(live, window)
-        if config.recovery.check_every and state.steps % config.recovery.check_every == 0:
+        check_every = config.recovery.check_every
+        if common and check_every and state.steps % check_every < config.link.sync_every:
             compare(live)
         if saving and live.keeps:
             live.checkpoint()
@@ -124,14 +130,15 @@ def evaluate_and_keep(live: Session) -> None:
         config.precision,
         tick=lambda: live.beat.at(state.steps, "evaluation"),
         tta=config.tta,
+        devices=replica_devices(run.step.model),
     )
     live.journal.write("eval", epoch=state.epochs, step=state.steps, **metrics.to_dict())
     live.bar.say(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
     best = metrics.top1 > state.best_top1
     if best:
         state.best_top1, state.best_step = metrics.top1, state.steps
-    if live.world.rank == 0:
-        note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(metrics.top1)}
-        for name in ("final", "best") if best else ("final",):
-            weights.save(run.evaluated, live.folder / "weights" / f"{name}.safetensors", note)
+    note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(metrics.top1)}
+    for name in ("final", "best") if best else ("final",):
+        path = live.folder / "weights" / f"{name}.safetensors"
+        weights.save(run.evaluated, path, note, here=live.world.rank == 0)
     state.metrics = metrics

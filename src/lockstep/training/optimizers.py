@@ -16,7 +16,7 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
     """The optimizer of a run over the model's trainable parameters, with peak learning rate `lr`.
 
     A user's factory is called as factory(model, optim, lr). Each group holds `initial_lr`, which schedules multiply:
-    its own rate as it was made. On CUDA, SGD, Adam and AdamW run as one fused kernel.
+    its own rate as it was made. On a GPU, SGD, Adam and AdamW run as one fused kernel.
 
     Raises:
         UserError: where no parameter requires a gradient, or a factory returns no optimizer.
@@ -27,7 +27,7 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             f"{type(model).__name__} has no parameter to train",
             "Every parameter has requires_grad=False: unfreeze some, or name another --model.",
         )
-    fused = all(parameter.is_cuda for parameter in parameters)
+    fused = all(parameter.device.type != "cpu" for parameter in parameters)  # cuda, xpu and mps have the kernels
     decay, momentum = optim.weight_decay, optim.momentum
     optimizer: torch.optim.Optimizer
     match optim.optimizer:

@@ -63,14 +63,15 @@ def _require_known(precision: str) -> None:
 def _has_tf32(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_tf32_supported()
+    with torch.accelerator.device_index(device.index):
+        return bool(torch.get_device_module(device).is_tf32_supported())
 
 
 def _has_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "mps":
         return bool(torch.backends.mps.is_macos_or_newer(14, 0))
-    return True
+    asked = getattr(torch.get_device_module(device), "is_bf16_supported", None)
+    if asked is None:  # the CPU
+        return True
+    with torch.accelerator.device_index(device.index):
+        return bool(asked(including_emulation=False))

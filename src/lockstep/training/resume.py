@@ -48,6 +48,7 @@ def load(run: Run, loaded: Loaded) -> State:
     optimizer = run.step.optimizer
     live = {name for group in optimizer.param_groups for name in group} - {"params"}
     saved = restore(loaded, run.model, optimizer, run.step.scaler, run.ema, keep=live)
+    run.step.sync.restart()
     return State.from_dict(saved["progress"])
 
 

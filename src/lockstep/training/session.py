@@ -12,14 +12,17 @@ from typing import Any
 import torch
 
 from lockstep.checkpoint import weights
+from lockstep.checkpoint.snapshot import contribute
 from lockstep.checkpoint.store import abandon
 from lockstep.checkpoint.verified import newest
 from lockstep.checkpoint.writer import Writer
-from lockstep.config import Config, Interval
+from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
-from lockstep.memory import peak_gib
+from lockstep.memory import peaks_gib
 from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.exact import rounding
+from lockstep.parallel.sharded import is_sharded, local
 from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
@@ -51,7 +54,8 @@ class Session:
     beat: Heartbeat
     writer: Writer | None  # on rank 0
     rollbacks: int = 0
-    peak_memory_gib: list[float] = field(default_factory=list)  # by rank, once it has settled
+    peak_memory_gib: list[float] = field(default_factory=list)  # by rank and its devices, once it has settled
+    digest: str = ""  # of sharded weights, likewise
     stop: int = 0  # the signal by which the ranks agreed to stop
 
     @property
@@ -79,6 +83,8 @@ class Session:
             }
             step, best = self.run.step, state.best_step
             self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+        elif is_sharded(self.run.model):
+            contribute(self.run.model, self.run.step.optimizer, self.run.ema)
         self.control.saved()
         self.note_written()
 
@@ -102,7 +108,10 @@ class Session:
             if self.writer is not None:
                 self.writer.close()
             self.note_written()
-            self.peak_memory_gib = [round(peak, 3) for peak in self.world.gather(peak_gib(self.world.device))]
+            if is_sharded(self.run.model):  # now, and not after an error, when the others may be gone
+                self.digest = weights.digest(self.run.model)
+            peaks = self.world.gather(peaks_gib(driven(self.run.step.model)))
+            self.peak_memory_gib = [peak for each in peaks for peak in each]
 
     def roll_back(self, bad: NonFinite) -> None:
         """Go back to the newest checkpoint, with the batch of the bad step left out from now on."""
@@ -127,10 +136,16 @@ class Session:
 
     def _require_finite(self) -> None:
         """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device."""
-        parameters = [p.detach() for p in self.run.model.parameters() if p.is_floating_point()]
-        if not all(bool(torch.isfinite(p).all()) for p in parameters):
+        parameters = [local(p.detach()) for p in self.run.model.parameters() if p.is_floating_point()]
+        broken = not all(bool(torch.isfinite(p).all()) for p in parameters)
+        if any(self.world.gather(broken)) if is_sharded(self.run.model) else broken:
             step = self.state.steps - 1
             raise NonFinite(step, f"the weights became non-finite at step {step + 1}")
+
+
+def _digest(live: Session) -> str:
+    """Of the weights as rank 0 has them; of sharded ones nobody has all."""
+    return weights.digest(live.run.model) if live.world.rank == 0 and not is_sharded(live.run.model) else ""
 
 
 def _note_fault(folder: Path, record: dict[str, Any]) -> None:
@@ -176,7 +191,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
                 lambda record: _note_fault(folder, record),
             )
         )
-        every = Interval.parse(recovery.checkpoint_every)
+        every = recovery.checkpoint_interval
         live = Session(
             config,
             world,
@@ -220,7 +235,7 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             top1=state.metrics.top1 if state.metrics else None,
             loss=state.metrics.loss if state.metrics else None,
             ledger_sha256=state.ledger.hex(),
-            weights_sha256=weights.digest(live.run.model) if live.world.rank == 0 else "",
+            weights_sha256=live.digest or _digest(live),
             processes=live.world.size,
             peak_memory_gib=live.peak_memory_gib,
             **({"error": str(raised)} if raised is not None and not stopped else {}),

@@ -1,6 +1,6 @@
 """One optimizer step over a global batch: forward, backward, clip, update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,10 @@ from torch import Tensor, nn
 from lockstep.checkpoint.weights import unwrap
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
-from lockstep.parallel.ddp import DataParallelSync, GradientSync
+from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.sharded import whole
+from lockstep.parallel.strategy import sync_of
+from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.training.precision import autocast, scaler
 
@@ -27,7 +30,7 @@ class TrainStep:
         schedule: learning-rate factor, a function of the samples seen before the step; multiplies each group's initial
             rate.
         seed: key of the dropout draws.
-        sync: how gradients are combined (default: DDP's all-reduce where `model` is DDP).
+        sync: how gradients are combined (default: as `parallelize` made `model`).
         find_unused_parameters: accept parameters without a gradient.
         skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It
             costs a wait for the device on every step.
@@ -54,10 +57,10 @@ class TrainStep:
         self.clip_norm, self.schedule, self.seed = clip_norm, schedule, seed
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
-        self.sync: GradientSync = sync or DataParallelSync(model)
+        self.sync: GradientSync = sync or sync_of(model)
         self.autocast = autocast(precision, device)
         self.scaler = scaler(precision, device)
-        self._reseed = _reseed(device)
+        self._reseed = _reseed(driven(model))
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
         self._check_gradients = not find_unused_parameters
@@ -86,12 +89,13 @@ class TrainStep:
             self._update()
         for parameter in self.parameters:  # a fortieth of the time of optimizer.zero_grad, which does the same
             parameter.grad = None
+        self.sync.updated(batch.step)
         return summed
 
     def _finite(self) -> bool:
         """The same on all ranks: gradients are, after their reduction."""
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        return bool(torch.isfinite(norm))
+        return bool(torch.isfinite(whole(norm)))
 
     def _update(self) -> None:
         if self.scaler is None:
@@ -156,8 +160,19 @@ class TrainStep:
             )
 
 
-def _reseed(device: torch.device) -> Callable[[int], object]:
-    """A function that seeds the generator which dropout on `device` draws from; microseconds, no synchronisation."""
-    if device.type == "cpu":
+def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:
+    """A function that seeds the generators which dropout on `devices` draws from; microseconds, no synchronisation.
+
+    The first is the current device. Each of several has masks of its own.
+    """
+    if devices[0].type == "cpu":
         return torch.default_generator.manual_seed
-    return torch.get_device_module(device).manual_seed  # type: ignore[no-any-return]
+    seed_current: Callable[[int], object] = torch.get_device_module(devices[0]).manual_seed
+
+    def seed_all(seed: int) -> None:
+        seed_current(seed)
+        for number, device in enumerate(devices[1:], 1):
+            with torch.accelerator.device_index(device.index):
+                seed_current(stream(seed, "device", number))
+
+    return seed_all if len(devices) > 1 else seed_current

@@ -136,7 +136,10 @@ def respond(board: Board, teller: Teller, answer: Callable[..., Position], watch
 
 def alone(board: Board, teller: Teller, mine: Position, why: str) -> NoReturn:
     """The store is gone: report what can be seen from this rank, and leave."""
-    seen = {p.rank: stacks.state(p.pid, p.born) for p in board.peers.values() if p.machine == mine.machine}
+    seen = {
+        p.rank: stacks.state(p.pid, p.born) if p.machine == mine.machine else f"on another machine, {p.host}"
+        for p in board.peers.values()
+    }
     teller.tell(stranded(teller.timeout, mine, {r: text for r, text in seen.items() if r != mine.rank}, why))
     leave(EXIT_HANG)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import unwrap
 from lockstep.errors import UserError
+from lockstep.parallel.sharded import is_part
 from lockstep.randomness import bits, stream
 from lockstep.world import World
 
@@ -68,18 +69,22 @@ def check(world: World, step: int, model: nn.Module, optimizer: torch.optim.Opti
 def contents(
     model: nn.Module, optimizer: torch.optim.Optimizer, buffers: bool = True
 ) -> Iterator[tuple[str, Tensor | float]]:
-    """What must be the same on all ranks, by name, in one order: parameters, buffers, optimizer state and numbers."""
+    """What must be the same on all ranks, by name, in one order: parameters, buffers, optimizer state and numbers.
+
+    Of what FSDP has sharded there is one of each part in the world: nothing to compare.
+    """
     bare = unwrap(model)
     names = {parameter: name for name, parameter in bare.named_parameters()}
     for parameter, name in names.items():
-        yield name, parameter
+        if not is_part(parameter):
+            yield name, parameter
     if buffers:
         yield from ((f"the buffer {name}", buffer) for name, buffer in bare.named_buffers())
     for g, group in enumerate(optimizer.param_groups):
         for p, parameter in enumerate(group["params"]):
             owner = names.get(parameter, f"parameter {p} of group {g}")
             for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor | int | float):
+                if isinstance(value, Tensor | int | float) and not is_part(value):
                     yield f"{key} of {owner}", value
         for key, value in group.items():
             if isinstance(value, Tensor | int | float):

@@ -117,7 +117,9 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
         "data_wait": share("data_wait_ms"),
         "communication": share("comm_wait_ms"),
         "memory_sum_gib": sum(memory) if memory else None,
-        "memory_largest_gib": max(memory) if memory else None,
+        "memory_largest_gib": max(memory, default=None),
+        "memory_smallest_gib": min(memory, default=None),
+        "memory_gib": memory,  # of each process; of one process that drives several devices, of each device
         "top1": end["top1"],
         "ledger_sha256": end["ledger_sha256"],
         "device": next((r["device"] for r in records if r["kind"] == "run"), ""),

@@ -57,8 +57,9 @@ class Plan:
     """What to compare."""
 
     strategies: Names = ("single", "ddp")
-    """BASE[+MODIFIER...]: single, dp, ddp, exact8 (--shards 8); bf16, fp16, tf32, accumulate4, syncbn, compile,
-    channels_last."""
+    """BASE[+MODIFIER...]: single, dp, ddp, fsdp, exact8 (--shards 8); bf16, fp16, tf32, accumulate4, fp16grads,
+    bf16grads and powersgd4 (--compress), local8 and diloco8 (--sync-every 8), stages2 (--model-parallel 2), syncbn,
+    compile, channels_last."""
     nproc: Annotated[Ints, arg(help_behavior_hint="(default: 1,2,4 as far as there are cores or GPUs)")] = ()
     """Numbers of processes; single and dp are one process."""
     repeats: int = 1
@@ -105,6 +106,7 @@ class Plan:
         shared = {
             "nproc": cell.processes,
             "strategy": cell.strategy.base,
+            "model_parallel": cell.strategy.stages or given.model_parallel,
             "threads": given.threads or max(1, cores // cell.processes),
             "workers": given.workers // cell.processes,
             "out": "",

@@ -10,7 +10,7 @@ from lockstep.tools.measured import cpu_name, interval
 
 FIGURES = (
     "seconds_per_epoch", "total_s", "images_per_s", "speedup", "efficiency", "data_wait", "communication",
-    "memory_sum_gib", "memory_largest_gib", "top1",
+    "memory_sum_gib", "memory_largest_gib", "memory_smallest_gib", "top1",
 )  # fmt: skip
 _ONE_WINDOW = "figures of the step not measured: the run has one log window, which is the warm-up; see --log-every"
 
@@ -66,12 +66,20 @@ def _row(row: Row, base: Row, notes: list[str]) -> dict[str, Any]:
     more = row.devices / base.devices
     columns["efficiency"] = [None if value is None else value / more for value in columns["speedup"]]
     figures = {name: figure(columns[name]) for name in FIGURES}
+    plain["memory_gib"] = _each([r.get("memory_gib") or [] for r in rounds])
     note = f"not measured: {row.not_measured}" if row.not_measured else ""
     if not note and rounds and figures["seconds_per_epoch"] is None:
         note = _ONE_WINDOW
     if note and note not in notes:
         notes.append(note)
     return plain | {"repeats": len(rounds), "note": notes.index(note) + 1 if note else None} | figures
+
+
+def _each(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """The median over the rounds for each process or device; nothing where a round has another number of them."""
+    if len({len(each) for each in rounds}) != 1:
+        return []
+    return [statistics.median(values) for values in zip(*rounds, strict=True)]
 
 
 def _ratio(base: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:

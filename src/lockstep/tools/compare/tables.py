@@ -16,7 +16,10 @@ from lockstep.tools.compare.results import FIGURES
 
 _WIDTH = 200  # characters, where there is no terminal that would wrap the table
 _ENOUGH = 6  # rounds, for 95 %
-_SPARE = ("memory_largest_gib", "threads", "data_wait", "memory_sum_gib", "images_per_s", "total_s", "communication")
+_SPARE = (
+    "memory_smallest_gib", "memory_largest_gib", "threads", "data_wait", "memory_sum_gib", "images_per_s", "total_s",
+    "communication",
+)  # fmt: skip
 NOTHING = "\N{EN DASH}"
 
 
@@ -69,7 +72,8 @@ def columns(results: Mapping[str, Any]) -> list[Column]:
         Column("data_wait", "data wait", _one, percent=True),
         Column("communication", "communication", _one, percent=True),
         Column("memory_sum_gib", "memory, GiB", _three),
-        Column("memory_largest_gib", "largest process, GiB", _three),
+        Column("memory_largest_gib", "largest, GiB", _three),
+        Column("memory_smallest_gib", "smallest, GiB", _three),
         Column("top1", "top-1", _two, percent=True),
     ]
 
@@ -113,6 +117,12 @@ def explanations(results: Mapping[str, Any]) -> list[str]:
             f"All rows share {results['environment']['cores']} CPU threads, so more processes add no hardware: "
             "an efficiency of 1 / processes is as good as the baseline."
         )
+    for row in results["rows"]:
+        if len(memory := row["memory_gib"]) > row["processes"]:  # one process that drives several devices
+            each = ", ".join(f"{gib:,.{_three(gib)}f}" for gib in memory)
+            times = f"; the most is {max(memory) / min(memory):.2g} times the least" if min(memory) else ""
+            first = ", and the first also holds optimizer, outputs and loss" if _copies(row) else ""
+            lines.append(f"{row['name']}: {each} GiB on its devices{times}{first}.")
     lines += [f"[{number}] {note}" for number, note in enumerate(results["notes"], 1)]
     if not results["fair"]:
         lines.append("NOT COMPARABLE: the rows did not train on the same samples in the same order.")
@@ -120,6 +130,11 @@ def explanations(results: Mapping[str, Any]) -> list[str]:
     elif ledger := "".join(results["ledgers"]):
         lines.append(f"All rows trained on the same samples in the same order: ledger {ledger[:12]}.")
     return lines
+
+
+def _copies(row: Mapping[str, Any]) -> bool:
+    """True for DataParallel, which copies the model to all devices in every step."""
+    return str(row["strategy"]).partition("+")[0] == "dp"
 
 
 def show(results: Mapping[str, Any], console: Console | None = None) -> None:

@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lockstep.config import Config
 from lockstep.data.loaders import Batch, TrainLoader
 from lockstep.data.sources import ArraySet
-from lockstep.parallel.ddp import DataParallelSync, parallelize
+from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.strategy import parallelize
 from lockstep.tools.predict.link import probe, stolen_core_s
 from lockstep.tools.predict.model import Timeline
 from lockstep.training.assemble import Run, assemble, load_data, train_loader
@@ -59,19 +60,19 @@ class _Clock:
         self.device, self.marks = device, list[Any]()
 
     def mark(self) -> None:
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self.marks.append(event)
-        else:
+        if self.device.type == "cpu":
             self.marks.append(time.perf_counter())
+        else:
+            event = torch.Event(self.device, enable_timing=True)
+            event.record(torch.accelerator.current_stream(self.device))
+            self.marks.append(event)
 
     def read(self) -> list[float]:
         """Seconds since the first mark; forgets them."""
         marks, self.marks = self.marks, []
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             return [mark - marks[0] for mark in marks]
-        torch.cuda.synchronize(self.device)
+        torch.accelerator.synchronize(self.device)
         return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from lockstep.config import Config, Execution, Ints
+from lockstep.config import Config, Execution, Ints, LinkConfig
 from lockstep.config.fields import require, require_finite
 from lockstep.errors import unknown
 from lockstep.tools.counted import Counted, retyped
@@ -79,6 +79,11 @@ class Plan:
             execution.strategy == "ddp",
             f"predict with --strategy {execution.strategy}: it predicts DDP",
             "Leave --strategy out.",
+        )
+        require(
+            config.link == LinkConfig() and execution.model_parallel == 1,
+            "predict with --compress, --sync-every or --model-parallel: it predicts plain DDP",
+            "Leave them out.",
         )
         require(
             execution.nnodes == 1 or self.stated is None,

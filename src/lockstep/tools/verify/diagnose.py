@@ -14,7 +14,16 @@ from lockstep.errors import UserError
 from lockstep.launcher import WorkerFailed
 from lockstep.tools.verify import agreement
 from lockstep.tools.verify.agreement import Row
-from lockstep.tools.verify.switches import AUGMENTATION, BATCH_NORM, DROPOUT, FLOAT64, LEARNING_RATE, UNEVEN, even_batch
+from lockstep.tools.verify.switches import (
+    AUGMENTATION,
+    BATCH_NORM,
+    COMPRESSION,
+    DROPOUT,
+    FLOAT64,
+    LEARNING_RATE,
+    UNEVEN,
+    even_batch,
+)  # fmt: skip
 from lockstep.tools.verify.trace import Trace
 
 ORDER, EVALUATION, REPLICAS, SCALE, DATA, NONE = (
@@ -36,6 +45,7 @@ _REMEDIES = {
     AUGMENTATION: "Its draws must be keyed by seed, epoch and sample id, never by rank or position.",
     LEARNING_RATE: "--batch-size is global: the rate is a function of samples seen, and N has no part in it.",
     UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
+    COMPRESSION: "--compress rounds what a process sends, and so by its share: leave it out where N must not matter.",
     DROPOUT: "Masks belong to a process's share. --shards V draws them by shard, the same for every N.",
     BATCH_NORM: "--sync-bn takes the statistics over the global batch, --shards V over shards that N does not change.",
     FLOAT64: "Only rounding differs. --shards V adds without an order, and gives the same bits on every N.",
@@ -154,6 +164,8 @@ def candidates(comparisons: Sequence[Comparison], config: Config, steps: int) ->
         out.append(BATCH_NORM)
     if any(trace.draws for trace in traces):
         out.append(DROPOUT)
+    if config.link.compress != "none":
+        out.append(COMPRESSION)
     processes = [trace.processes for trace in traces]
     uneven = any(len(set(_pieces(step))) > 1 for trace in traces for step in trace.shares[:steps])
     if uneven and even_batch(config, processes) <= traces[0].samples_per_epoch:

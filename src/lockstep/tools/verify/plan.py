@@ -39,6 +39,12 @@ class Plan:
         if execution.nnodes > 1 or execution.strategy != "ddp":
             what = f"--strategy {execution.strategy}" if execution.nnodes == 1 else f"--nnodes {execution.nnodes}"
             raise UserError(f"verify with {what}", "It starts numbers of processes on one machine: leave the flag out.")
+        if self.config.link.sync_every > 1:
+            raise UserError(
+                f"verify with --sync-every {self.config.link.sync_every}: between two averagings each process follows "
+                "its own share, so results differ with their number by design",
+                "Leave it out.",
+            )
         self.config.require_batch_for(max(self.nproc))
 
     @classmethod

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from lockstep.config import Config
+from lockstep.config import Config, LinkConfig
 from lockstep.training.assemble import Run
 
 FLOAT64 = "summation order"  # off: everything in float64, where another order of a sum changes the 16th digit
@@ -20,6 +20,7 @@ UNEVEN = "uneven shares"  # off: a batch that all numbers of processes divide, a
 BATCH_NORM = "batch statistics"  # off: batch norm uses fixed statistics
 DROPOUT = "dropout"  # off: random draws of the forward pass give their expected value
 AUGMENTATION = "augmentation"  # off: images as evaluation sees them
+COMPRESSION = "compression"  # off: gradients travel as they are
 LEARNING_RATE = "learning rate"  # off: each step's rate is the one given
 
 _CALIBRATION = 64  # samples that fixed statistics are taken from
@@ -29,6 +30,8 @@ def adapted(config: Config, off: Sequence[str], processes: Sequence[int]) -> Con
     """The config with what can be switched off there switched off."""
     if FLOAT64 in off:
         config = replace(config, precision="fp32", model=replace(config.model, compile=False))
+    if COMPRESSION in off:
+        config = replace(config, link=LinkConfig())
     if UNEVEN in off:
         batch = even_batch(config, processes)
         config = replace(config, batch_size=batch, data=replace(config.data, drop_last=True))

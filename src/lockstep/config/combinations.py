@@ -1,0 +1,143 @@
+"""Which settings go together. Each function refuses what one mode can't keep its promise with, and says why."""
+
+from typing import Any
+
+from lockstep.config.fields import require
+
+Config = Any  # lockstep.config's, which imports this file
+
+
+def require_sound(config: Config) -> None:
+    """Raise UserError for settings of a config that exclude each other."""
+    if config.shards:
+        _exact(config)
+    if config.link.compress != "none":
+        _compressed(config)
+    if config.link.sync_every > 1:
+        _local(config)
+    if config.execution.strategy == "fsdp":
+        _sharded(config)
+    if config.execution.model_parallel > 1:
+        _staged(config)
+    if config.execution.strategy == "dp":
+        _copied(config)
+
+
+def _exclude(mode: str, reasons: dict[str, tuple[bool, str]]) -> None:
+    """Refuse the first of the settings that is on: flag -> (it is on, why it does not go with the mode)."""
+    for flag, (on, why) in reasons.items():
+        require(not on, f"{mode} with {flag}: {why}", "Leave one of the two out.")
+
+
+def _exact(config: Config) -> None:
+    """What exact mode can't make the same on any number of processes."""
+    mode, execution, link = f"--shards {config.shards}", config.execution, config.link
+    require(
+        1 <= config.shards <= config.batch_size,
+        f"{mode} of a batch of {config.batch_size}: a shard needs a sample",
+        f"Use 1 to {config.batch_size} (0: off).",
+    )
+    adds = {
+        "single": "exact mode has its own reduction; --nproc 1 is one process",
+        "dp": "DataParallel adds floats in an order of its own",
+        "fsdp": "its reduce-scatter adds floats in an order of its own",
+    }
+    _exclude(
+        mode,
+        {
+            f"--strategy {execution.strategy}": (execution.strategy != "ddp", adds.get(execution.strategy, "")),
+            f"--model-parallel {execution.model_parallel}": (
+                execution.model_parallel > 1,
+                "its integer sums are made on one device",
+            ),
+            f"--compress {link.compress}": (link.compress != "none", "it sends every bit of a gradient"),
+            f"--sync-every {link.sync_every}": (
+                link.sync_every > 1,
+                "weights between two averagings depend on the number of processes",
+            ),
+            "--sync-bn": (
+                config.model.sync_bn,
+                "each shard has its own batch statistics, the same on any number of processes",
+            ),
+            "--compile": (
+                config.model.compile,
+                "a compiled kernel depends on the batch shapes that its process has met",
+            ),
+            "--precision tf32": (config.precision == "tf32", "exact mode switches TF32 off; use fp32, bf16 or fp16"),
+        },
+    )
+
+
+def _compressed(config: Config) -> None:
+    """What a communication hook of DDP can't do."""
+    remembers = "what PowerSGD could not send it adds to the next gradient, and a non-finite one would stay for ever"
+    powersgd, strategy = config.link.powersgd_rank > 0, config.execution.strategy
+    _exclude(
+        f"--compress {config.link.compress}",
+        {
+            f"--strategy {strategy}": (strategy != "ddp", "it is a hook of DDP's all-reduce"),
+            "--precision fp16": (powersgd and config.precision == "fp16", f"{remembers}; use bf16"),
+            f"--on-nonfinite {config.on_nonfinite}": (powersgd and config.on_nonfinite != "stop", remembers),
+        },
+    )
+
+
+def _local(config: Config) -> None:
+    """What processes can't do alike that take steps alone."""
+    alone = "each process would decide alone, on its own gradients"
+    strategy = config.execution.strategy
+    _exclude(
+        f"--sync-every {config.link.sync_every}",
+        {
+            f"--strategy {strategy}": (strategy not in ("ddp", "single"), "it averages whole models over processes"),
+            "--sync-bn": (config.model.sync_bn, "that talks in every layer of every step"),
+            "--precision fp16": (config.precision == "fp16", f"which steps to skip {alone}; use bf16"),
+            "--on-nonfinite skip": (config.on_nonfinite == "skip", alone),
+            f"--ema {config.optim.ema:g}": (config.optim.ema > 0, "between two averagings there are no common weights"),
+            "--find-unused-parameters": (
+                config.model.find_unused_parameters,
+                "a parameter that one process alone uses has no common optimizer state",
+            ),
+        },
+    )
+    every = config.recovery.checkpoint_every
+    steps = config.recovery.checkpoint_interval
+    require(
+        steps.unit != "steps" or steps.count % config.link.sync_every == 0,
+        f"--checkpoint-every {every} with --sync-every {config.link.sync_every}: a checkpoint needs common weights",
+        f"Use a multiple of {config.link.sync_every} steps, or epochs.",
+    )
+
+
+def _sharded(config: Config) -> None:
+    """What can't be done with parts of parameters."""
+    _exclude(
+        "--strategy fsdp",
+        {
+            "--optimizer muon": (
+                config.optim.optimizer == "muon",
+                "Muon orthogonalises whole matrices, and each process holds a part",
+            ),
+        },
+    )
+
+
+def _copied(config: Config) -> None:
+    """What copies of a module in one process can't do."""
+    _exclude(
+        "--strategy dp",
+        {
+            "--sync-bn": (config.model.sync_bn, "nn.DataParallel's copies don't talk to each other; ddp's ranks do"),
+            "--compile": (config.model.compile, "every copy would compute with the first GPU's weights"),
+        },
+    )
+
+
+def _staged(config: Config) -> None:
+    """What needs all of a model on one device."""
+    _exclude(
+        f"--model-parallel {config.execution.model_parallel}",
+        {
+            "--compile": (config.model.compile, "a graph that is cut at each stage gains nothing"),
+        },
+    )

@@ -1,0 +1,126 @@
+"""Local SGD: ranks take steps on their own shares alone, and average their weights every H steps.
+
+On links where an all-reduce takes longer than a step, H steps cost one exchange (Stich, "Local SGD converges fast and
+communicates little", 2019). What is averaged are weights, buffers and the optimizer's floating-point state, so after an
+exchange the ranks hold the same and a checkpoint needs nothing of one rank's own. With an outer step the average is not
+taken but gone towards: the way from the last common weights to the average is the gradient of an SGD with Nesterov
+momentum (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023).
+
+What it gives up of the laws: between two exchanges each rank follows its own share, so the number of processes changes
+what is learned. Order, ledger and evaluation stay as they are, and a resumed run is the one that went through.
+"""
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.sync import GradientSync, copy_from_first
+from lockstep.world import World
+
+_OUTER = "outer_momentum"  # in the optimizer's state, so that it is saved and restored with it
+_AT_ONCE = 1 << 24  # elements that are averaged together: enough to hide latency, 64 MiB of memory beside the model
+
+
+class LocalSync(GradientSync):
+    """No exchange of gradients; an exchange of weights after every `every`-th step.
+
+    Args:
+        model: the bare module, the same on all ranks; this makes rank 0's weights and buffers everyone's.
+        optimizer: over the model's parameters.
+        every: H, in steps of the run.
+        outer_lr, outer_momentum: of the outer step; 1 and 0 are the plain average.
+
+    Weights differ between ranks until `settle` or the next exchange.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        every: int,
+        *,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+    ) -> None:
+        self.model, self.optimizer, self.world, self.every = model, optimizer, world, every
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+        # a rank's summed loss over its own share of the batch is its mean, as long as shares are equal; the weights of
+        # uneven ones keep every sample's weight the same in the average
+        self.average_over = world.size
+        self.alone = 0  # steps since the ranks held the same
+        self.steps, self.waited = 0, 0.0
+        copy_from_first(model, world)
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.restart()
+
+    @property
+    def _has_outer_step(self) -> bool:
+        return (self.outer_lr, self.outer_momentum) != (1.0, 0.0)
+
+    def restart(self) -> None:
+        """The weights are common again: these are where the next outer step starts from."""
+        self.alone = 0
+        self.common = [p.detach().clone() for p in self.parameters] if self._has_outer_step else []
+
+    def updated(self, step: int) -> None:
+        """Exchange after every H-th step of the run, whatever step it was resumed at."""
+        self.alone += 1
+        self.steps += 1
+        if (step + 1) % self.every == 0:
+            self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Exchange now, unless the ranks hold the same already. All ranks call it together."""
+        if not self.alone:
+            return
+        began = time.perf_counter()
+        state = [
+            value
+            for p in self.parameters
+            for key, value in sorted(self.optimizer.state.get(p, {}).items())
+            if isinstance(value, Tensor) and value.is_floating_point() and key not in ("step", _OUTER)
+        ]
+        _average([*self.parameters, *state], self.world)
+        average_buffers(self.model, self.world)
+        if self._has_outer_step:
+            self._step_outer()
+        self.waited += time.perf_counter() - began
+        self.restart()
+
+    def _step_outer(self) -> None:
+        """SGD with Nesterov momentum, as torch has it, on the gradient `common - average`."""
+        for p, common in zip(self.parameters, self.common, strict=True):
+            gradient = common - p
+            momentum = self.outer_momentum
+            if momentum:
+                state = self.optimizer.state[p]
+                if _OUTER not in state:
+                    state[_OUTER] = torch.zeros_like(p)
+                buffer = state[_OUTER].mul_(momentum).add_(gradient)
+                gradient = gradient + momentum * buffer
+            p.copy_(common - self.outer_lr * gradient)
+
+    def waited_ms(self) -> float | None:
+        """The mean over the steps since the last call. A GPU's host does not wait, so there nobody can tell."""
+        steps, waited, self.steps, self.waited = self.steps, self.waited, 0, 0.0
+        return None if self.world.device.type != "cpu" else 1e3 * waited / max(1, steps)
+
+
+def _average(tensors: list[Tensor], world: World) -> None:
+    """Replace each tensor by its mean over the ranks, which gives every rank the same bits."""
+    if world.size == 1:
+        return
+    group: list[Tensor] = []
+    for tensor, following in zip(tensors, [*tensors[1:], None], strict=True):
+        group.append(tensor)
+        full = sum(t.numel() for t in group) >= _AT_ONCE
+        if following is None or full or (following.dtype, following.device) != (tensor.dtype, tensor.device):
+            flat = torch.cat([t.reshape(-1) for t in group])
+            world.sum(flat).div_(world.size)
+            for t, values in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
+                t.copy_(values.view(t.shape))
+            group = []

@@ -1,0 +1,109 @@
+"""FSDP2: each rank holds a part of every parameter, gradient and optimizer state, and borrows the rest layer by layer.
+
+`fully_shard` makes DTensors of the parameters, in place: names, shapes and the module stay. What is written to disk is
+whole tensors, so that any strategy and any number of ranks can go on from it: `whole` gathers one (all ranks call it
+together), `part_of` cuts one.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lockstep.parallel.sync import GradientSync, copy_from_first, ghost_piece
+from lockstep.parallel.units import units
+from lockstep.world import World
+
+# torch.distributed.tensor takes half a second to import: only where something is sharded
+
+
+def shard(model: nn.Module, world: World) -> nn.Module:
+    """Shard the model's parameters over all ranks, in place, unit by unit (`units`); returns the model.
+
+    A model on the host goes to the device unit by unit, so no device ever holds all of it.
+
+    Between two uses a rank holds 1/N of a unit's weights, gradients and optimizer state. Weights are gathered in
+    float32 before a unit's forward and backward pass, and gradients are averaged by a reduce-scatter after it.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    group = dist.group.WORLD
+    assert group is not None
+    mesh = DeviceMesh.from_group(group, world.device.type)
+    copy_from_first(model, world)
+    if any(_is_channels_last(p) for p in model.parameters()):  # FSDP2 takes contiguous parameters only
+        model.to(memory_format=torch.contiguous_format)
+        model.register_forward_pre_hook(_to_channels_last)
+    for unit in [*units(model), model]:
+        # the root too: what it held on to after an evaluation would be plain tensors, in the place of its parameters
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+    return model
+
+
+def _is_channels_last(parameter: Tensor) -> bool:
+    return (
+        parameter.ndim == 4
+        and not parameter.is_contiguous()
+        and parameter.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _to_channels_last(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    del module
+    return tuple(a.to(memory_format=torch.channels_last) if isinstance(a, Tensor) and a.ndim == 4 else a for a in args)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """True for a module whose forward and backward passes gather and scatter parts of parameters."""
+    return any(is_part(parameter) for parameter in model.parameters())
+
+
+def is_part(value: object) -> bool:
+    """True for a DTensor."""
+    return isinstance(value, Tensor) and hasattr(value, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, of which this rank may hold a part; then all ranks call it together."""
+    return tensor.full_tensor() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def part_of(source: Tensor, like: Tensor) -> Tensor:
+    """What a rank holds of a whole tensor that every rank has, cut as `like` is; without communication."""
+    if not is_part(like):
+        return source
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(source.to(like.device), mesh, placements, src_data_rank=None)
+
+
+class ShardedSync(GradientSync):
+    """FSDP's reduce-scatter, during the backward pass of the last piece."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.average_over = dist.get_world_size()
+
+    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
+        """Gradients of all but the last piece stay where they are, whole; memory for one set of them is the cost."""
+        around = self._reducing(last)
+        return around if size else ghost_piece(self.model, around)
+
+    @contextmanager
+    def _reducing(self, last: bool) -> Iterator[None]:
+        self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        yield
+
+    def waited_ms(self) -> float | None:
+        """Nobody can tell: FSDP waits within the passes."""
+        return None

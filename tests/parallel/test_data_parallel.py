@@ -1,0 +1,320 @@
+"""DataParallel's traps, shown to be closed on copies that all live on the CPU: torch's own accepts GPUs alone."""
+
+import importlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.config import Config, Execution, ModelConfig
+from lockstep.data.arrays import ArraySet
+from lockstep.data.augment import Augment
+from lockstep.data.fetchers import fetcher
+from lockstep.data.loaders import EvalLoader
+from lockstep.errors import UserError
+from lockstep.memory import peak_gib, peaks_gib
+from lockstep.parallel import data_parallel as module
+from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.data_parallel import Replicas, copies, data_parallel, driven, replica_devices, require_gpus
+from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.strategy import parallelize
+from lockstep.recipes import recipe
+from lockstep.training import assemble as assembling
+from lockstep.training import step as stepping
+from lockstep.training.assemble import assemble
+from lockstep.training.evaluation import evaluate
+from lockstep.training.introduce import introduce
+from lockstep.training.loop import train as training
+from lockstep.training.step import TrainStep
+from lockstep.world import World
+from tests.parallel.test_ddp import SINGLE, batch_of, network, state, train
+from tests.ranks import run_ranks
+
+
+class OnCpu(Replicas):
+    """Replicas of which every device is the CPU: only the copies between devices are stood in for."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        nn.Module.__init__(self)
+        self.module, self.device_ids, self.dim, self.output_device = model, list(range(count)), 0, 0
+        self.src_device_obj = torch.device("cpu")
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        parts = inputs[0].chunk(len(device_ids))
+        return [(part,) for part in parts], [{} for _ in parts]
+
+    def gather(self, outputs: Any, output_device: Any) -> Tensor:
+        return torch.cat(outputs)
+
+
+def _in_threads(modules: Any, inputs: Any, kwargs_tup: Any, devices: Any) -> list[Any]:
+    """As torch's parallel_apply: gradient mode and the switch of autocast go to the threads, and nothing else."""
+    gradients, autocast, outputs = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), dict[int, Any]()
+
+    def work(i: int) -> None:
+        torch.set_grad_enabled(gradients)
+        with torch.autocast("cpu", enabled=autocast):
+            outputs[i] = modules[i](*inputs[i], **kwargs_tup[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(modules))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outputs) == len(modules), "a replica failed"
+    return [outputs[i] for i in range(len(modules))]
+
+
+def _broadcast(tensors: Sequence[Tensor], devices: Sequence[int], detach: bool = False) -> list[list[Tensor]]:
+    """The first device's are the tensors themselves, as torch has it."""
+    return [[t if not d else (t.detach() if detach else t).clone() for t in tensors] for d in range(len(devices))]
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, attribute, stand_in in (
+        ("replicate", "_broadcast_coalesced_reshape", _broadcast),
+        ("data_parallel", "parallel_apply", _in_threads),
+    ):  # modules, which functions of the same names hide
+        monkeypatch.setattr(importlib.import_module(f"torch.nn.parallel.{name}"), attribute, stand_in)
+
+
+def _ddp(world: World, sizes: list[int], accumulate: int) -> dict[str, list[float]]:
+    model = network()
+    train(world, parallelize(model, world), sizes, accumulate)
+    average_buffers(model, world)
+    return state(model)
+
+
+@pytest.mark.parametrize(("sizes", "accumulate"), [([8, 7, 2], 1), ([8, 8, 5], 2)])
+def test_two_gpus_train_as_two_processes_do(sizes: list[int], accumulate: int) -> None:
+    model = network()
+    train(SINGLE, OnCpu(model, 2), sizes, accumulate)
+    expected = run_ranks(_ddp, 2, sizes, accumulate)[0]
+    found = state(model)
+    assert found.keys() == expected.keys()
+    for name, values in found.items():  # weights and running statistics
+        assert values == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_a_batch_that_does_not_go_round_weighs_every_sample_alike(n: int) -> None:
+    plain, copied = nn.Linear(3, 2).double(), nn.Linear(3, 2).double()
+    copied.load_state_dict(plain.state_dict())
+    images, labels = torch.randn(n, 3, dtype=torch.float64), torch.arange(n) % 2
+    for model in (plain, OnCpu(copied, 4)):
+        F.cross_entropy(model(images), labels).backward()
+    for ours, theirs in zip(copied.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Seen(nn.Module):
+    """Notes the dtype that its product comes out in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dtypes = nn.Linear(4, 4), list[torch.dtype]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        self.dtypes.append(y.dtype)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("context", "dtype"),
+    [
+        (nullcontext, torch.float32),
+        (lambda: torch.autocast("cpu", torch.float16), torch.float16),  # not the CPU's default
+        (lambda: torch.autocast("cpu", torch.bfloat16), torch.bfloat16),
+    ],
+)
+def test_copies_compute_in_the_dtype_of_the_caller(context: Callable[[], Any], dtype: torch.dtype) -> None:
+    model = Seen()
+    with context():
+        OnCpu(model, 3)(torch.randn(6, 4))
+    assert model.dtypes == [dtype] * 3
+
+
+def test_running_statistics_are_those_of_all_copies_and_equal_buffers_keep_their_bits() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3, momentum=1.0), nn.Linear(3, 2))
+    model.register_buffer("scale", torch.randn(1000))
+    kept = model.scale.clone()
+    wrapped, x = OnCpu(model, 3), torch.randn(12, 3)
+    wrapped(x).sum().backward()  # the average must not disturb the backward pass
+    norm = model[0]
+    torch.testing.assert_close(norm.running_mean, x.mean(0))  # of equal parts
+    torch.testing.assert_close(norm.running_var, torch.stack([part.var(0) for part in x.chunk(3)]).mean(0))
+    assert norm.num_batches_tracked == 1
+    assert torch.equal(model.scale, kept)
+    before = norm.running_mean.clone()
+    wrapped.eval()
+    wrapped(torch.randn(12, 3))
+    assert torch.equal(norm.running_mean, before)
+
+
+@pytest.mark.parametrize("how", ["in place", "wrapped"])
+def test_a_compiled_module_is_refused(how: str) -> None:
+    model = nn.Linear(2, 2)
+    if how == "in place":
+        model.compile(backend="eager")
+    inner = model if how == "in place" else torch.compile(model, backend="eager")
+    with pytest.raises(UserError, match="a compiled module"):
+        OnCpu(inner, 2)(torch.zeros(2, 2))  # type: ignore[arg-type]
+
+
+def _gpus(count: int, kind: str = "cuda") -> list[torch.device]:
+    return [torch.device(kind, index) for index in range(count)]
+
+
+def test_what_it_can_t_do_is_refused() -> None:
+    several = World(0, 2, 0, 2, torch.device("cuda", 0), "nccl")
+    with pytest.raises(UserError, match="one process, and a launcher has started 2"):
+        data_parallel(network(), several, _gpus(2))
+    with pytest.raises(UserError, match="--strategy dp on xpu"):
+        require_gpus(_gpus(2, "xpu"))
+    require_gpus(_gpus(2))
+
+
+@pytest.mark.parametrize("more", ["sync_bn", "compile"])
+def test_what_copies_can_t_do_is_refused_before_anything_starts(more: str) -> None:
+    with pytest.raises(UserError, match=f"--strategy dp with --{more.replace('_', '-')}: "):
+        Config(execution=Execution(strategy="dp"), model=ModelConfig(**{more: True}))  # type: ignore[arg-type]
+
+
+def test_a_whole_run_over_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its journal and what it says; with the weights of a run over one device, as this net has no batch norm."""
+    digits = recipe("digits")
+    data = replace(digits.data, fraction=0.1)
+    config = replace(digits, epochs=1, data=data, execution=Execution(device="cpu", threads=1))
+    ends, lines = [], []
+    for count in (1, 2):
+        if count > 1:
+            monkeypatch.setattr(assembling, "parallelize", lambda model, world, **_: OnCpu(model, 2))
+        folder = tmp_path / str(count)
+        (folder / "weights").mkdir(parents=True)
+        training(config, World.single(), folder)
+        lines.append([json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()])
+        ends.append(lines[-1][-1])
+    one, two = ends
+    assert two["status"] == "completed"
+    assert two["top1"] == one["top1"]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    assert two["ledger_sha256"] == one["ledger_sha256"]
+    assert [len(end["peak_memory_gib"]) for end in ends] == [1, 2]
+    assert {record["comm_wait_ms"] for record in lines[1] if record["kind"] == "step"} == {None}
+
+
+def test_a_run_says_over_how_many_gpus_it_goes_and_what_batch_norm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(recipe("digits"), execution=Execution(device="cpu", threads=1))
+    run = assemble(config, World.single())
+    assert " x 64 on cpu," in introduce(config, World.single(), run)[0]
+    run.model = network()
+    run.step.model = OnCpu(run.model, 2)
+    first, *rest = introduce(config, World.single(), run)
+    assert " x 64 on 2 x cpu," in first
+    assert any("each GPU's own part" in line for line in rest)
+    assert not any("--nproc" in line for line in rest)
+
+
+def test_the_devices_of_a_module() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    assert driven(model) == [torch.device("cpu"), torch.device("meta")]
+    assert replica_devices(model) == []
+    wrapped = OnCpu(model, 2)
+    wrapped.src_device_obj, wrapped.device_ids = torch.device("cuda", 3), [3, 1]
+    assert driven(wrapped) == replica_devices(wrapped) == [torch.device("cuda", 3), torch.device("cuda", 1)]
+
+
+def test_copies_for_evaluation_start_with_the_model_itself() -> None:
+    model = network().eval()
+    found = copies(model, [torch.device("cpu", 0)] * 3)
+    assert found[0] is model
+    x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
+    with torch.no_grad():
+        assert all(torch.equal(each(x), model(x)) for each in found)
+    assert copies(model, [torch.device("cpu")]) == [model]
+
+
+@pytest.mark.parametrize("tta", ["none", "shift"])
+def test_evaluation_over_several_devices_is_that_of_one_to_the_bit(tta: str) -> None:
+    rng = np.random.default_rng(0)
+    pixels, labels = rng.integers(0, 256, (50, 2, 5, 5), dtype=np.uint8), rng.integers(0, 3, 50)
+    images = ArraySet("some", ("a", "b", "c"), (0.5, 0.4), (0.2, 0.3), (pixels,), labels, "some")
+    loader = EvalLoader(images, Augment(images.mean, images.std), SINGLE, fetcher(images, SINGLE.device), 7)
+    model = network().float()
+    used: list[nn.Module] = []
+    model.register_forward_pre_hook(lambda copy, _: used.append(copy))
+    found = [evaluate(model, loader, SINGLE, tta=tta, devices=[torch.device("cpu", 0)] * n) for n in (1, 2, 3)]
+    assert found[0] == found[1] == found[2]
+    assert len({id(copy) for copy in used}) == 1 + 1 + 2, "each device has its copy, the model itself among them"
+    assert model.training
+
+
+def test_nobody_can_tell_how_long_its_gpus_waited() -> None:
+    assert DataParallelSync(OnCpu(network(), 2)).waited_ms() is None
+
+
+def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds of devices that are not here, as the device module is told of them."""
+    current, told = [0], list[tuple[int, int]]()
+
+    class Chosen:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            current.append(self.index)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    class Cuda:
+        @staticmethod
+        def manual_seed(seed: int) -> None:
+            told.append((current[-1], seed))
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Cuda)
+    monkeypatch.setattr(torch.accelerator, "device_index", Chosen)
+    reseed = stepping._reseed(_gpus(3))
+    for seed in (7, 7, 8):
+        reseed(seed)
+    first, again, other = told[:3], told[3:6], told[6:]
+    assert first == again
+    assert [index for index, _ in first] == [0, 1, 2]
+    assert first[0] == (0, 7), "one GPU alone draws the same"
+    assert len({seed for _, seed in first + other}) == 6
+    told.clear()
+    stepping._reseed(_gpus(1))(7)
+    assert told == [(0, 7)]
+
+
+def test_a_step_over_copies_is_one_over_the_module() -> None:
+    weights = []
+    for count in (1, 2, 3):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
+        wrapped = model if count == 1 else OnCpu(model, count)
+        step = TrainStep(wrapped, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), clip_norm=1.0)
+        losses = [float(step(batch_of(SINGLE, n, 2, t))) for t, n in enumerate((6, 5, 2))]
+        weights.append([*losses, *model[1].weight.flatten().tolist()])
+    for first, second in pairwise(weights):
+        assert second == pytest.approx(first, rel=1e-12)
+
+
+def test_a_peak_for_each_device() -> None:
+    cpu = torch.device("cpu")
+    assert peaks_gib([cpu, cpu]) == pytest.approx([peak_gib(cpu)] * 2, abs=0.01)
+    assert module.driven(nn.Linear(1, 1)) == [cpu]

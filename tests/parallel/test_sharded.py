@@ -1,0 +1,193 @@
+"""FSDP: parts of parameters, whole tensors on disk, and the same steps as DDP."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lockstep.checkpoint import weights
+from lockstep.checkpoint.snapshot import contribute, snapshot
+from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
+from lockstep.data.augment import Augment
+from lockstep.data.fetchers import fetcher
+from lockstep.data.loaders import EvalLoader
+from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.sharded import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
+from lockstep.training.assemble import assemble
+from lockstep.training.evaluation import evaluate
+from lockstep.watch.desync import contents
+from lockstep.world import World
+from tests.ranks import run_ranks
+
+BASE = Config(
+    batch_size=50,
+    data=DataConfig(dataset="digits", fraction=0.15, crop_padding=1, flip=True),
+    model=ModelConfig(model="tests.parallel.test_sharded:blocks", sync_bn=True),
+    optim=OptimConfig(lr=0.1, clip_norm=0.5),
+)
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)  # a bias here has no gradient but noise
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.norm(self.conv(x)))
+
+
+def blocks(in_channels: int, num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 6, 3), Residual(6), Residual(6), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Dropout(0.1), nn.Linear(24, num_classes),
+    )  # fmt: skip
+
+
+def changed(config: Config = BASE, **groups: Any) -> Config:
+    values = {k: dataclasses.replace(getattr(config, k), **v) if isinstance(v, dict) else v for k, v in groups.items()}
+    return dataclasses.replace(config, **values)
+
+
+CASES = {
+    "sgd": BASE,
+    "accumulate": changed(accumulate=3),
+    "adamw, EMA": changed(optim={"optimizer": "adamw", "lr": 0.01, "ema": 0.9}),
+    "bf16": changed(precision="bf16"),
+    "fp16": changed(precision="fp16"),
+    "channels_last": changed(model={"channels_last": True}),
+    "a batch of one": changed(batch_size=3, epochs=1, data={"fraction": 7 / 1437}),  # 3, 3, 1: ranks without a sample
+    "skip": changed(on_nonfinite="skip"),
+}
+
+
+def stepped(world: World, config: Config) -> dict[str, Any]:
+    """Weights, moving average and metrics after an epoch."""
+    run = assemble(config, world)
+    for batch in run.train.epoch(0):
+        run.step(batch)
+        if run.ema is not None:
+            run.ema.update_parameters(run.model)
+    metrics = evaluate(run.evaluated, run.val, world, config.precision, tta="mirror")
+    state = {name: whole(value).float().tolist() for name, value in run.evaluated.state_dict().items()}
+    return {"state": state, "loss": metrics.loss, "top1": metrics.top1, "sharded": is_sharded(run.model)}
+
+
+def both(world: World) -> dict[str, list[dict[str, Any]]]:
+    found = {}
+    for name, config in CASES.items():
+        fsdp = changed(config, execution={"strategy": "fsdp"})
+        found[name] = [stepped(world, config), stepped(world, fsdp)]
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, list[dict[str, Any]]]]:
+    return run_ranks(both, request.param, timeout=180)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_and_evaluation_are_ddps(ranks: list[dict[str, list[dict[str, Any]]]], name: str) -> None:
+    tolerance = 3e-2 if name in ("bf16", "fp16") else 2e-4
+    for rank in ranks:
+        ddp, fsdp = rank[name]
+        assert (ddp["sharded"], fsdp["sharded"]) == (False, True)
+        for key, values in ddp["state"].items():
+            np.testing.assert_allclose(fsdp["state"][key], values, atol=tolerance, rtol=tolerance, err_msg=key)
+        assert fsdp["loss"] == pytest.approx(ddp["loss"], rel=tolerance)
+        assert fsdp["top1"] == pytest.approx(ddp["top1"], abs=0.02)
+
+
+def pieces(world: World, folder: str) -> dict[str, Any]:
+    """What this rank holds, and what comes to the disk."""
+    torch.manual_seed(world.rank)  # rank 0's weights count
+    model = blocks(1, 10).to(memory_format=torch.channels_last)
+    shard(model, world)
+    torch.manual_seed(0)
+    first = {name: whole(value) for name, value in model.state_dict().items()}
+    started = all(torch.equal(first[name], value) for name, value in blocks(1, 10).state_dict().items())
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    sync, reduced = ShardedSync(model), []
+    for _ in range(2):
+        for last in (False, True):
+            with sync.piece(4, last):
+                model(torch.randn(4, 1, 8, 8)).sum().backward()
+            reduced.append(next(model.parameters()).grad is not None)
+        optimizer.step()
+        optimizer.zero_grad()
+    parameters = list(model.parameters())
+    average_buffers(model, world)
+    path = Path(folder, f"{world.size}.safetensors")
+    weights.save(model, path, {}, here=world.rank == 0)
+    digest = weights.digest(model)
+    if world.rank == 0:
+        taken = snapshot(2, model, optimizer)
+        plain = blocks(1, 10)
+        weights.load(plain, path)
+        again = weights.digest(plain)
+        shapes = [list(t.shape) for t in taken.tensors["optimizer.safetensors"].values() if t.ndim]
+        same = all(
+            torch.equal(value, plain.state_dict()[name]) for name, value in taken.tensors["model.safetensors"].items()
+        )
+    else:
+        contribute(model, optimizer)
+        again, shapes, same = digest, [], True
+    source = torch.arange(240.0).view(10, 24)
+    mine = part_of(source, parameters[-2])
+    return {
+        "reduced": reduced,
+        "held": sum(local(p).numel() for p in parameters),
+        "all": sum(p.numel() for p in parameters),
+        "started as rank 0": started,
+        "digests": (digest, again),
+        "shapes": shapes,
+        "same": same,
+        "cut and joined": torch.equal(whole(mine), source) and local(mine).numel() < source.numel(),
+        "compared": [name for name, value in contents(model, optimizer) if is_part(value)],
+        "shape of plain": part_of(source, torch.zeros(1)) is source,
+    }
+
+
+def test_a_rank_holds_a_part_and_the_disk_gets_the_whole(tmp_path: Path) -> None:
+    found = run_ranks(pieces, 3, str(tmp_path))
+    everything = found[0]["all"]
+    assert sum(rank["held"] for rank in found) == everything
+    assert all(rank["held"] < 0.6 * everything for rank in found)
+    assert len({rank["digests"] for rank in found}) == 1
+    assert found[0]["digests"][0] == found[0]["digests"][1]
+    names = [list(p.shape) for p in blocks(1, 10).parameters()]
+    assert sorted(found[0]["shapes"]) == sorted(names + names)  # two moments each
+    for rank in found:
+        assert rank["reduced"] == [False, True] * 2  # gradients travel once a step
+        assert rank["same"]
+        assert rank["started as rank 0"]
+        assert rank["cut and joined"]
+        assert rank["shape of plain"]
+        assert rank["compared"] == []
+
+
+def evaluated(world: World) -> list[tuple[float, float]]:
+    """One model on sets of 1 to 5 chunks: ranks without a chunk, and with one less than others."""
+    config = changed(execution={"strategy": "fsdp"})
+    run = assemble(config, world)
+    images = run.val.images
+    results = []
+    for size in (400, 180, 120, 100, 80):
+        fetch = fetcher(images, world.device, "resident", 0)
+        loader = EvalLoader(images, Augment(images.mean, images.std), world, fetch, size)
+        metrics = evaluate(run.model, loader, world)
+        assert loader.short == (len(list(loader)) < -(-loader.chunks // world.size))
+        results.append((metrics.top1, metrics.loss))
+    return results
+
+
+def test_any_number_of_chunks_is_evaluated_on_any_number_of_ranks() -> None:
+    alone = evaluated(World.single())
+    for n in (2, 3):
+        for rank in run_ranks(evaluated, n):
+            for ours, expected in zip(rank, alone, strict=True):
+                assert ours == pytest.approx(expected, rel=1e-6)

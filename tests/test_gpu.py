@@ -1,0 +1,206 @@
+"""What only a GPU can show, beside the tests marked gpu in the other files. One command runs all: `pytest -m gpu`.
+
+What needs no more than one process runs on the CPU too.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+
+from lockstep.data.arrays import ArraySet
+from lockstep.data.augment import Augment
+from lockstep.data.fetchers import fetcher
+from lockstep.data.loaders import Batch, EvalLoader
+from lockstep.memory import free_bytes, peaks_gib
+from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.ddp import distributed
+from lockstep.parallel.strategy import parallelize
+from lockstep.tools.predict.measure import _Clock
+from lockstep.training.evaluation import evaluate
+from lockstep.training.precision import configure
+from lockstep.training.step import TrainStep
+from lockstep.world import World, device_name
+from tests.parallel.test_ddp import SINGLE, batch_of, network
+from tests.processes import run_lockstep
+from tests.ranks import run_ranks
+
+ON = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def _device(kind: str) -> torch.device:
+    return torch.device(kind, 0) if kind != "cpu" else torch.device(kind)
+
+
+def _need(count: int) -> list[torch.device]:
+    """All GPUs, where there are so many."""
+    there = torch.accelerator.device_count()
+    if there < count:
+        pytest.skip(f"needs {count} GPUs, and this machine shows {there}")
+    return [torch.device("cuda", index) for index in range(there)]
+
+
+def _batch(device: torch.device, n: int, accumulate: int, step: int) -> Batch:
+    batch = batch_of(SINGLE, n, accumulate, step)
+    return dataclasses.replace(batch, images=batch.images.float().to(device), labels=batch.labels.to(device))
+
+
+def _trained(model: nn.Module, wrapped: nn.Module, device: torch.device, precision: str) -> list[float]:
+    """Losses and weights of four steps with accumulation and clipping, the last batch short."""
+    step = TrainStep(
+        wrapped, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), precision=precision,
+        clip_norm=1.0,
+    )  # fmt: skip
+    losses = [float(step(_batch(device, n, 2, t))) for t, n in enumerate((8, 8, 8, 5))]
+    return [*losses, *(value for p in model.state_dict().values() for value in p.flatten().tolist())]
+
+
+def _model(device: torch.device) -> nn.Module:
+    return network().float().to(device)
+
+
+# DDP
+
+
+def _ddp_of_one(world: World, kind: str, precision: str, compress: str) -> tuple[list[float], list[float]]:
+    """The model alone, and in DDP over a group of one process, on the backend that its device has."""
+    device = _device(kind)
+    configure(precision, device)
+    backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(device)}"
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    alone, model = _model(device), _model(device)
+    wrapped = distributed(model, World.single(device), compress=compress)
+    found = _trained(alone, alone, device, precision), _trained(model, wrapped, device, precision)
+    dist.barrier(device_ids=None if kind == "cpu" else [0])
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("kind", ON)
+@pytest.mark.parametrize(("precision", "compress"), [("fp32", "none"), ("bf16", "none"), ("fp16", "bf16")])
+def test_ddp_over_one_process_trains_as_the_model_alone(kind: str, precision: str, compress: str) -> None:
+    alone, ddp = run_ranks(_ddp_of_one, 1, kind, precision, compress)[0]
+    close = 1e-4 if (precision, compress) == ("fp32", "none") else 3e-2
+    assert ddp == pytest.approx(alone, rel=close, abs=close)
+
+
+# The device's own clocks and memory
+
+
+@pytest.mark.gpu
+def test_the_device_tells_time_and_memory() -> None:
+    device = _need(1)[0]
+    clock, x = _Clock(device), torch.randn(4096, 4096, device=device)
+    clock.mark()
+    for _ in range(20):
+        x = x @ x * 1e-4
+    clock.mark()
+    assert clock.read()[1] > 20 * 2 * 4096**3 / 1e16  # no device does ten times what the fastest ones do
+    assert 0 < free_bytes(device) < 1 << 50
+    assert peaks_gib([device])[0] >= x.nbytes / 2**30
+    assert device_name(device) != "cuda"
+
+
+# DataParallel
+
+
+class _Seen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(4, 4), list[tuple[int, torch.dtype]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        self.seen.append((y.device.index, y.dtype))
+        return y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_data_parallel_trains_as_one_gpu_does(precision: str) -> None:
+    gpus = _need(2)
+    configure(precision, gpus[0])
+    alone, model = (_without_batchnorm(gpus[0]) for _ in range(2))
+    wrapped = parallelize(model, World.single(gpus[0]), strategy="dp")
+    assert driven(wrapped) == gpus
+    found, expected = _trained(model, wrapped, gpus[0], precision), _trained(alone, alone, gpus[0], precision)
+    close = 1e-4 if precision == "fp32" else 3e-2
+    assert found == pytest.approx(expected, rel=close, abs=close)
+    assert all(peak > 0 for peak in peaks_gib(gpus))
+
+
+def _without_batchnorm(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 64, 3), nn.Tanh(), nn.Flatten(), nn.Linear(576, 3)).to(device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_each_gpu_computes_in_the_caller_s_dtype(dtype: torch.dtype) -> None:
+    gpus = _need(2)
+    model = _Seen().to(gpus[0])
+    wrapped = parallelize(model, World.single(gpus[0]), strategy="dp")
+    with torch.autocast("cuda", dtype):
+        wrapped(torch.randn(2 * len(gpus), 4, device=gpus[0]))
+    assert sorted(model.seen) == [(gpu.index, dtype) for gpu in gpus]
+
+
+@pytest.mark.gpu
+def test_running_statistics_and_evaluation_are_those_of_all_gpus() -> None:
+    gpus = _need(2)
+    norm = nn.BatchNorm1d(3, momentum=1.0).to(gpus[0])
+    x = torch.randn(8 * len(gpus), 3, device=gpus[0])
+    parallelize(norm, World.single(gpus[0]), strategy="dp")(x).sum().backward()
+    torch.testing.assert_close(norm.running_mean, x.mean(0))
+    rng = np.random.default_rng(0)
+    pixels, labels = rng.integers(0, 256, (50, 2, 5, 5), dtype=np.uint8), rng.integers(0, 3, 50)
+    images = ArraySet("some", ("a", "b", "c"), (0.5, 0.4), (0.2, 0.3), (pixels,), labels, "some")
+    world = World.single(gpus[0])
+    loader = EvalLoader(images, Augment(images.mean, images.std), world, fetcher(images, gpus[0]), 7)
+    model = _model(gpus[0])
+    assert evaluate(model, loader, world, devices=gpus) == evaluate(model, loader, world)
+
+
+# The commands
+
+
+@pytest.mark.gpu
+def test_processes_that_share_a_gpu_train_the_same_bits(tmp_path: Path) -> None:
+    _need(1)
+    flags = {"shards": 4, "epochs": 1, "fraction": 0.2, "threads": 1, "gpus": 0, "backend": "gloo"}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    ends = []
+    for nproc in ("1", "2"):
+        ended = run_lockstep("train", "digits", *words, "--nproc", nproc, "--out", f"on{nproc}", cwd=tmp_path)
+        assert ended.code == 0, ended.text
+        ends.append(json.loads((tmp_path / f"on{nproc}" / "journal.jsonl").read_text().splitlines()[-1]))
+    first, second = ends
+    assert first["status"] == second["status"] == "completed"
+    assert first["weights_sha256"] == second["weights_sha256"]
+    assert first["ledger_sha256"] == second["ledger_sha256"]
+    assert [len(end["peak_memory_gib"]) for end in ends] == [1, 2]
+
+
+@pytest.mark.gpu
+def test_compare_shows_the_memory_of_each_gpu(tmp_path: Path) -> None:
+    gpus = _need(1)
+    flags = {"strategies": "single,dp,dp+bf16", "nproc": 1, "epochs": 1, "log-every": 1, "out": "found"}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    ended = run_lockstep("compare", "digits", *words, cwd=tmp_path, timeout=200)
+    assert ended.code == 0, ended.text
+    single, *dp = json.loads((tmp_path / "found" / "results.json").read_text())["rows"]
+    assert len(single["memory_gib"]) == 1
+    for row in dp:
+        if len(gpus) < 2:
+            assert "two GPUs" in row["not_measured"]
+        else:
+            assert len(row["memory_gib"]) == len(gpus), row
+            assert row["communication"] is None
+            assert "on its devices" in ended.out
