@@ -22,6 +22,9 @@ commands:
   chaos [RECIPE] [FLAGS]   kill a training at random moments, let it recover, compare it with an undisturbed one
   compare [RECIPE] [FLAGS] measure strategies and numbers of processes under equal conditions
   predict [RECIPE] [FLAGS] measure briefly, and say what N processes over an interconnect would give
+  launch-script slurm|kubernetes|torchrun [RECIPE] [FLAGS]
+                           write the job file, or torchrun's line for each machine
+  doctor [FLAGS]           try what a run needs from this machine and the network, and say what to do about the rest
   export RUN [FLAGS]       write a run's weights for other programs, as safetensors or torch.save
   recipes                  list the recipes
   show RECIPE              print a recipe as a command with all its flags, to copy and change
@@ -37,6 +40,7 @@ examples:
   lockstep chaos digits --shards 4 --kills 10           does it come back, and as the same run?
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2
   lockstep predict cifar10 --nproc 1,2,4,8 --interconnect 10gbit
+  lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh
 
 `lockstep COMMAND --help` explains a command. Data sets are looked for in --data-dir, $LOCKSTEP_DATA or ./data.
 Exit codes: 0 done, 1 a process failed, 2 something that you can put right, 124 no progress for --hang-timeout;
@@ -81,6 +85,8 @@ def _dispatch(args: list[str]) -> int:
         "chaos": commands.chaos,
         "predict": commands.predict,
         "compare": commands.compare,
+        "doctor": commands.doctor,
+        "launch-script": commands.launch_script,
         "export": commands.export,
         "recipes": commands.recipes,
         "show": commands.show,

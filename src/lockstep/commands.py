@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from lockstep.config import Config, Execution
-from lockstep.errors import EXIT_FAILURE, UserError
+from lockstep.errors import EXIT_FAILURE, UserError, unknown
 from lockstep.failures import WorkerFailed
 from lockstep.flags import as_command, sort_words
 from lockstep.recipes import RECIPES, recipe
@@ -178,6 +178,28 @@ def predict(args: list[str]) -> int:
     return 0
 
 
+def doctor(args: list[str]) -> int:
+    """Try what a run needs from this machine and the network."""
+    from lockstep.tools.doctor.plan import Plan
+
+    names, rest = sort_words(args, Plan)
+    if names:
+        raise UserError(
+            f"doctor takes flags alone, got {' '.join(names)}", "Values follow a flag: --only host,network."
+        )
+    about = (
+        "Try what a run needs: all-reduces between processes and GPUs, ports, names, disk, memory, cores, the way to "
+        "machine 0; each with a deadline. Exit code 1: a check failed (a warning does not)."
+    )
+    plan: Plan = _parse(Plan, Plan(), rest, "lockstep doctor", about)
+    from lockstep.tools.doctor.run import doctor
+    from lockstep.tools.doctor.show import as_json, healthy, show, summary
+
+    found = doctor(plan, say=complain, show=(lambda _: None) if plan.json else show)
+    print(as_json(found) if plan.json else summary(found))
+    return 0 if healthy(found) else EXIT_FAILURE
+
+
 def export(args: list[str]) -> int:
     """Write a run's weights for other programs."""
     from lockstep.checkpoint.foreign import Export, export
@@ -190,6 +212,26 @@ def export(args: list[str]) -> int:
         Export, Export(), rest, "lockstep export RUN", "Write a run's weights as one file for other programs."
     )
     print(export(run_folder, chosen))
+    return 0
+
+
+def launch_script(args: list[str]) -> int:
+    """Write the file or the lines that start a run on a cluster."""
+    from lockstep.tools.launch_script import TARGETS, deliver
+
+    usage = f"lockstep launch-script {'|'.join(TARGETS)} [RECIPE] [FLAGS]"
+    if not args or args[0] in ("-h", "--help"):
+        print(f"usage: {usage}\n\nIts flags, by target: lockstep launch-script slurm --help")
+        return 0
+    if args[0] not in TARGETS:
+        raise unknown("target", args[0], TARGETS, f"As `{usage}`.")
+    cls, script = TARGETS[args[0]]
+    about = f"Write what starts the recipe `{{}}` by {args[0]}; every flag of `lockstep train` may follow."
+    names, rest = sort_words(args[1:], cls)
+    name = _one_name(f"launch-script {args[0]}", "recipe", names) or "digits"
+    prog = f"lockstep launch-script {args[0]} {name}"
+    plan: Any = _parse(cls, cls.of(recipe(name)), rest, prog, about.format(name))
+    deliver(script(plan), plan.file)
     return 0
 
 

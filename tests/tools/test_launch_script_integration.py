@@ -1,0 +1,232 @@
+"""Job files at work: a real Slurm job, torchrun's lines, and manifests against the operators' published schemas."""
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.watch.journal import read
+from tests.processes import Command, Ended, run_lockstep
+from tests.slurm import slurm
+
+pytestmark = pytest.mark.integration
+TRAIN = ("--shards", "4", "--threads", "1", "--nproc", "2")
+SCRIPTS = str(Path(sys.executable).parent)
+PATH = {"PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
+
+# Too slow for the job's limit, in the first attempt.
+SLOW = """
+import os, time
+from lockstep.models.small import digits_net
+
+def slow(in_channels, num_classes, image_size):
+    net = digits_net(in_channels, num_classes, image_size)
+    if "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        net.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+    return net
+"""
+
+
+class Job:
+    """A submitted job.sh."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, os.environ | PATH | environment
+        self.number = self.command("sbatch", "--parsable", "job.sh").strip()
+
+    def command(self, *argv: str) -> str:
+        ended = subprocess.run(argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=30)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def described(self) -> dict[str, str]:
+        """The entries of `scontrol show job`."""
+        return dict(re.findall(r"(\S+?)=(\S*)", self.command("scontrol", "show", "job", self.number)))
+
+    def until_it_ends(self, seconds: float) -> dict[str, str]:
+        deadline = time.monotonic() + seconds
+        while (seen := self.described())["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.5)
+        return seen
+
+
+def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    train = ("--model", "slow:slow", "--epochs", "8", *TRAIN)
+    whole = run_lockstep("train", *train, "--out", "whole", cwd=tmp_path, timeout=120)
+    assert whole.code == 0, whole.text
+    job_file = ("--time", "1", "--signal-before", "15", "--out", "run", "--file", "job.sh")
+    written = run_lockstep("launch-script", "slurm", "digits", *train, *job_file, cwd=tmp_path)
+    assert written.code == 0, written.text
+    with slurm(tmp_path) as environment:
+        job = Job(tmp_path, environment)
+        last = job.until_it_ends(180)
+    said = (tmp_path / f"digits-{job.number}.out").read_text()
+    assert (last["JobState"], last["ExitCode"]) == ("COMPLETED", "0:0"), said
+
+    records = read(tmp_path / "run" / "journal.jsonl")
+    runs, ends = ([r for r in records if r["kind"] == kind] for kind in ("run", "end"))
+    assert int(last["Restarts"]) >= len(runs) - 1 >= 1
+    assert [r["status"] for r in ends] == ["interrupted"] * (len(runs) - 1) + ["completed"]
+    for before, after in itertools.pairwise(zip(runs, ends, strict=True)):
+        stop = before[1]["steps"]
+        assert f"stopped by SIGUSR1 after step {stop};" in said
+        assert stop in [r["step"] for r in records if r["kind"] == "checkpoint"]
+        assert after[0]["resumed_from"] == stop > 0
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+
+
+def digests(folder: Path) -> tuple[str, str, int]:
+    end = read(folder / "journal.jsonl")[-1]
+    return end["ledger_sha256"], end["weights_sha256"], end["processes"]
+
+
+def written(target: str, *flags: str, cwd: Path) -> str:
+    ended = run_lockstep("launch-script", target, "digits", *flags, cwd=cwd)
+    assert ended.code == 0, ended.text
+    return ended.out
+
+
+def together(lines: list[list[str]], cwd: Path, env: list[dict[str, str]] | None = None) -> list[Ended]:
+    """Run each machine's command, all at once."""
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", **PATH}  # torchrun warns of its own doings
+    started = [Command(*line, cwd=cwd, env=quiet | more) for line, more in zip(lines, env or [{}, {}], strict=True)]
+    return [command.end(120) for command in started]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int]:
+    folder = tmp_path_factory.mktemp("own")
+    assert run_lockstep("train", *TRAIN, "--epochs", "2", "--out", "run", cwd=folder, timeout=120).code == 0
+    return digests(folder / "run")
+
+
+@pytest.mark.parametrize("elastic", [(), ("--min-nnodes", "1")])
+def test_torchrun_lines_are_one_run(tmp_path: Path, own: tuple[str, str, int], elastic: tuple[str, ...]) -> None:
+    flags = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--shards", "4", "--threads", "1", "--nproc", "1")
+    text = written(
+        "torchrun",
+        *flags,
+        *elastic,
+        "--epochs",
+        "2",
+        "--name",
+        tmp_path.name.replace("_", "-"),
+        "--out",
+        "run",
+        cwd=tmp_path,
+    )
+    lines = [shlex.split(line) for line in text.splitlines() if not line.startswith("#")]
+    ends = together(lines, tmp_path)
+    assert [ended.code for ended in ends] == [0, 0], "\n".join(ended.text for ended in ends)
+    assert digests(tmp_path / "run") == own
+
+
+def test_a_pods_command_trains_with_what_the_operator_sets(tmp_path: Path, own: tuple[str, str, int]) -> None:
+    """RANK and WORLD_SIZE, which count pods there, are in the way of nothing."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest")
+    out = str(tmp_path / "run")
+    text = written(
+        "kubernetes", "--image", "x", *TRAIN[:-1], "1", "--nnodes", "2", "--epochs", "2", "--out", out, cwd=tmp_path
+    )
+    spec = yaml.safe_load(text)["spec"]
+    command = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"]
+    port = str(23_456 + os.getpid() % 1000)
+    pods = [
+        {"RANK": str(rank), "PET_NODE_RANK": str(rank), "WORLD_SIZE": "2", "PET_NNODES": "2"}
+        | {"PET_NPROC_PER_NODE": spec["nprocPerNode"], "MASTER_ADDR": "127.0.0.1", "PET_MASTER_ADDR": "127.0.0.1"}
+        | {"MASTER_PORT": port, "PET_MASTER_PORT": port, "PYTHONUNBUFFERED": "1"}
+        for rank in range(2)
+    ]
+    ends = together([command, command], tmp_path, pods)
+    assert [ended.code for ended in ends] == [0, 0], "\n".join(ended.text for ended in ends)
+    assert digests(tmp_path / "run") == own
+
+
+# What the projects publish: models generated from the operators' OpenAPI documents. A field that a model does not know
+# is lost on the way through it; one of another type, or a missing one, is refused.
+CHECK = """
+import json, sys, yaml
+manifest = yaml.safe_load(sys.stdin)
+if manifest["kind"] == "TrainJob":
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob as Model
+    known = Model.from_dict(manifest).to_dict()
+else:
+    from types import SimpleNamespace
+    from kubeflow.training import KubeflowOrgV1PyTorchJob
+    from kubeflow.training.api_client import ApiClient
+    client = ApiClient()
+    read = client.deserialize(SimpleNamespace(data=json.dumps(manifest)), "KubeflowOrgV1PyTorchJob")
+    known = client.sanitize_for_serialization(read)
+def lost(given, known, where=""):
+    pairs = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ()
+    for key, value in pairs:
+        missing = key not in known if isinstance(given, dict) else key >= len(known)
+        yield from [f"{where}/{key}: unknown"] if missing else lost(value, known[key], f"{where}/{key}")
+    if not pairs and given != known:
+        yield f"{where}: {given!r} became {known!r}"
+sys.exit("\\n".join(lost(manifest, known)) or None)
+"""
+
+
+@pytest.fixture(scope="session")
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The operators' Python models, in a folder."""
+    folder = tmp_path_factory.mktemp("schemas")
+    wanted = ["kubeflow-training==1.9.4", "kubeflow-trainer-api==2.3.0", "pyyaml"]
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), *wanted]
+    ended = subprocess.run(pip, capture_output=True, text=True, timeout=120)
+    if ended.returncode:
+        pytest.skip(f"pip can't install {' '.join(wanted)}: {ended.stderr.strip().splitlines()[-1]}")
+    return folder
+
+
+def checked(manifest: str, schemas: Path) -> subprocess.CompletedProcess[str]:
+    env = {"PYTHONPATH": str(schemas), "PATH": os.environ["PATH"]}
+    return subprocess.run(
+        [sys.executable, "-c", CHECK], env=env, input=manifest, capture_output=True, text=True, timeout=60
+    )
+
+
+MANIFESTS = [
+    ("--kind", kind, "--image", "me/lockstep:1", *flags)
+    for kind in ("pytorchjob", "trainjob")
+    for flags in (
+        (),
+        ("--nnodes", "3", "--gpus-per-node", "4", "--memory", "64Gi", "--namespace", "ml", "--batch-size", "512"),
+    )
+]
+
+
+@pytest.mark.parametrize("flags", MANIFESTS)
+def test_the_published_schema_takes_the_manifest(schemas: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    ended = checked(written("kubernetes", *flags, cwd=tmp_path), schemas)
+    assert ended.returncode == 0, ended.stderr
+
+
+BROKEN = [
+    ("pytorchjob", "restartPolicy:", "restartPolcy:", "restartPolcy: unknown"),
+    ("pytorchjob", "pytorchReplicaSpecs:", "replicaSpecs:", "must not be `None`"),
+    ("pytorchjob", "backoffLimit: 3", "backoffLimit: often", "invalid literal for int"),
+    ("trainjob", "numNodes: 1", 'numNodes: "1"', "valid integer"),
+    ("trainjob", "mountPath:", "mountpath:", "mountpath: unknown"),
+    ("trainjob", "runtimePatches:", "runtimePatch:", "runtimePatch: unknown"),
+]
+
+
+@pytest.mark.parametrize(("kind", "right", "wrong", "message"), BROKEN)
+def test_a_broken_manifest_would_be_seen(
+    schemas: Path, tmp_path: Path, kind: str, right: str, wrong: str, message: str
+) -> None:
+    manifest = written("kubernetes", "--kind", kind, "--image", "x", cwd=tmp_path)
+    assert right in manifest
+    ended = checked(manifest.replace(right, wrong), schemas)
+    assert ended.returncode != 0
+    assert message in ended.stderr, ended.stderr
