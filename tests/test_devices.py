@@ -13,11 +13,12 @@ from lockstep import memory
 from lockstep.config import Execution
 from lockstep.data import fetchers
 from lockstep.data.ahead import has_streams
+from lockstep.devices import device_name, device_type, devices
 from lockstep.errors import UserError
 from lockstep.memory import free_bytes, peak_gib, peaks_gib
 from lockstep.parallel import exact
 from lockstep.tools.predict import measure
-from lockstep.world import World, device_name, device_type, devices, join
+from lockstep.world import World, join
 
 ROOT = Path(__file__).parents[1]
 XPU, MPS = torch.device("xpu", 1), torch.device("mps", 0)
@@ -33,7 +34,7 @@ ALLOWED = {
         "'cuda'",
     ): "nn.DataParallel's copies are compiled for CUDA and ROCm alone",
     ("src/lockstep/config/execution.py", "'cuda'"): "the flag's values",
-    ("src/lockstep/world.py", "'cuda'"): "the variable that hides GPUs, and where to look for them, by kind",
+    ("src/lockstep/devices.py", "'cuda'"): "the variable that hides GPUs, and where to look for them, by kind",
     ("benchmarks/gpu.py", "torch.backends.cudnn"): "the tutorials' side keeps torch's own TF32 setting",
     ("benchmarks/gpu.py", "'cuda'"): "TF32 is measured where it exists",
 }

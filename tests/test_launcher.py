@@ -15,15 +15,16 @@ import torch
 import lockstep
 from lockstep import launcher
 from lockstep.config import Execution
+from lockstep.devices import cores
 from lockstep.errors import UserError
 from lockstep.launcher import launch, processes
-from lockstep.world import World, cores
+from lockstep.world import World
 from tests.processes import Command, Ended
 
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.world.devices", lambda execution: [torch.device("cuda", i) for i in range(2)])
+    monkeypatch.setattr("lockstep.devices.devices", lambda execution: [torch.device("cuda", i) for i in range(2)])
     return
 
 

@@ -9,7 +9,8 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from lockstep import meeting
 from lockstep.errors import UserError
-from lockstep.meeting import INTERFACE, address_towards, choose_interface, fresh, interface_of
+from lockstep.interfaces import address_towards, interface_of
+from lockstep.meeting import INTERFACE, choose_interface, fresh
 from lockstep.watch.heartbeat import run_store
 from lockstep.world import World
 from tests.ranks import run_ranks

@@ -163,7 +163,8 @@ def test_a_short_cut_is_only_a_pause(long: tuple[str, str], tmp_path: Path) -> N
 
 def test_the_interface_is_the_one_that_leads_to_the_other_host() -> None:
     code = (
-        "from lockstep.meeting import *; import sys; print(*(interface_of(address_towards(a)) for a in sys.argv[1:]))"
+        "from lockstep.interfaces import address_towards, interface_of; import sys\n"
+        "print(*(interface_of(address_towards(a)) for a in sys.argv[1:]))"
     )
     with two_hosts() as link:
         first, second = link.hosts

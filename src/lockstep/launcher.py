@@ -44,7 +44,7 @@ _MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce
 
 def processes(execution: Execution) -> int:
     """Processes to start on this machine: --nproc, or one per GPU, or one per core (at most 8)."""
-    from lockstep.world import cores, devices
+    from lockstep.devices import cores, devices
 
     available = devices(execution)
     on_cpu = available[0].type == "cpu"

@@ -6,19 +6,17 @@ name where its store is.
 
 import hashlib
 import socket
-import struct
-import sys
 import threading
 import time
 import uuid
 from collections.abc import MutableMapping
 from datetime import timedelta
 from ipaddress import ip_address
-from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lockstep.errors import UserError
+from lockstep.interfaces import address_towards, interface_of
 
 _PORTS, _FIRST_PORT, _LAST_PORT = 16, 15_000, 32_000  # below those that systems hand out for outgoing connections
 _ASK_S, _PAUSE_S, _LINE = 2.0, 0.1, 512
@@ -153,36 +151,3 @@ def choose_interface(store: Store, master: str, rank: int, size: int, environ: M
         own = address_towards(others[0]) if others else ""
     if name := interface_of(own):
         environ[INTERFACE] = name
-
-
-def address_towards(host: str) -> str:
-    """This host's address on the way to another one; empty where its name is unknown or there is no way."""
-    try:
-        family, kind, _, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(there)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
-
-
-def interface_of(address: str) -> str:
-    """The name of the network interface whose (first) address this is; empty where none has it, or not on Linux."""
-    if sys.platform != "linux" or not address:
-        return ""
-    if ip_address(address).version == 6:
-        wanted = ip_address(address).packed.hex()
-        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
-        return next((words[-1] for words in map(str.split, lines) if words[0] == wanted), "")
-    from fcntl import ioctl
-
-    ask_for_address = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = ioctl(any_socket, ask_for_address, struct.pack("256s", name.encode()))
-            except OSError:  # one without an address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return ""

@@ -28,11 +28,11 @@ def check(config: Config) -> None:
     """What can be known to be wrong before any process starts. Raises UserError."""
     from lockstep import models
     from lockstep.data.sources import DATASETS
+    from lockstep.devices import devices
     from lockstep.objects import load_object
     from lockstep.parallel.data_parallel import require_gpus
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
-    from lockstep.world import devices
 
     dataset, available = config.data.dataset, devices(config.execution)
     if dataset not in DATASETS and ":" not in dataset:

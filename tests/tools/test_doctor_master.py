@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from lockstep.interfaces import interfaces
 from lockstep.tools.doctor import master
 from lockstep.tools.doctor.finding import Finding
 from lockstep.tools.doctor.listen import listen
-from lockstep.tools.doctor.network import interfaces
 
 MINE = {"lockstep": "0.1.0", "torch": "2.12.0"}
 

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from lockstep.interfaces import Interface, interfaces
 from lockstep.tools.doctor import network
 from lockstep.tools.doctor.finding import within
-from lockstep.tools.doctor.network import Interface
 
 LO = Interface("lo", True, ("127.0.0.1", "::1"))
 ETH = Interface("eth0", True, ("10.0.0.5",))
@@ -25,7 +25,7 @@ def unknown_name(name: str) -> list[str]:
 
 
 def test_the_interfaces_of_this_host() -> None:
-    found = {each.name: each for each in network.interfaces()}
+    found = {each.name: each for each in interfaces()}
     assert set(found) == {name for _, name in socket.if_nameindex()}
     if sys.platform == "linux":
         assert "127.0.0.1" in found["lo"].addresses
@@ -34,19 +34,19 @@ def test_the_interfaces_of_this_host() -> None:
 
 
 def test_a_name_without_address() -> None:
-    alone = network.host_name(1, 5, "strange", [LO, ETH], unknown_name, {})
+    alone = network.host_name(1, 5, "strange", unknown_name)
     assert alone.status == "warn"
     assert "127.0.1.1 strange" in alone.remedy
-    several = network.host_name(2, 5, "strange", [LO, ETH], unknown_name, {})
+    several = network.host_name(2, 5, "strange", unknown_name)
     assert several.status == "fail"
-    assert "GLOO_SOCKET_IFNAME=eth0" in several.remedy
+    assert "`ADDRESS strange` in /etc/hosts" in several.remedy
 
 
 def test_a_real_name_without_address() -> None:
     """A host name of its own, that nobody knows, needs a namespace of its own."""
     program = (
         "import socket; from lockstep.tools.doctor.network import host_name\n"
-        "print(host_name(2, 20, socket.gethostname(), [], environ={}))"
+        "print(host_name(2, 20, socket.gethostname()))"
     )
     shell = f"hostname no-such-host.invalid && exec '{sys.executable}' -c \"$1\""
     ended = subprocess.run(
@@ -62,12 +62,11 @@ def test_a_name_that_leads_to_the_loopback_matters_to_others_only() -> None:
     def own(name: str) -> list[str]:
         return ["127.0.1.1"]
 
-    assert network.host_name(1, 5, "me", [LO, ETH], own, {}).status == "ok"
-    found = network.host_name(2, 5, "me", [LO, INFINIBAND, ETH], own, {})
-    assert found.status == "fail"
-    assert "GLOO_SOCKET_IFNAME=ib0" in found.remedy
-    assert network.host_name(2, 5, "me", [LO, ETH], own, {"GLOO_SOCKET_IFNAME": "eth0"}).status == "warn"
-    assert network.host_name(2, 5, "me", [LO, ETH], lambda _: ["10.0.0.5"], {}).status == "ok"
+    assert network.host_name(1, 5, "me", own).status == "ok"
+    found = network.host_name(2, 5, "me", own)
+    assert found.status == "warn"
+    assert "--local-addr" in found.remedy
+    assert network.host_name(2, 5, "me", lambda _: ["10.0.0.5"]).status == "ok"
 
 
 def test_a_name_server_that_does_not_answer() -> None:
@@ -77,7 +76,7 @@ def test_a_name_server_that_does_not_answer() -> None:
         silent.wait()
         return []
 
-    found = network.host_name(2, 0.05, "me", [], slow, {})
+    found = network.host_name(2, 0.05, "me", slow)
     silent.set()
     assert found.status == "fail"
     assert "the name server did not answer in 0.05 s" in found.message
@@ -110,7 +109,7 @@ def test_what_is_preferred() -> None:
 
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
 def test_an_interface_that_does_not_exist(variable: str) -> None:
-    found = network.interface(network.interfaces(), {variable: "nonsense"})[0]
+    found = network.interface(interfaces(), {variable: "nonsense"})[0]
     assert (found.check, found.status) == (variable, "fail")
     assert found.message == f"{variable}=nonsense names no interface of this host"
     assert "127.0.0.1" in found.remedy

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lockstep.devices import device_name
 from lockstep.errors import UserError
 from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed, scales, to_fixed
 from lockstep.parallel.sync import GradientSync, copy_from_first
-from lockstep.world import World, device_name
+from lockstep.world import World
 
 _BUCKET_BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
 _LEAST_BUCKETS = 4

@@ -19,6 +19,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader, TrainLoader, shards
 from lockstep.data.sources import ImageSet
+from lockstep.devices import devices, own_devices
 from lockstep.errors import UserError
 from lockstep.order import Order
 from lockstep.parallel import exact
@@ -30,7 +31,7 @@ from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
 from lockstep.training.step import TrainStep
-from lockstep.world import World, devices, own_devices
+from lockstep.world import World
 
 
 @dataclass

@@ -9,9 +9,10 @@ import torchvision
 
 import lockstep
 from lockstep.config import Config
+from lockstep.devices import device_name, own_devices
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.training.assemble import Run, unsynchronised_batchnorm
-from lockstep.world import World, device_name, own_devices
+from lockstep.world import World
 
 
 def describe(config: Config, world: World, run: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
+from lockstep.devices import cores, devices
 from lockstep.errors import UserError
 from lockstep.flags import as_command
 from lockstep.launcher import processes
@@ -21,7 +22,7 @@ from lockstep.tools.compare.folder import claim, write
 from lockstep.tools.compare.plan import Cell, Plan
 from lockstep.tools.compare.results import Row, aggregate, environment
 from lockstep.tools.compare.strategies import Strategy
-from lockstep.world import cores, devices, joined
+from lockstep.world import joined
 
 Say = Callable[[str], None]
 Measure = Callable[[Config, Path], dict[str, Any]]  # cells.run, or what stands in for it

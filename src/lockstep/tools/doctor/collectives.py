@@ -33,6 +33,7 @@ class Seat:
     found_in: str = ""  # the file that rank 0, which opens the store, writes its port to
     host: str = "127.0.0.1"  # of the store
     port: int = 0  # of it; 0: as the file says
+    across: bool = False  # ranks on several hosts
     sizes: tuple[int, ...] = SIZES
 
 
@@ -45,6 +46,8 @@ def reduce(tell: Tell, seat: Seat) -> dict[int, list[float]]:
     import torch
     import torch.distributed as dist
 
+    from lockstep.meeting import choose_interface
+
     torch.set_num_threads(1)
     device = torch.device(seat.device)
     limit = timedelta(seconds=seat.seconds + _OVERTIME_S)
@@ -54,6 +57,8 @@ def reduce(tell: Tell, seat: Seat) -> dict[int, list[float]]:
         tell(f"opening {seat.device}")
         torch.accelerator.set_device_index(device.index or 0)
         torch.zeros(1, device=device)
+    if seat.across:
+        choose_interface(store, seat.host, seat.rank, seat.size, os.environ)
     tell(f"meeting the other ranks over {seat.backend}")
     dist.init_process_group(seat.backend, store=store, rank=seat.rank, world_size=seat.size, timeout=limit)
     times = {}

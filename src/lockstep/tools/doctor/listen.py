@@ -83,7 +83,7 @@ class _Talk(socketserver.StreamRequestHandler):
         try:
             with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
                 file = str(Path(folder, "port"))
-                seat = collectives.Seat(0, 2, "gloo", "cpu", seconds, found_in=file, sizes=SHARED_SIZES)
+                seat = collectives.Seat(0, 2, "gloo", "cpu", seconds, found_in=file, sizes=SHARED_SIZES, across=True)
 
                 def invite(_: list[int]) -> None:
                     self._say(json.dumps({"port": collectives.told_port(file, seconds)}))

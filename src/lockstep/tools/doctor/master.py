@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.interfaces import Interface
 from lockstep.tools.doctor import collectives, ranks
 from lockstep.tools.doctor.finding import Finding, fail, ok, skipped, warn, within
-from lockstep.tools.doctor.network import Interface, Resolver, is_loopback, resolve
+from lockstep.tools.doctor.network import Resolver, is_loopback, resolve
 
 HELLO = "lockstep-doctor"
 LINE = 2048  # bytes of a line at most
@@ -198,10 +199,10 @@ def together(line: Line, host: str, interface: str, seconds: float) -> Iterator[
     if "busy" in told:
         yield skipped("gloo to master", "machine 0 is busy with another host's")
         return
-    seat = collectives.Seat(1, 2, "gloo", "cpu", seconds, host=host, port=told["port"], sizes=SHARED_SIZES)
+    seat = collectives.Seat(1, 2, "gloo", "cpu", seconds, host=host, port=told["port"], sizes=SHARED_SIZES, across=True)
     heard = ranks.run([(collectives.reduce, (seat,))], seconds)
     remedy = (
-        f"On both set GLOO_SOCKET_IFNAME to the interface between them (here {interface}), and open all ports between "
-        f"them (the store's was {told['port']})."
+        f"Open all ports between them (the store's was {told['port']}); if GLOO_SOCKET_IFNAME is set, then to the "
+        f"interface between them (here {interface})."
     )
     yield collectives.judged("gloo to master", "this host and machine 0", 2, heard, seconds, remedy, first=1)

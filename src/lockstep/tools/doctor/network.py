@@ -1,59 +1,17 @@
 """This host's name, network interfaces and ports: where the other ranks would be told to look for it."""
 
-import errno
-import fcntl
 import ipaddress
 import os
 import socket
-import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.interfaces import Interface, interfaces
 from lockstep.tools.doctor.finding import Finding, fail, ok, skipped, warn, within
 
 Resolver = Callable[[str], list[str]]
-_SIOCGIFADDR, _IFF_UP = 0x8915, 1  # linux/sockios.h, linux/if.h
-_INET6 = Path("/proc/net/if_inet6")
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface with its addresses."""
-
-    name: str
-    up: bool
-    addresses: tuple[str, ...]
-
-    @property
-    def usable(self) -> bool:
-        """True where others can be reached through it."""
-        return self.up and bool(self.addresses)
-
-
-def interfaces() -> list[Interface]:
-    """The interfaces of this host, in the kernel's order; addresses on Linux only."""
-    return [_interface(name) for _, name in socket.if_nameindex()]
-
-
-def _interface(name: str) -> Interface:
-    if sys.platform != "linux":
-        return Interface(name, True, ())
-    flags = int(Path("/sys/class/net", name, "flags").read_text(), 16)
-    addresses = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            addresses.append(socket.inet_ntoa(answer[20:24]))
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # it has none
-                raise
-    lines = _INET6.read_text().splitlines() if _INET6.exists() else []
-    raw = [line.split()[0] for line in lines if line.split()[5] == name]
-    addresses += [str(ipaddress.IPv6Address(bytes.fromhex(digits))) for digits in raw]
-    return Interface(name, bool(flags & _IFF_UP), tuple(addresses))
 
 
 def resolve(name: str) -> list[str]:
@@ -86,22 +44,14 @@ def own_address() -> str:
     return next((each.addresses[0] for each in found if names and each.name == names[0]), socket.gethostname())
 
 
-def host_name(
-    nnodes: int,
-    seconds: float,
-    name: str,
-    found: Iterable[Interface],
-    resolver: Resolver = resolve,
-    environ: Mapping[str, str] = os.environ,
-) -> Finding:
+def host_name(nnodes: int, seconds: float, name: str, resolver: Resolver = resolve) -> Finding:
     """Does this host's own name have an address, and one for the others to use?
 
-    gloo tells the other ranks the address of this host's name, unless GLOO_SOCKET_IFNAME names an interface.
+    A run needs none: it names gloo the interface on the way to machine 0. torchrun's elastic rendezvous tells the name.
     """
     check = "host name"
-    judged = fail if nnodes > 1 and not environ.get("GLOO_SOCKET_IFNAME") else warn
-    out = (outward(found) or ["INTERFACE"])[0]
-    remedy = f"GLOO_SOCKET_IFNAME={out}, or a line `ADDRESS {name}` in /etc/hosts or in the name server."
+    judged = fail if nnodes > 1 else warn
+    remedy = f"a line `ADDRESS {name}` in /etc/hosts or in the name server."
     try:
         addresses = within(seconds, resolver, name)
     except TimeoutError:
@@ -114,8 +64,8 @@ def host_name(
         return judged(check, f"{name} has no address ({error.strerror})", remedy)
     shown = f"{name} is {', '.join(addresses)}"
     if nnodes > 1 and all(map(is_loopback, addresses)):
-        message = f"{shown}: other machines would be told to look for this one at themselves"
-        return judged(check, message, remedy, addresses=addresses)
+        message = f"{shown}: whom torchrun's elastic rendezvous tells the name would look for this machine at itself"
+        return warn(check, message, f"torchrun --local-addr ADDRESS, or {remedy}", addresses=addresses)
     return ok(check, shown, addresses=addresses)
 
 

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
+from lockstep.interfaces import interfaces
 from lockstep.tools.doctor import collectives, devices, host, launched, machine, master, network, pairs, ranks, storage
 from lockstep.tools.doctor.finding import Finding
 from lockstep.tools.doctor.listen import listen
@@ -47,9 +48,8 @@ def _findings(plan: Plan, say: Say, take: Callable[[Finding], None]) -> Iterator
             yield from devices.computing(seen, plan.device)
     yield from _host(plan, seen.count if seen is not None else 0)
     if plan.wants("network"):
-        found = network.interfaces()
-        yield network.host_name(plan.nnodes, plan.timeout, socket.gethostname(), found)
-        yield from network.interface(found)
+        yield network.host_name(plan.nnodes, plan.timeout, socket.gethostname())
+        yield from network.interface(interfaces())
         yield network.port(0 if plan.master_addr else plan.master_port, plan.timeout)
     if plan.wants("collectives"):
         say("all-reduces between two processes over gloo")
@@ -63,12 +63,12 @@ def _findings(plan: Plan, say: Say, take: Callable[[Finding], None]) -> Iterator
 def _host(plan: Plan, gpus: int) -> Iterator[Finding]:
     """What needs no other process."""
     if plan.wants("launcher"):
-        from lockstep.world import cores  # with torch
+        from lockstep.devices import cores  # with torch
 
         yield launched.launcher()
         yield from launched.slurm(os.environ, gpus, cores())
     if plan.wants("host"):
-        from lockstep.world import cores
+        from lockstep.devices import cores
 
         usable = cores()
         count, quota, got = plan.processes(usable, gpus), host.cpu_quota(), host.cores_got(usable)
@@ -86,7 +86,7 @@ def _others(plan: Plan, say: Say, take: Callable[[Finding], None], seen: Machine
     mine = seen.versions if seen is not None else {}
     if plan.master_addr and plan.wants("master"):
         say(f"going to {plan.master_addr}:{plan.master_port}")
-        finding, connection = master.reach(plan.master_addr, plan.master_port, plan.timeout, network.interfaces())
+        finding, connection = master.reach(plan.master_addr, plan.master_port, plan.timeout, interfaces())
         yield finding
         if connection is not None:
             interface = finding.numbers.get("interface", "lo")

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.devices import cores, device_type
 from lockstep.errors import UserError
 from lockstep.launcher import launch
 from lockstep.tools.verify import agreement, diagnose
@@ -17,7 +18,6 @@ from lockstep.tools.verify.plan import Plan, check
 from lockstep.tools.verify.record import trace_all
 from lockstep.tools.verify.switches import FLOAT64, adapted
 from lockstep.tools.verify.trace import Job, Trace, read
-from lockstep.world import cores, device_type
 
 
 @dataclass(frozen=True)
