@@ -23,6 +23,7 @@ from lockstep.devices import device_name
 from lockstep.memory import free_bytes, peaks_gib
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.ddp import distributed
+from lockstep.parallel.sharded import shard, whole
 from lockstep.parallel.strategy import parallelize
 from lockstep.tools.predict.measure import _Clock
 from lockstep.training.evaluation import evaluate
@@ -60,24 +61,24 @@ def _trained(model: nn.Module, wrapped: nn.Module, device: torch.device, precisi
         clip_norm=1.0,
     )  # fmt: skip
     losses = [float(step(_batch(device, n, 2, t))) for t, n in enumerate((8, 8, 8, 5))]
-    return [*losses, *(value for p in model.state_dict().values() for value in p.flatten().tolist())]
+    return [*losses, *(value for p in model.state_dict().values() for value in whole(p).flatten().tolist())]
 
 
 def _model(device: torch.device) -> nn.Module:
     return network().float().to(device)
 
 
-# DDP
+# DDP and FSDP
 
 
-def _ddp_of_one(world: World, kind: str, precision: str, compress: str) -> tuple[list[float], list[float]]:
-    """The model alone, and in DDP over a group of one process, on the backend that its device has."""
+def _group_of_one(world: World, kind: str, precision: str, how: str) -> tuple[list[float], list[float]]:
+    """The model alone, and in DDP or FSDP over a group of one process, on the backend that its device has."""
     device = _device(kind)
     configure(precision, device)
     backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(device)}"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    alone, model = _model(device), _model(device)
-    wrapped = distributed(model, World.single(device), compress=compress)
+    alone, model, single = _model(device), _model(torch.device("cpu")), World.single(device)
+    wrapped = shard(model, single) if how == "fsdp" else distributed(model.to(device), single, compress=how)
     found = _trained(alone, alone, device, precision), _trained(model, wrapped, device, precision)
     dist.barrier(device_ids=None if kind == "cpu" else [0])
     dist.destroy_process_group()
@@ -85,11 +86,15 @@ def _ddp_of_one(world: World, kind: str, precision: str, compress: str) -> tuple
 
 
 @pytest.mark.parametrize("kind", ON)
-@pytest.mark.parametrize(("precision", "compress"), [("fp32", "none"), ("bf16", "none"), ("fp16", "bf16")])
-def test_ddp_over_one_process_trains_as_the_model_alone(kind: str, precision: str, compress: str) -> None:
-    alone, ddp = run_ranks(_ddp_of_one, 1, kind, precision, compress)[0]
-    close = 1e-4 if (precision, compress) == ("fp32", "none") else 3e-2
-    assert ddp == pytest.approx(alone, rel=close, abs=close)
+@pytest.mark.parametrize(
+    ("precision", "how"),
+    [("fp32", "none"), ("bf16", "none"), ("fp16", "bf16"), ("fp32", "fsdp"), ("bf16", "fsdp"), ("fp16", "fsdp")],
+)
+def test_a_group_of_one_process_trains_as_the_model_alone(kind: str, precision: str, how: str) -> None:
+    """DDP, with compressed gradients (`how`) or without, and FSDP from a model on the host."""
+    alone, spread = run_ranks(_group_of_one, 1, kind, precision, how)[0]
+    close = 1e-4 if precision == "fp32" else 3e-2
+    assert spread == pytest.approx(alone, rel=close, abs=close)
 
 
 # The device's own clocks and memory

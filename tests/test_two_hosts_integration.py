@@ -12,7 +12,8 @@ from lockstep.watch.journal import read
 from tests.namespaces import Link, missing, two_hosts
 from tests.processes import Command, Ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why := missing()), reason=why)]
+pytestmark = pytest.mark.integration
+
 LOCKSTEP = (sys.executable, "-m", "lockstep")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--nnodes", "2")
 TRAIN = ("train", "digits", "--shards", "4", "--epochs", "2", "--threads", "1", "--fraction", "0.2")
@@ -20,6 +21,12 @@ LONG = ("train", "digits", "--shards", "4", "--epochs", "12", "--threads", "1", 
 WATCHED = ("--checkpoint-every", "10steps", "--timeout", "60", "--hang-timeout")
 PORT = "29500"  # free in a namespace of our own
 Words = Callable[[int, Link, tuple[str, ...]], tuple[str, ...]]
+
+
+@pytest.fixture(autouse=True)
+def _namespaces() -> None:
+    if why := missing():
+        pytest.skip(why)
 
 
 def static(rank: int, link: Link) -> tuple[str, ...]:
