@@ -24,6 +24,7 @@ ORDER = (
     "exact",
     "checkpoint",
     "predict",
+    "slow_link",
     "cifar10_speed",
     "gpu",
 )

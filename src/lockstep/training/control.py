@@ -107,7 +107,8 @@ class Control:
         moment = time.monotonic()
         by_clock = self.every.unit == "min" and self.every.due(steps, self.steps_per_epoch, moment - self.written)
         pace = (moment - self.met) / self.calls
-        wish = min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
+        # between two decisions at an epoch's end no step was taken: they say nothing of the pace
+        wish = 1 if now else min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
         mine = [self.request.signal, int(failed), *((int(by_clock), wish) if self.world.rank == 0 else (0, 0))]
         stop, broken, clock, self.next_meeting = self.world.largest(mine)
         self.met, self.calls = moment, 0
