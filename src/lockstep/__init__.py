@@ -16,6 +16,7 @@ _PUBLIC = {
     "World": "lockstep.world",
     "Order": "lockstep.order",
     "Batch": "lockstep.data.loaders",
+    "LocalSync": "lockstep.parallel.local",
     "TrainStep": "lockstep.training.step",
     "Metrics": "lockstep.training.evaluation",
     "evaluate": "lockstep.training.evaluation",
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lockstep.launcher import WorkerFailed as WorkerFailed
     from lockstep.launcher import launch as launch
     from lockstep.order import Order as Order
+    from lockstep.parallel.local import LocalSync as LocalSync
     from lockstep.parallel.strategy import parallelize as parallelize
     from lockstep.recipes import recipe as recipe
     from lockstep.training.assemble import loaders as loaders
