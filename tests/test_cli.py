@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep import cli, commands
+from lockstep import cli
+from lockstep.commands import runs
+from lockstep.commands.words import parse
 from lockstep.config import Config, Execution
 from lockstep.flags import known_flags, sort_words
 from lockstep.recipes import RECIPES, recipe
@@ -36,7 +38,7 @@ def said(capsys: pytest.CaptureFixture[str], line: str) -> str:
 def test_help_names_every_command_and_each_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--help")
     assert said(capsys, "") == said(capsys, "help") == said(capsys, "-h") == text
-    commands = re.findall(r"^  (\w+) .*  ", text.partition("commands:")[2].partition("examples:")[0], re.MULTILINE)
+    commands = re.findall(r"^  ([\w-]+) .*  ", text.partition("commands:")[2].partition("examples:")[0], re.MULTILINE)
     assert {"train", "eval", "recipes", "show"} <= set(commands)
     for command in set(commands) - {"recipes", "show"}:
         assert f"usage: lockstep {command}" in said(capsys, f"{command} --help")
@@ -44,13 +46,13 @@ def test_help_names_every_command_and_each_has_its_own(capsys: pytest.CaptureFix
 
 def test_every_example_of_the_help_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(commands, "_launch", lambda fn, *args, **how: seen.append(args) or 0)
+    monkeypatch.setattr(runs, "_launch", lambda fn, *args, **how: seen.append(args) or 0)
     examples = re.findall(r"^  .*lockstep (train .*?)(?:  .*)?$", cli._HELP.partition("examples:")[2], re.MULTILINE)
     assert len(examples) >= 5
     for line in examples:
         names, rest = sort_words(line.split(), Config)
         assert names[0] == "train"
-        commands._parse(Config, recipe(names[1] if names[1:] else "digits"), rest, "", "")
+        parse(Config, recipe(names[1] if names[1:] else "digits"), rest, "", "")
 
 
 def test_every_field_of_the_config_is_a_flag_with_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +97,7 @@ def test_a_user_s_own_recipe_and_flags_before_the_name(tmp_path: Path, monkeypat
     )
     monkeypatch.chdir(tmp_path)
     seen: list[Config] = []
-    monkeypatch.setattr(commands, "_launch", lambda fn, config, *args, **how: seen.append(config) or 0)
+    monkeypatch.setattr(runs, "_launch", lambda fn, config, *args, **how: seen.append(config) or 0)
     for line in ("train my_recipes:quick --seed 7", "train --seed 7 my_recipes:quick"):
         with pytest.raises(SystemExit) as end:
             cli.main([*line.split(), "--nproc", "1"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from lockstep.commands import _parse
+from lockstep.commands.words import parse
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.flags import as_command, known_flags, sort_words
@@ -17,7 +17,7 @@ from tests.configs import configs
 def parsed(default: Config, words: list[str]) -> Config:
     free, rest = sort_words(words, Config)
     assert not free
-    made: Config = _parse(Config, default, rest, "test", "")
+    made: Config = parse(Config, default, rest, "test", "")
     return made
 
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep import commands
-from lockstep.commands import complain, tell
+from lockstep.commands import runs, tools
+from lockstep.commands.words import complain, tell
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.failures import WorkerFailed
 from lockstep.lifetime import leave
@@ -79,17 +79,17 @@ def _dispatch(args: list[str]) -> int:
         print(f"lockstep {lockstep.__version__} (torch {version('torch')}, torchvision {version('torchvision')})")
         return 0
     known: dict[str, Callable[[list[str]], int]] = {
-        "train": commands.train,
-        "eval": commands.evaluate,
-        "verify": commands.verify,
-        "chaos": commands.chaos,
-        "predict": commands.predict,
-        "compare": commands.compare,
-        "doctor": commands.doctor,
-        "launch-script": commands.launch_script,
-        "export": commands.export,
-        "recipes": commands.recipes,
-        "show": commands.show,
+        "train": runs.train,
+        "eval": runs.evaluate,
+        "verify": tools.verify,
+        "chaos": tools.chaos,
+        "predict": tools.predict,
+        "compare": tools.compare,
+        "doctor": tools.doctor,
+        "launch-script": tools.launch_script,
+        "export": runs.export,
+        "recipes": runs.recipes,
+        "show": runs.show,
     }
     if args[0] not in known:
         raise unknown("command", args[0], known, "See `lockstep --help`.")

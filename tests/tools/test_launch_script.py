@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.cli import main
-from lockstep.commands import _parse
+from lockstep.commands.words import parse
 from lockstep.config import Config, OptimConfig
 from lockstep.errors import UserError
 from lockstep.flags import sort_words
@@ -31,13 +31,13 @@ def plan(target: str, *words: str, name: str = "digits") -> Any:
     cls, _ = TARGETS[target]
     free, flags = sort_words(words, cls)
     assert not free
-    return _parse(cls, cls.of(recipe(name)), flags, "lockstep", "about")
+    return parse(cls, cls.of(recipe(name)), flags, "lockstep", "about")
 
 
 def parsed(words: list[str]) -> Config:
     """What `lockstep train` makes of its words."""
     (name,), flags = sort_words(words, Config)
-    config: Config = _parse(Config, recipe(name), flags, "lockstep", "about")
+    config: Config = parse(Config, recipe(name), flags, "lockstep", "about")
     return config
 
 

@@ -238,11 +238,11 @@ def test_bad_flags_end_with_2(
 
 
 def test_verify_takes_the_flags_of_train() -> None:
-    from lockstep.commands import _parse
+    from lockstep.commands.words import parse
     from lockstep.recipes import recipe
 
     words = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--shards", "8", "--threads", "2", "--data-dir", "d"]
-    plan = _parse(Plan, Plan.of(recipe("cifar10")), words, "verify", "")
+    plan = parse(Plan, Plan.of(recipe("cifar10")), words, "verify", "")
     config = plan.config_for(4, 3)
     assert type(config) is Config
     assert type(config.execution) is Execution

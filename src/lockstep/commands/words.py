@@ -1,0 +1,54 @@
+"""What all commands share: their words, their flags, and what they tell."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.failures import WorkerFailed
+from lockstep.flags import sort_words
+from lockstep.recipes import recipe
+
+_TELLING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that tells
+
+
+def complain(message: str, once_a_host: bool = False) -> None:
+    """Tell the user. `once_a_host`: all of torchrun's processes come to the same error, and one of them tells."""
+    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(_TELLING_S)
+        return
+    print(f"lockstep: {message}", file=sys.stderr, flush=True)
+
+
+def tell(failed: WorkerFailed) -> int:
+    """Print what a worker left of its failure; returns the exit code."""
+    if failed.trace:
+        print(failed.trace, file=sys.stderr)
+    complain(str(failed))
+    return failed.exit_code
+
+
+def one_name(command: str, what: str, names: list[str]) -> str:
+    """The one word that may stand beside the flags; empty where there is none."""
+    if len(names) > 1:
+        raise UserError(f"{command} takes one {what}, got {' '.join(names)}", "Values follow a flag: --epochs 3.")
+    return names[0] if names else ""
+
+
+def parse(cls: type, default: Any, args: list[str], prog: str, description: str) -> Any:
+    """The dataclass that the flags make of `default`; prints the help and ends where they ask for it."""
+    import tyro
+    from tyro.conf import OmitArgPrefixes, SuppressFixed
+
+    markers = (OmitArgPrefixes, SuppressFixed)
+    return tyro.cli(cls, default=default, args=args, prog=prog, description=description, config=markers)
+
+
+def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str], description: str) -> Any:
+    """The plan of a command around a recipe: `of` makes one from the recipe's config, the flags change it."""
+    names, rest = sort_words(args, cls)
+    name = one_name(command, "recipe", names) or "digits"
+    return parse(cls, of(recipe(name)), rest, f"lockstep {command} {name}", description.format(name))
