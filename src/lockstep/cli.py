@@ -41,6 +41,7 @@ examples:
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2
   lockstep predict cifar10 --nproc 1,2,4,8 --interconnect 10gbit
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh
+  lockstep doctor --nnodes 2 --master-addr 10.0.0.1 --master-port 29500
 
 `lockstep COMMAND --help` explains a command. Data sets are looked for in --data-dir, $LOCKSTEP_DATA or ./data.
 Exit codes: 0 done, 1 a process failed, 2 something that you can put right, 124 no progress for --hang-timeout;

@@ -24,11 +24,9 @@ class Execution:
     nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
     """Processes on this machine; auto: one per GPU, else one per core, at most 8."""
     strategy: Strategy = "ddp"
-    """single: one process; dp: DataParallel, one process on several GPUs; ddp: DistributedDataParallel, a whole model
-    on each; fsdp: FSDP2, each process holds a part of weights, gradients and optimizer."""
+    """single: one process; dp: one, DataParallel on several GPUs; ddp: a whole model on each; fsdp: a part of it."""
     model_parallel: int = 1
-    """Cut the model into this many stages, each on a device of its own, for models that one device can't hold; each
-    process then drives as many devices, and ddp runs over the processes."""
+    """Cut the model into this many stages, each on a device of its own; each process then drives as many devices."""
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
     """Kind of device; auto takes the accelerator where there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
