@@ -21,18 +21,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, print_table, table, write
+from namespaces import Host, missing, two_hosts
 
 BATCHES = {"mnist": 200, "cifar10": 64, "digits": 64}
-LINKS = {
-    "loopback": "",
-    "1gbit": "rate 1gbit burst 128kb latency 400ms",
-    "100mbit": "rate 100mbit burst 64kbit latency 400ms",
-}
+LINKS = {"loopback": None, "1gbit": 1000, "100mbit": 100}  # Mbit/s
 AIM = 0.15
 _STEPS = {"mnist": 60, "cifar10": 15, "digits": 60}  # of the real run, after the first record
 _EVERY = 5  # steps in a record of the journal
@@ -41,69 +38,42 @@ _GRACE_S = 15.0
 
 
 @dataclass(frozen=True)
-class Host:
-    """Where a process runs: a namespace, or this machine itself."""
+class Place:
+    """Where one of a run's commands goes: a host at a link, or this machine itself."""
 
-    prefix: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
+    host: Host | None = None
     flags: tuple[str, ...] = ()
 
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return self.host.prefix if self.host else ()
 
 
 @contextmanager
-def two_hosts(limit: str) -> Iterator[list[Host]]:
-    """Two network namespaces with a limited link between them; gone afterwards, with all that runs in them."""
-    mark = f"ls{os.getpid()}"
-    names = [f"{mark}a", f"{mark}b"]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
-        hosts = []
-        for rank, name in enumerate(names):
-            ip("-n", name, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", name)
-            for device in ("lo", name):
-                ip("-n", name, "link", "set", device, "up")
-            inside = ("ip", "netns", "exec", name)
-            subprocess.run(
-                [*inside, "tc", "qdisc", "replace", "dev", name, "root", "tbf", *limit.split()],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            flags = ("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "10.77.0.1", "--master-port", "29577")
-            hosts.append(Host(inside, {"GLOO_SOCKET_IFNAME": name}, flags))
-        yield hosts
-    finally:
-        for name in names:
-            for pid in _inside(name):
-                os.kill(pid, signal.SIGKILL)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)  # the link goes with it
-
-
-def _inside(name: str) -> list[int]:
-    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-    return [int(pid) for pid in found.stdout.split()]
+def places(mbit: float | None) -> Iterator[list[Place]]:
+    """Two hosts with a link of this rate between them; None: this machine."""
+    if mbit is None:
+        yield [Place()]
+        return
+    with two_hosts(mbit) as link:
+        master = ("--nnodes", "2", "--master-addr", link.hosts[0].address, "--master-port", "29577")
+        yield [Place(host, (*master, "--node-rank", str(rank))) for rank, host in enumerate(link.hosts)]
 
 
 class Commands:
-    """One command on each host; all are ended on leaving."""
+    """One command at each place; all are ended on leaving."""
 
-    def __init__(self, hosts: Sequence[Host], *words: str) -> None:
+    def __init__(self, where: Sequence[Place], *words: str) -> None:
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, "-m", "lockstep", *words]
         self.started = [
             subprocess.Popen(
-                [*host.prefix, *command, *host.flags],
-                env={**os.environ, **host.environment},
+                [*place.prefix, *command, *place.flags],
                 stdout=self.output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            for host in hosts
+            for place in where
         ]
 
     def __enter__(self) -> "Commands":
@@ -138,24 +108,24 @@ class Commands:
         return self.output.read()[-3000:]
 
 
-def predicted(hosts: Sequence[Host], recipe: str, flags: Sequence[str], folder: Path) -> dict[str, Any]:
+def predicted(where: Sequence[Place], recipe: str, flags: Sequence[str], folder: Path) -> dict[str, Any]:
     """The report of `lockstep predict`, as JSON."""
     out = folder / "predict.json"
     words = ["predict", recipe, *flags, "--out", str(out), "--nproc", "1,2"]
-    with Commands(hosts, *words) as commands:
+    with Commands(where, *words) as commands:
         commands.wait()
     report: dict[str, Any] = json.loads(out.read_text())
     return report
 
 
-def measured(hosts: Sequence[Host], recipe: str, flags: Sequence[str], folder: Path) -> list[float]:
+def measured(where: Sequence[Place], recipe: str, flags: Sequence[str], folder: Path) -> list[float]:
     """Milliseconds of a step in each record of a real run's journal but the first."""
-    nproc = str(2 // len(hosts))
+    nproc = str(2 // len(where))
     records = 1 + _STEPS[recipe] // _EVERY
     out = folder / "run"
     words = ["train", recipe, *flags, "--nproc", nproc, "--out", str(out), "--log-every", str(_EVERY)]
     found: list[float] = []
-    with Commands(hosts, *words, "--checkpoint-every", "0") as commands:
+    with Commands(where, *words, "--checkpoint-every", "0") as commands:
         deadline = time.monotonic() + _PATIENCE_S
         while len(found) < records:
             if time.monotonic() > deadline or not commands.running:
@@ -178,11 +148,11 @@ def case(link: str, recipe: str, rounds: int, data_dir: str) -> dict[str, Any]:
     flags += ["--data-dir", str(Path(data_dir).absolute())] if data_dir else []
     reports, runs = [], []
     with ExitStack() as stack:
-        hosts = stack.enter_context(two_hosts(LINKS[link])) if LINKS[link] else [Host()]
+        where = stack.enter_context(places(LINKS[link]))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-predict-")))
         for _ in range(rounds):
-            reports.append(predicted(hosts, recipe, flags, folder))
-            runs.append(measured(hosts, recipe, flags, folder))
+            reports.append(predicted(where, recipe, flags, folder))
+            runs.append(measured(where, recipe, flags, folder))
     row = [report["rows"][-1] for report in reports]
     said = statistics.median(r["step_s"] * 1e3 for r in row)
     real = statistics.median(statistics.median(run) for run in runs)
@@ -220,14 +190,6 @@ def describe(row: dict[str, Any]) -> str:
     parts = f"compute {row['compute_ms']:.1f}, all-reduce {row['all_reduce_ms']:.1f}, exposed {row['exposed_ms']:.1f}"
     sides = f"predicted {row['predicted_ms']:8.1f} ms   measured {row['measured_ms']:8.1f} ms"
     return f"{sides}   error {row['error']:+6.1%}   ({parts})"
-
-
-def missing() -> str:
-    """Why there can be no limited link here; empty where there can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    absent = [name for name in ("ip", "tc") if shutil.which(name) is None]
-    return f"no {' and no '.join(absent)} here (Debian's iproute2 has them)" if absent else ""
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import argparse
 import json
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, print_table, table, write
-from predict import LINKS, Commands, Host, missing, two_hosts
+from namespaces import missing
+from predict import Commands, Place, places
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain DDP": (),
@@ -37,6 +37,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 FULL = ("cifar10", "--batch-size", "128", "--fraction", "0.164", "--warmup-epochs", "0.2", "--precision", "bf16")
 QUICK = ("digits", "--batch-size", "16", "--fraction", "0.72", "--warmup-epochs", "0.2")
+MBIT = 100  # of the link
 STEPS, EVERY, FIRST = 64, 8, 16  # of a run; of a window; from where bytes are counted
 SAME = (
     *("--epochs", "1", "--drop-last", "--nproc", "1", "--threads", "1", "--device", "cpu", "--checkpoint-every", "0"),
@@ -46,31 +47,25 @@ _PATIENCE_S = 900.0  # for one variant
 _POLL_S = 0.02  # a step's gradients begin to move long after the record of the step before it
 
 
-def sent(hosts: Sequence[Host]) -> list[int]:
-    """Bytes that each host has sent over the link so far; the other one received them."""
-    paths = [(*host.prefix, "cat", f"/sys/class/net/{host.prefix[-1]}/statistics/tx_bytes") for host in hosts]
-    return [int(subprocess.run(path, check=True, capture_output=True, text=True).stdout) for path in paths]
-
-
 def records(journal: Path) -> list[dict[str, Any]]:
     """The journal's whole lines so far."""
     lines = journal.read_text(encoding="utf-8").splitlines(keepends=True) if journal.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def measure(hosts: Sequence[Host], task: Sequence[str], flags: Sequence[str], folder: Path) -> dict[str, Any]:
+def measure(where: Sequence[Place], task: Sequence[str], flags: Sequence[str], folder: Path) -> dict[str, Any]:
     """One variant's run: step times, bytes by rank, accuracy."""
     out = folder / "-".join(["run", *flags])
     counts: dict[int, list[int]] = {}
     deadline = time.monotonic() + _PATIENCE_S
-    with Commands(hosts, "train", *task, *SAME, *flags, "--out", str(out)) as commands:
+    with Commands(where, "train", *task, *SAME, *flags, "--out", str(out)) as commands:
         while STEPS not in counts:
             if time.monotonic() > deadline or not commands.running:
                 raise RuntimeError(f"the run did not come to step {STEPS}: {commands.said()}")
             time.sleep(_POLL_S)
             reached = max((r["step"] for r in records(out / "journal.jsonl") if r["kind"] == "step"), default=0)
             if reached in (FIRST, STEPS) and reached not in counts:
-                counts[reached] = sent(hosts)
+                counts[reached] = [place.host.sent_bytes for place in where if place.host]
         commands.wait()
     return row(flags, records(out / "journal.jsonl"), counts)
 
@@ -141,13 +136,13 @@ def main() -> None:
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() and not args.quick else {}
     for name, flags in chosen.items():
         with ExitStack() as stack:
-            hosts = stack.enter_context(two_hosts(LINKS["100mbit"]))
+            where = stack.enter_context(places(MBIT))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-slow-link-")))
-            found = rows[name] = measure(hosts, [*task, *place], flags, folder)
+            found = rows[name] = measure(where, [*task, *place], flags, folder)
         print(f"{name}: {found['step_ms']:,.0f} ms a step, top-1 {found['top1']:.2%}", flush=True)
         rows = {each: rows[each] for each in VARIANTS if each in rows}
         if not args.quick:
-            kept = {"task": task, "link": LINKS["100mbit"], "rows": rows, "tables": [tabled(rows)]}
+            kept = {"task": task, "link_mbit": MBIT, "rows": rows, "tables": [tabled(rows)]}
             write("slow_link", kept)
     print_table(tabled(rows))
 

@@ -184,7 +184,7 @@ def test_two_machines(tmp_path: Path) -> None:
     port = free_port()
     commands = [
         Command(
-            *(sys.executable, "-m", "lockstep", "train", "--epochs", "1", "--batch-size", "99"),
+            *(sys.executable, "-m", "lockstep", "train", "--epochs", "1", "--batch-size", "99", "--threads", "1"),
             *("--nnodes", "2", "--node-rank", str(rank), "--nproc", str(2 - rank)),
             *("--ip", "localhost", "--port", str(port), "--out", f"run{rank}"),
             cwd=tmp_path,

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from benchmarks.namespaces import Link, missing, two_hosts
 
 from lockstep.watch.journal import read
-from tests.namespaces import Link, missing, two_hosts
 from tests.processes import Command, Ended
 
 pytestmark = pytest.mark.integration

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks.namespaces import missing, two_hosts
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -20,7 +21,6 @@ from lockstep.tools.doctor.finding import Finding, fail, ok, skipped, warn
 from lockstep.tools.doctor.plan import PARTS, Plan
 from lockstep.tools.doctor.run import doctor
 from lockstep.tools.doctor.show import as_json, healthy, show, summary
-from tests.namespaces import missing, two_hosts
 from tests.processes import Command, run_lockstep
 
 

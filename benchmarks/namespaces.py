@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_BUCKET = ("burst", "64kbit", "latency", "400ms")
 _ETC = Path("/etc/netns")  # `ip netns exec NAME` shows NAME's files below it as those of /etc
 
 
@@ -38,7 +37,10 @@ class Host:
 
     def limit(self, mbit: float | None) -> None:
         """Let it send no faster than that; None: as fast as it can."""
-        self._queue(*(["tbf", "rate", f"{mbit}mbit", *_BUCKET] if mbit else ["pfifo_fast"]))
+        if mbit is None:
+            self._queue("pfifo_fast")
+        else:  # the bucket has to hold what may go out between two ticks of the kernel's clock
+            self._queue("tbf", "rate", f"{mbit}mbit", "burst", "128kb" if mbit > 500 else "8kb", "latency", "400ms")
 
     def _queue(self, *words: str) -> None:
         self.run("tc", "qdisc", "replace", "dev", self.name, "root", *words)
