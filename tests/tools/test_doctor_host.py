@@ -184,6 +184,8 @@ def test_a_folder_for_runs(tmp_path: Path) -> None:
 def test_a_full_disk(tiny: Path) -> None:
     found = storage.runs(str(tiny), 30)
     assert (found.status, found.message) == ("fail", f"{tiny}: No space left on device")
+    assert "Free some space" in found.remedy
+    assert "writable" not in found.remedy
     assert not list(tiny.iterdir())
 
 

@@ -51,6 +51,7 @@ def runs(out: str, seconds: float, write: Callable[[Path], float] = _write) -> F
         return fail(check, f"{folder} is no folder", "Name another one by --out.")
     place = _existing(folder)
     other = f"Name another folder by --out, or make {place} writable for this user."
+    freer = "Free some space there, keep less (--keep 1), or name another folder by --out."
     try:
         rate = within(seconds, write, place)
         space = os.statvfs(place)
@@ -59,18 +60,18 @@ def runs(out: str, seconds: float, write: Callable[[Path], float] = _write) -> F
         return fail(check, f"{place}: a write of 64 MiB did not end in {seconds:g} s", remedy)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return fail(check, f"{place}: {error.strerror}", f"Free some space there. {other}" if full else other)
+        return fail(check, f"{place}: {error.strerror}", freer if full else other)
     free = space.f_bavail * space.f_frsize
     numbers = {"write_mib_per_s": round(rate / _MIB, 1), "free_gib": round(free / _GIB, 2)}
     message = f"{place}: writes {rate / _MIB:,.0f} MiB/s with fsync, {free / _GIB:,.1f} GiB free"
     if free < _LEAST_FREE:
-        return fail(check, message, f"Free some space there, or use --keep 1. {other}", **numbers)
+        return fail(check, message, freer, **numbers)
     if rate < _SLOW:
         return warn(
             check, message, "Use a local disk by --out, or checkpoint less often: --checkpoint-every.", **numbers
         )
     if free < _USUAL_FREE:
-        return warn(check, message, "Free some space there, or use --keep 1.", **numbers)
+        return warn(check, message, freer, **numbers)
     return ok(check, message, **numbers)
 
 
