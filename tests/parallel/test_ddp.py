@@ -207,7 +207,8 @@ def test_the_wait_for_a_late_rank_is_seen_on_the_others() -> None:
 def _mean_of_means(world: World) -> list[float]:
     """What DDP makes of each rank's own mean loss where shares are uneven."""
     model = parallelize(nn.Linear(50, 3).double(), world)
-    torch.nn.init.zeros_(model.module.weight)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
     batch = batch_of(world, 5)
     F.cross_entropy(model(batch.images.flatten(1)), batch.labels).backward()
     return model.module.bias.grad.tolist()
