@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 REQUEUE_S = 5  # that a job waits before it starts again; Slurm's own is 120
+KILL_WAIT_S = 5  # from SIGTERM to SIGKILL; Slurm's own is 30
+GRACE_S = 30  # for a job of the partition main to make room for one of urgent
 
 
 @contextmanager
@@ -49,7 +51,11 @@ SlurmUser=root
 ReturnToService=2
 MpiDefault=none
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+KillWait={KILL_WAIT_S}
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP GraceTime={GRACE_S}
+PartitionName=urgent Nodes={host} MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
     )
     environment = {"SLURM_CONF": str(conf)}

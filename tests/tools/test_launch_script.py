@@ -1,9 +1,11 @@
 """What `lockstep launch-script` writes: run by a shell, read by a YAML reader, parsed by the command itself."""
 
+import contextlib
 import dataclasses
 import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -41,18 +43,34 @@ def parsed(words: list[str]) -> Config:
     return config
 
 
-def bash(script: str, folder: Path, srun_code: int, **variables: str) -> tuple[int, list[str], str]:
-    """Run a job file with an srun that ends with this code: exit code, srun's words, scontrol's."""
-    for name, code in (("srun", srun_code), ("scontrol", 0)):
-        tool = folder / name
-        tool.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" >{shlex.quote(str(folder))}/{name}.words\nexit {code}\n')
-        tool.chmod(0o755)
-        (folder / f"{name}.words").unlink(missing_ok=True)
+def bash(
+    script: str, folder: Path, srun: str, shown: str = "PreemptTime=None", **variables: str
+) -> tuple[int, Any, Any]:
+    """Run a job file with an srun that does this: the exit code, srun's words, and what Slurm was asked to do.
+
+    `shown`: what it has to say of the job.
+    """
+    doings = {
+        "srun": srun,
+        "scontrol": f'[ "$1" = show ] && echo "   PreemptEligibleTime=2026-11-21T10:15:23 {shown}"',
+        "scancel": "kill -USR1 $(cat srun.pid)",
+    }
+    for name, doing in doings.items():
+        words = f'printf "%s\\0" "$@" >>{name}.words; echo >>{name}.words'
+        (folder / name).write_text(f"#!/bin/bash\necho $$ >{name}.pid; {words}\n{doing}\n")
+        (folder / name).chmod(0o755)
+        (folder / f"{name}.words").write_text("")
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "77", **variables}
-    ended = subprocess.run(["bash", "-c", script], env=env, cwd=folder, capture_output=True, text=True, timeout=20)
-    said = {name: folder / f"{name}.words" for name in ("srun", "scontrol")}
-    words = {name: path.read_text().split("\0")[:-1] if path.exists() else [] for name, path in said.items()}
-    return ended.returncode, words["srun"], " ".join(words["scontrol"])
+    job = subprocess.Popen(["bash", "-c", script], env=env, cwd=folder, start_new_session=True)
+    try:
+        code = job.wait(20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)  # as Slurm ends what a job file has left behind
+    said = {name: (folder / f"{name}.words").read_text().split("\0\n")[:-1] for name in doings}
+    asked = [" ".join(call.split("\0")) for name in ("scancel", "scontrol") for call in said[name]]
+    words = said["srun"][0].split("\0") if said["srun"] else []
+    return code, words, [call for call in asked if not call.startswith("show")]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -75,7 +93,7 @@ def test_the_shell_and_the_command_read_the_same_run(
         execution=dataclasses.replace(config.execution, data_dir=data, out=out),
     )
     folder = tmp_path_factory.mktemp("job")
-    code, words, _ = bash(slurm.script(SlurmPlan.of(config)), folder, 0)
+    code, words, _ = bash(slurm.script(SlurmPlan.of(config)), folder, "exit 0")
     assert code == 0
     assert words[:3] == ["--cpus-per-task=1", "lockstep", "train"]
     expected = dataclasses.replace(config.execution, nproc=1, out=out or "runs/digits-77")
@@ -98,20 +116,39 @@ def test_a_value_that_the_recipe_has_can_be_taken_away(monkeypatch: pytest.Monke
     ("code", "restarts", "requeued"),
     [(138, "", True), (138, "1", True), (138, "2", False), (0, "", False), (143, "", False), (1, "", False)],
 )
-def test_a_job_queues_again_where_it_was_stopped_before_its_limit(
+def test_a_job_queues_again_where_it_was_stopped_by_the_signal(
     tmp_path: Path, code: int, restarts: str, requeued: bool
 ) -> None:
     script = slurm.script(plan("slurm", "--requeues", "2"))
     counted = {"SLURM_RESTART_COUNT": restarts} if restarts else {}
-    ended, _, scontrol = bash(script, tmp_path, code, **counted)
+    ended, _, asked = bash(script, tmp_path, f"exit {code}", **counted)
     assert ended == code
-    assert scontrol == ("requeue 77" if requeued else "")
+    assert asked == (["requeue 77"] if requeued else [])
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(143, True), (138, True), (0, False), (1, False)])
+def test_a_job_that_makes_room_for_another_queues_again(tmp_path: Path, code: int, requeued: bool) -> None:
+    found = bash(slurm.script(plan("slurm")), tmp_path, f"exit {code}", "PreemptTime=2026-11-21T10:15:29")
+    assert (found[0], bool(found[2])) == (code, requeued)
+
+
+def test_the_signal_before_the_limit_reaches_the_run(tmp_path: Path) -> None:
+    srun = "trap 'exit 138' USR1; kill -USR1 $PPID; for _ in {1..100}; do sleep 0.1; done"
+    assert bash(slurm.script(plan("slurm")), tmp_path, srun)[::2] == (138, ["--signal=USR1 77", "requeue 77"])
+
+
+def test_a_run_that_does_not_heed_the_signal_is_ended_and_goes_on(tmp_path: Path) -> None:
+    srun = "trap '' USR1; kill -USR1 $PPID; until [ -s scontrol.words ]; do sleep 0.1; done; exit 137"
+    script = slurm.script(plan("slurm", "--signal-before", "2"))
+    assert "sleep 1 &&" in script
+    assert bash(script, tmp_path, srun)[::2] == (137, ["--signal=USR1 77", "requeue 77"])
 
 
 def test_a_job_that_must_not_queue_again_does_not(tmp_path: Path) -> None:
     script = slurm.script(plan("slurm", "--requeues", "0", "--checkpoint-every", "0"))
-    assert bash(script, tmp_path, 138)[2] == ""
+    assert bash(script, tmp_path, "exit 138")[::2] == (138, [])
     assert "#SBATCH --no-requeue" in script
+    assert options("--requeues", "0")["signal"] == "USR1@120"
 
 
 def options(*words: str) -> dict[str, str]:
@@ -126,7 +163,7 @@ def test_execution_goes_to_the_directives() -> None:
     wanted = {"job-name": "mine", "nodes": "2", "ntasks-per-node": "4", "cpus-per-task": "3", "time": "1-0"}
     assert wanted.items() <= found.items()
     assert found["mem"] == "64G"
-    assert found["signal"] == "USR1@120"
+    assert found["signal"] == "B:USR1@120"
     assert {"requeue", "open-mode", "output"} <= set(found)
     assert not {"gpus-per-node", "partition", "account"} & set(found)
     found = options(
@@ -141,7 +178,7 @@ def test_execution_goes_to_the_directives() -> None:
 
 def test_what_is_set_up_comes_before_the_run(tmp_path: Path) -> None:
     script = slurm.script(plan("slurm", "--setup", f"srun() {{ touch {tmp_path}/seen; }}"))
-    assert bash(script, tmp_path, 5)[0] == 0
+    assert bash(script, tmp_path, "exit 5")[0] == 0
     assert (tmp_path / "seen").exists()
 
 
@@ -162,6 +199,7 @@ def test_limits_are_read_as_slurm_reads_them(limit: str, expected: int) -> None:
         ("slurm", ["--time", "2", "--signal-before", "120"], "--signal-before 120 is no less than --time 2"),
         ("slurm", ["--time", "soon"], "--time soon"),
         ("slurm", ["--requeues", "-1"], "--requeues -1 is negative"),
+        ("slurm", ["--signal-before", "0"], "--signal-before 0"),
         ("slurm", ["--checkpoint-every", "0"], "would begin anew"),
         ("slurm", ["--partition", "a b"], "--partition a b: not one word"),
         ("slurm", ["--gpus", "0,1"], "the scheduler chooses"),

@@ -1,6 +1,5 @@
 """Job files at work: a real Slurm job, torchrun's lines, and manifests against the operators' published schemas."""
 
-import itertools
 import os
 import re
 import shlex
@@ -17,18 +16,33 @@ from tests.slurm import slurm
 
 pytestmark = pytest.mark.integration
 TRAIN = ("--shards", "4", "--threads", "1", "--nproc", "2")
+LONG = ("--epochs", "8", *TRAIN)
 SCRIPTS = str(Path(sys.executable).parent)
 PATH = {"PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
 
-# Too slow for the job's limit, in the first attempt.
-SLOW = """
+# Nets that trouble a job in its first attempt: too slow for its limit, or stuck on the way.
+NETS = """
 import os, time
 from lockstep.models.small import digits_net
 
+FIRST = "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
+
 def slow(in_channels, num_classes, image_size):
     net = digits_net(in_channels, num_classes, image_size)
-    if "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    if FIRST:
         net.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+    return net
+
+def stuck(in_channels, num_classes, image_size):
+    net = digits_net(in_channels, num_classes, image_size)
+    passes = iter(range(300))
+
+    def stand(*_):
+        if next(passes, None) is None:
+            time.sleep(600)
+
+    if FIRST:
+        net.register_forward_pre_hook(stand)
     return net
 """
 
@@ -57,30 +71,93 @@ class Job:
         return seen
 
 
-def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    train = ("--model", "slow:slow", "--epochs", "8", *TRAIN)
-    whole = run_lockstep("train", *train, "--out", "whole", cwd=tmp_path, timeout=120)
-    assert whole.code == 0, whole.text
-    job_file = ("--time", "1", "--signal-before", "15", "--out", "run", "--file", "job.sh")
-    written = run_lockstep("launch-script", "slurm", "digits", *train, *job_file, cwd=tmp_path)
-    assert written.code == 0, written.text
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended = run_lockstep("train", "digits", *LONG, "--out", "run", cwd=folder, timeout=120)
+    assert ended.code == 0, ended.text
+    return digests(folder / "run")
+
+
+def job_file(folder: Path, net: str) -> None:
+    """Write a job of one minute, which is told 15 seconds before its end."""
+    (folder / "nets.py").write_text(NETS)
+    flags = ("--model", f"nets:{net}", *LONG, "--checkpoint-every", "10steps", "--out", "run")
+    limits = ("--time", "1", "--signal-before", "15", "--file", "job.sh")
+    ended = run_lockstep("launch-script", "slurm", "digits", *flags, *limits, cwd=folder)
+    assert ended.code == 0, ended.text
+
+
+def attempts(folder: Path) -> list[tuple[int, str]]:
+    """Of each of a run's attempts, the step that it began with and how it ended; empty where it could not say."""
+    found: list[tuple[int, str]] = []
+    for record in read(folder / "journal.jsonl"):
+        if record["kind"] == "run":
+            found.append((record["resumed_from"], ""))
+        elif record["kind"] == "end":
+            found[-1] = (found[-1][0], record["status"])
+    return found
+
+
+def checkpoints(folder: Path) -> list[int]:
+    return [record["step"] for record in read(folder / "journal.jsonl") if record["kind"] == "checkpoint"]
+
+
+def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(
+    tmp_path: Path, undisturbed: tuple[str, str, int]
+) -> None:
+    job_file(tmp_path, "slow")
     with slurm(tmp_path) as environment:
         job = Job(tmp_path, environment)
         last = job.until_it_ends(180)
     said = (tmp_path / f"digits-{job.number}.out").read_text()
     assert (last["JobState"], last["ExitCode"]) == ("COMPLETED", "0:0"), said
+    found = attempts(tmp_path / "run")
+    assert int(last["Restarts"]) >= len(found) - 1 >= 1
+    assert [status for _, status in found] == ["interrupted"] * (len(found) - 1) + ["completed"]
+    for step, _ in found[1:]:
+        assert f"stopped by SIGUSR1 after step {step};" in said
+        assert step in checkpoints(tmp_path / "run")
+    assert digests(tmp_path / "run") == undisturbed
 
-    records = read(tmp_path / "run" / "journal.jsonl")
-    runs, ends = ([r for r in records if r["kind"] == kind] for kind in ("run", "end"))
-    assert int(last["Restarts"]) >= len(runs) - 1 >= 1
-    assert [r["status"] for r in ends] == ["interrupted"] * (len(runs) - 1) + ["completed"]
-    for before, after in itertools.pairwise(zip(runs, ends, strict=True)):
-        stop = before[1]["steps"]
-        assert f"stopped by SIGUSR1 after step {stop};" in said
-        assert stop in [r["step"] for r in records if r["kind"] == "checkpoint"]
-        assert after[0]["resumed_from"] == stop > 0
-    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+
+def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_finishes(
+    tmp_path: Path, undisturbed: tuple[str, str, int]
+) -> None:
+    job_file(tmp_path, "stuck")
+    with slurm(tmp_path) as environment:
+        job = Job(tmp_path, environment)
+        last = job.until_it_ends(180)
+    said = (tmp_path / f"digits-{job.number}.out").read_text()
+    assert (last["JobState"], last["Restarts"]) == ("COMPLETED", "1"), said
+    assert "DUE TO JOB REQUEUE" in said
+    first, second = attempts(tmp_path / "run")
+    assert (first, second[1]) == ((0, ""), "completed")
+    assert f"resumed from step {second[0]} " in said
+    assert second[0] > 60
+    assert digests(tmp_path / "run") == undisturbed
+
+
+def test_a_slurm_job_makes_room_for_another_comes_back_and_finishes(
+    tmp_path: Path, undisturbed: tuple[str, str, int]
+) -> None:
+    job_file(tmp_path, "slow")
+    with slurm(tmp_path) as environment:
+        job = Job(tmp_path, environment)
+        journal = tmp_path / "run" / "journal.jsonl"
+        deadline = time.monotonic() + 60
+        while not (journal.exists() and checkpoints(tmp_path / "run")):
+            assert time.monotonic() < deadline, job.described()
+            time.sleep(0.2)
+        job.command("sbatch", "--partition", "urgent", "--ntasks", "2", "--wrap", "sleep 1")
+        last = job.until_it_ends(180)
+    said = (tmp_path / f"digits-{job.number}.out").read_text()
+    assert (last["JobState"], last["Restarts"]) == ("COMPLETED", "1"), said
+    first, second = attempts(tmp_path / "run")
+    assert (first, second[1]) == ((0, "interrupted"), "completed")
+    assert f"stopped by SIGTERM after step {second[0]};" in said
+    assert second[0] > 0
+    assert digests(tmp_path / "run") == undisturbed
 
 
 def digests(folder: Path) -> tuple[str, str, int]:

@@ -11,7 +11,6 @@ from lockstep.config import Interval, Names
 from lockstep.config.fields import require
 from lockstep.tools.launch_script.plan import Allotted
 
-_STOPPED = 138  # `lockstep train` after SIGUSR1
 _NAME = r"[\w.,:=@%+/\[\]()*&|-]*"  # what #SBATCH takes without quotes
 
 
@@ -22,7 +21,7 @@ class SlurmPlan(Allotted):
     time: Annotated[str, arg(help_behavior_hint="(default: the partition's)")] = ""
     """Limit of the job, as 30 (minutes), 24:00:00 or 2-00:00:00."""
     signal_before: int = 120
-    """Seconds before the limit at which the run takes a checkpoint and stops; Slurm may be a minute early."""
+    """Seconds before the limit at which the run is told to take a checkpoint and stop; Slurm may be a minute early."""
     requeues: int = 100
     """Times that the job may go back to the queue to go on (0: never)."""
     partition: str = ""
@@ -36,8 +35,10 @@ class SlurmPlan(Allotted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag, value in (("signal-before", self.signal_before), ("requeues", self.requeues)):
-            require(value >= 0, f"--{flag} {value} is negative", "Use 0 or more.")
+        require(self.requeues >= 0, f"--requeues {self.requeues} is negative", "Use 0 or more.")
+        require(
+            self.signal_before > 0, f"--signal-before {self.signal_before}: no time for a checkpoint", "Use 1 or more."
+        )
         for flag, text in (
             ("partition", self.partition),
             ("account", self.account),
@@ -75,18 +76,39 @@ def seconds(limit: str) -> int:
 
 def script(plan: SlurmPlan) -> str:
     """The job file."""
-    lines = ["#!/bin/bash", *(f"#SBATCH --{option}" for option in _options(plan)), ""]
-    if plan.setup:
-        lines += [plan.setup, ""]
-    lines += [_command(plan), "code=$?"]
+    head = ["#!/bin/bash", *(f"#SBATCH --{option}" for option in _options(plan))]
+    run = "\n\n".join([plan.setup, _command(plan)] if plan.setup else [_command(plan)])
     if plan.requeues:
-        lines += [
-            f'if [ "$code" -eq {_STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {plan.requeues} ]; then',
-            "    # stopped before the limit, after a checkpoint: the same job again goes on from there",
-            '    scontrol requeue "$SLURM_JOB_ID"',
-            "fi",
-        ]
-    return "\n".join([*lines, 'exit "$code"', ""])
+        run = _AGAIN.format(run=run, requeues=plan.requeues, patience=plan.signal_before * 3 // 4)
+    return "\n".join([*head, "", run, ""])
+
+
+# bash waits for a run in the background alone: for one in the foreground it would put the signal off
+_AGAIN = """\
+again() {{
+    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ] && scontrol requeue "$SLURM_JOB_ID"
+}}
+preempted() {{
+    scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"
+}}
+near_limit() {{
+    # the run's processes take a checkpoint and end; where they do not, they are ended, and go on from the one before
+    scancel --signal=USR1 "$SLURM_JOB_ID"
+    sleep {patience} && again &
+}}
+trap near_limit USR1
+
+{run} &
+run=$!
+wait "$run"
+wait "$run" # the first one ends where the signal comes
+code=$?
+# stopped after a checkpoint, by SIGUSR1 or to make room for another job: the same job again goes on from there
+if [ "$code" -eq 138 ] || {{ [ "$code" -eq 143 ] && preempted; }}; then
+    again
+fi
+exit "$code"\
+"""
 
 
 def _options(plan: SlurmPlan) -> list[str]:
@@ -101,7 +123,7 @@ def _options(plan: SlurmPlan) -> list[str]:
         "time": plan.time,
         "partition": plan.partition,
         "account": plan.account,
-        "signal": f"USR1@{plan.signal_before}" if plan.signal_before else "",
+        "signal": f"{'B:' if plan.requeues else ''}USR1@{plan.signal_before}",  # B: to this script, not to the run
         "output": "%x-%j.out",
         "open-mode": "append",
     }
