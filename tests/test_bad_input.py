@@ -257,7 +257,7 @@ def test_a_refusal_by_the_real_command_is_the_same(place: Path) -> None:
     assert ended.out == ""
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_truncated_image_is_named_by_file_and_sample(place: Path, nproc: int) -> None:
     write_folders(place / "flowers")
     for image in sorted((place / "flowers/train/bee").iterdir())[1:2]:
@@ -346,6 +346,7 @@ def test_ctrl_c_on_two_processes(running: Any) -> None:
     interrupted(command.end(30), journal, 130)
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_launcher_alone(running: Any) -> None:
     command, journal = running(2)
     command.signal(signal.SIGINT)
@@ -378,7 +379,7 @@ def test_sigusr1_of_the_launcher_alone_ends_with_a_checkpoint(running: Any) -> N
     assert (checkpoint["kind"], checkpoint["step"]) == ("checkpoint", end["steps"])
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_do_not_outlive_a_launcher_that_was_killed(running: Any, nproc: int) -> None:
     command, _ = running(nproc, "--loader", "streaming", "--workers", "1")
     assert len(command.family()) > nproc
@@ -387,7 +388,7 @@ def test_workers_do_not_outlive_a_launcher_that_was_killed(running: Any, nproc: 
     assert not ended.orphans, ended.text
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_is_named_with_its_signal(running: Any, rank: int) -> None:
     command, journal = running(2)
     command.signal(signal.SIGKILL, command.workers()[rank])

@@ -12,24 +12,37 @@ from tests.slurm import slurm
 
 pytestmark = pytest.mark.integration
 TRAIN = ("train", "digits", "--shards", "4", "--epochs", "2", "--threads", "1", "--fraction", "0.2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
+MPIRUN = ("mpirun", "--oversubscribe", "-np", "2")
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 LOCKSTEP = (sys.executable, "-m", "lockstep")
+
+
+def started(
+    out: Path, *launcher: str, flags: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> tuple[Command, Path]:
+    """A run under a launcher, and its folder."""
+    return Command(*launcher, *LOCKSTEP, *TRAIN, *flags, "--out", str(out), env=env), out
+
+
+def ended(command: Command, out: Path) -> tuple[str, str]:
+    """Ledger and weights digest; checks that it was one run of two processes."""
+    end = command.end(timeout=240)
+    assert end.code == 0, end.text
+    assert not end.orphans
+    assert end.out.count("test accuracy") == 1, end.text
+    runs = [r for r in read(out / "journal.jsonl") if r["kind"] in ("run", "end")]
+    assert [r["kind"] for r in runs] == ["run", "end"]
+    assert runs[-1]["processes"] == 2
+    return runs[-1]["ledger_sha256"], runs[-1]["weights_sha256"]
 
 
 def trained(
     folder: Path, *launcher: str, flags: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> tuple[str, str]:
-    """Ledger and weights digest of a run under a launcher; checks that it was one run of two processes."""
-    out = folder / (Path(launcher[0]).name if launcher else "own")
-    ended = Command(*launcher, *LOCKSTEP, *TRAIN, *flags, "--out", str(out), env=env).end(timeout=240)
-    assert ended.code == 0, ended.text
-    assert not ended.orphans
-    assert ended.out.count("test accuracy") == 1, ended.text
-    runs = [r for r in read(out / "journal.jsonl") if r["kind"] in ("run", "end")]
-    assert [r["kind"] for r in runs] == ["run", "end"]
-    assert runs[-1]["processes"] == 2
-    digests: tuple[str, str] = runs[-1]["ledger_sha256"], runs[-1]["weights_sha256"]
-    print(f"\n{' '.join((*launcher, 'lockstep', *flags))}\n  ledger {digests[0]}\n  weights {digests[1]}")
-    return digests
+    ledger, weights = ended(*started(folder / "run", *launcher, flags=flags, env=env))
+    print(f"\n{' '.join((*launcher, 'lockstep', *flags))}\n  ledger {ledger}\n  weights {weights}")
+    return ledger, weights
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +51,26 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def test_torchrun_starts_the_same_run(tmp_path: Path, own: tuple[str, str]) -> None:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
-    assert trained(tmp_path, *torchrun) == own
+    assert trained(tmp_path, *TORCHRUN) == own
 
 
 def test_mpirun_starts_the_same_run(tmp_path: Path, own: tuple[str, str]) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun here (Debian's openmpi-bin has it)")
-    quiet = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    assert trained(tmp_path, "mpirun", "--oversubscribe", "-np", "2", env=quiet) == own
+    assert trained(tmp_path, *MPIRUN, env=AS_ROOT) == own
 
 
 def test_srun_starts_the_same_run(tmp_path: Path, own: tuple[str, str]) -> None:
     with slurm(tmp_path) as environment:
         assert trained(tmp_path, "srun", "-n2", env=environment) == own
+
+
+def test_jobs_at_once_on_one_host_do_not_meet(tmp_path: Path, own: tuple[str, str]) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun here (Debian's openmpi-bin has it)")
+    jobs = [
+        *(started(tmp_path / f"mpirun{i}", *MPIRUN, env=AS_ROOT) for i in range(2)),
+        started(tmp_path / "torchrun", *TORCHRUN),
+        started(tmp_path / "own", flags=("--nproc", "2")),
+    ]
+    assert [ended(*job) for job in jobs] == [own] * len(jobs)

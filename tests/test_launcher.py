@@ -179,6 +179,7 @@ def test_an_error_under_torchrun_is_told_once(tmp_path: Path, flags: str, messag
     assert not ended.orphans
 
 
+@pytest.mark.slow
 def test_two_machines(tmp_path: Path) -> None:
     """Two launchers on this machine, one with two processes and one with one."""
     port = free_port()

@@ -96,6 +96,7 @@ def test_a_side_that_fails_says_why() -> None:
         peer.close()
 
 
+@pytest.mark.slow
 def test_throughput_at_a_tiny_size() -> None:
     found = throughput.measure("mnist 1x1 fp32", ["raw", "lockstep"], sys.executable, 2, 0.01, 2, "made")
     assert found["lockstep"]["weights_apart"] <= 1e-3
@@ -106,6 +107,7 @@ def test_throughput_at_a_tiny_size() -> None:
     assert [line[0] for line in rates["rows"]] == [line[0] for line in apart["rows"]] == list(found)
 
 
+@pytest.mark.slow
 def test_overhead_at_a_tiny_size() -> None:
     made = overhead.measure(["raw", "TrainStep"], sys.executable, 2, steps=20)
     assert [line[0] for line in made["tables"][0]["rows"]] == ["raw", "TrainStep"]

@@ -276,6 +276,7 @@ def test_unknown_interconnect(tmp_path: Path) -> None:
     assert "100mbit" in ended.err
 
 
+@pytest.mark.slow
 def test_a_real_prediction(tmp_path: Path) -> None:
     flags = ["--nproc", "1,2", "--seconds", "0.05", "--device", "cpu", "--threads", "1", "--out", "found.json"]
     ended = run_lockstep("predict", "digits", *flags, cwd=tmp_path, timeout=120)

@@ -314,7 +314,9 @@ def suspend_all(processes: list[Any]) -> None:
         time.sleep(pause)
 
 
-@pytest.mark.parametrize(("scenario", "fault"), [(slow_and_well, None), (interrupted, suspend_all)])
+@pytest.mark.parametrize(
+    ("scenario", "fault"), [pytest.param(slow_and_well, None, marks=pytest.mark.slow), (interrupted, suspend_all)]
+)
 def test_no_false_alarm(scenario: Scenario, fault: Callable[[list[Any]], None] | None, tmp_path: Path) -> None:
     found = outcome(scenario, 3, tmp_path, fault)
     assert found.codes == [0, 0, 0], found.said
