@@ -144,11 +144,20 @@ def test_a_run_that_does_not_heed_the_signal_is_ended_and_goes_on(tmp_path: Path
     assert bash(script, tmp_path, srun)[::2] == (137, ["--signal=USR1 77", "requeue 77"])
 
 
+@pytest.mark.parametrize("code", [124, 137, 139])
+def test_a_run_that_hung_or_was_killed_starts_again_in_the_same_job(tmp_path: Path, code: int) -> None:
+    srun = f"[ $(wc -l <srun.words) -gt 2 ] || exit {code}"
+    script = slurm.script(plan("slurm", "--max-restarts", "2"))
+    assert bash(script, tmp_path, srun)[::2] == (0, [])
+    assert (tmp_path / "srun.words").read_text().count("--out") == 3
+    assert bash(script, tmp_path, f"exit {code}")[::2] == (code, [])
+    assert (tmp_path / "srun.words").read_text().count("--out") == 3
+
+
 def test_a_job_that_must_not_queue_again_does_not(tmp_path: Path) -> None:
     script = slurm.script(plan("slurm", "--requeues", "0", "--checkpoint-every", "0"))
     assert bash(script, tmp_path, "exit 138")[::2] == (138, [])
     assert "#SBATCH --no-requeue" in script
-    assert options("--requeues", "0")["signal"] == "USR1@120"
 
 
 def options(*words: str) -> dict[str, str]:

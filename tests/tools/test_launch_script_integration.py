@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ import os, time
 from lockstep.models.small import digits_net
 
 FIRST = "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
+FIRST = FIRST and not os.path.exists("fast")
 
 def slow(in_channels, num_classes, image_size):
     net = digits_net(in_channels, num_classes, image_size)
@@ -62,6 +64,13 @@ class Job:
     def described(self) -> dict[str, str]:
         """The entries of `scontrol show job`."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.command("scontrol", "show", "job", self.number)))
+
+    def until_a_checkpoint(self) -> None:
+        """Of the run in its folder `run`."""
+        deadline = time.monotonic() + 60
+        while not ((self.folder / "run" / "journal.jsonl").exists() and checkpoints(self.folder / "run")):
+            assert time.monotonic() < deadline, self.described()
+            time.sleep(0.2)
 
     def until_it_ends(self, seconds: float) -> dict[str, str]:
         deadline = time.monotonic() + seconds
@@ -138,17 +147,34 @@ def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_
     assert digests(tmp_path / "run") == undisturbed
 
 
+def test_a_slurm_job_with_a_killed_process_starts_again_where_it_is(
+    tmp_path: Path, undisturbed: tuple[str, str, int]
+) -> None:
+    job_file(tmp_path, "slow")
+    with slurm(tmp_path) as environment:
+        job = Job(tmp_path, environment)
+        job.until_a_checkpoint()
+        listed = job.command("scontrol", "listpids", f"{job.number}.0").splitlines()[1:]
+        (pid,) = [int(line.split()[0]) for line in listed if line.split()[4] == "1"]  # its global number
+        assert b"lockstep" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        (tmp_path / "fast").touch()
+        os.kill(pid, signal.SIGKILL)
+        last = job.until_it_ends(180)
+    said = (tmp_path / f"digits-{job.number}.out").read_text()
+    assert (last["JobState"], last["Restarts"]) == ("COMPLETED", "0"), said
+    first, second = attempts(tmp_path / "run")
+    assert (first[0], second[1]) == (0, "completed")
+    assert second[0] > 0
+    assert digests(tmp_path / "run") == undisturbed
+
+
 def test_a_slurm_job_makes_room_for_another_comes_back_and_finishes(
     tmp_path: Path, undisturbed: tuple[str, str, int]
 ) -> None:
     job_file(tmp_path, "slow")
     with slurm(tmp_path) as environment:
         job = Job(tmp_path, environment)
-        journal = tmp_path / "run" / "journal.jsonl"
-        deadline = time.monotonic() + 60
-        while not (journal.exists() and checkpoints(tmp_path / "run")):
-            assert time.monotonic() < deadline, job.described()
-            time.sleep(0.2)
+        job.until_a_checkpoint()
         job.command("sbatch", "--partition", "urgent", "--ntasks", "2", "--wrap", "sleep 1")
         last = job.until_it_ends(180)
     said = (tmp_path / f"digits-{job.number}.out").read_text()

@@ -76,15 +76,19 @@ def seconds(limit: str) -> int:
 
 def script(plan: SlurmPlan) -> str:
     """The job file."""
-    head = ["#!/bin/bash", *(f"#SBATCH --{option}" for option in _options(plan))]
-    run = "\n\n".join([plan.setup, _command(plan)] if plan.setup else [_command(plan)])
-    if plan.requeues:
-        run = _AGAIN.format(run=run, requeues=plan.requeues, patience=plan.signal_before * 3 // 4)
-    return "\n".join([*head, "", run, ""])
+    head = "".join(f"#SBATCH --{option}\n" for option in _options(plan))
+    setup = f"{plan.setup}\n\n" if plan.setup else ""
+    return f"#!/bin/bash\n{head}\n" + _BODY.format(
+        setup=setup,
+        run=_command(plan),
+        requeues=plan.requeues,
+        patience=plan.signal_before * 3 // 4,
+        restarts=plan.config.recovery.max_restarts,
+    )
 
 
 # bash waits for a run in the background alone: for one in the foreground it would put the signal off
-_AGAIN = """\
+_BODY = """\
 again() {{
     [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ] && scontrol requeue "$SLURM_JOB_ID"
 }}
@@ -92,22 +96,28 @@ preempted() {{
     scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"
 }}
 near_limit() {{
+    near=yes
     # the run's processes take a checkpoint and end; where they do not, they are ended, and go on from the one before
     scancel --signal=USR1 "$SLURM_JOB_ID"
     sleep {patience} && again &
 }}
+near=
 trap near_limit USR1
 
-{run} &
-run=$!
-wait "$run"
-wait "$run" # the first one ends where the signal comes
-code=$?
+{setup}for _ in {{0..{restarts}}}; do
+    {run} &
+    run=$!
+    wait "$run"
+    wait "$run" # the first one ends where the signal comes
+    code=$?
+    # after a hang, or a process that crashed or was killed, once more from the newest checkpoint; not near the limit
+    case $code$near in 124 | 134 | 135 | 136 | 137 | 139) ;; *) break ;; esac
+done
 # stopped after a checkpoint, by SIGUSR1 or to make room for another job: the same job again goes on from there
 if [ "$code" -eq 138 ] || {{ [ "$code" -eq 143 ] && preempted; }}; then
     again
 fi
-exit "$code"\
+exit "$code"
 """
 
 
@@ -123,7 +133,7 @@ def _options(plan: SlurmPlan) -> list[str]:
         "time": plan.time,
         "partition": plan.partition,
         "account": plan.account,
-        "signal": f"{'B:' if plan.requeues else ''}USR1@{plan.signal_before}",  # B: to this script, not to the run
+        "signal": f"B:USR1@{plan.signal_before}",  # B: to this script, not to the run
         "output": "%x-%j.out",
         "open-mode": "append",
     }
@@ -137,7 +147,7 @@ def _command(plan: SlurmPlan) -> str:
     # one process learns from Slurm that it is alone on its machine, and would start others
     flags = plan.train_flags(nproc=1 if plan.per_node == 1 else "auto")
     lines = [f"srun --cpus-per-task={plan.cores} lockstep train {shlex.quote(plan.config.recipe)}"]
-    lines += [f"    {shlex.join(words)}" for words in flags]
+    lines += [f"        {shlex.join(words)}" for words in flags]
     if not execution.out:
-        lines.append(f'    --out runs/{plan.job}-"$SLURM_JOB_ID"')
+        lines.append(f'        --out runs/{plan.job}-"$SLURM_JOB_ID"')
     return " \\\n".join(lines)
