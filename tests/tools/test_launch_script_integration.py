@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +70,8 @@ class Job:
     def until_a_checkpoint(self) -> None:
         """Of the run in its folder `run`."""
         deadline = time.monotonic() + 60
-        while not ((self.folder / "run" / "journal.jsonl").exists() and checkpoints(self.folder / "run")):
+        journal = self.folder / "run" / "journal.jsonl"
+        while not (journal.exists() and any(record["kind"] == "checkpoint" for record in read(journal))):
             assert time.monotonic() < deadline, self.described()
             time.sleep(0.2)
 
@@ -108,82 +111,66 @@ def attempts(folder: Path) -> list[tuple[int, str]]:
     return found
 
 
-def checkpoints(folder: Path) -> list[int]:
-    return [record["step"] for record in read(folder / "journal.jsonl") if record["kind"] == "checkpoint"]
+@pytest.fixture
+def life(tmp_path: Path, undisturbed: tuple[str, str, int]) -> Any:
+    """A job's whole life: its output, how often it was queued again, and its run's attempts."""
+
+    def lived(net: str, meanwhile: Callable[[Job], object] = lambda _: None) -> tuple[str, int, list[tuple[int, str]]]:
+        job_file(tmp_path, net)
+        with slurm(tmp_path) as environment:
+            job = Job(tmp_path, environment)
+            meanwhile(job)
+            last = job.until_it_ends(180)
+        said = (tmp_path / f"digits-{job.number}.out").read_text()
+        assert (last["JobState"], last["ExitCode"]) == ("COMPLETED", "0:0"), said
+        assert digests(tmp_path / "run") == undisturbed
+        found = attempts(tmp_path / "run")
+        assert (found[0][0], found[-1][1]) == (0, "completed")
+        assert all(f"resumed from step {step} " in said for step, _ in found[1:])
+        return said, int(last["Restarts"]), found
+
+    return lived
 
 
-def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(
-    tmp_path: Path, undisturbed: tuple[str, str, int]
-) -> None:
-    job_file(tmp_path, "slow")
-    with slurm(tmp_path) as environment:
-        job = Job(tmp_path, environment)
-        last = job.until_it_ends(180)
-    said = (tmp_path / f"digits-{job.number}.out").read_text()
-    assert (last["JobState"], last["ExitCode"]) == ("COMPLETED", "0:0"), said
-    found = attempts(tmp_path / "run")
-    assert int(last["Restarts"]) >= len(found) - 1 >= 1
-    assert [status for _, status in found] == ["interrupted"] * (len(found) - 1) + ["completed"]
-    for step, _ in found[1:]:
-        assert f"stopped by SIGUSR1 after step {step};" in said
-        assert step in checkpoints(tmp_path / "run")
-    assert digests(tmp_path / "run") == undisturbed
+def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(life: Any) -> None:
+    said, restarts, (first, *others) = life("slow")
+    assert restarts >= len(others) >= 1
+    assert first[1] == "interrupted"
+    assert f"stopped by SIGUSR1 after step {others[0][0]};" in said
 
 
-def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_finishes(
-    tmp_path: Path, undisturbed: tuple[str, str, int]
-) -> None:
-    job_file(tmp_path, "stuck")
-    with slurm(tmp_path) as environment:
-        job = Job(tmp_path, environment)
-        last = job.until_it_ends(180)
-    said = (tmp_path / f"digits-{job.number}.out").read_text()
-    assert (last["JobState"], last["Restarts"]) == ("COMPLETED", "1"), said
+def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_finishes(life: Any) -> None:
+    said, restarts, (first, second) = life("stuck")
+    assert restarts == 1
     assert "DUE TO JOB REQUEUE" in said
-    first, second = attempts(tmp_path / "run")
-    assert (first, second[1]) == ((0, ""), "completed")
-    assert f"resumed from step {second[0]} " in said
+    assert first[1] == ""
     assert second[0] > 60
-    assert digests(tmp_path / "run") == undisturbed
 
 
-def test_a_slurm_job_with_a_killed_process_starts_again_where_it_is(
-    tmp_path: Path, undisturbed: tuple[str, str, int]
-) -> None:
-    job_file(tmp_path, "slow")
-    with slurm(tmp_path) as environment:
-        job = Job(tmp_path, environment)
+def test_a_slurm_job_with_a_killed_process_starts_again_where_it_is(tmp_path: Path, life: Any) -> None:
+    def kill_rank_1(job: Job) -> None:
         job.until_a_checkpoint()
         listed = job.command("scontrol", "listpids", f"{job.number}.0").splitlines()[1:]
         (pid,) = [int(line.split()[0]) for line in listed if line.split()[4] == "1"]  # its global number
         assert b"lockstep" in Path(f"/proc/{pid}/cmdline").read_bytes()
         (tmp_path / "fast").touch()
         os.kill(pid, signal.SIGKILL)
-        last = job.until_it_ends(180)
-    said = (tmp_path / f"digits-{job.number}.out").read_text()
-    assert (last["JobState"], last["Restarts"]) == ("COMPLETED", "0"), said
-    first, second = attempts(tmp_path / "run")
-    assert (first[0], second[1]) == (0, "completed")
+
+    _, restarts, (first, second) = life("slow", kill_rank_1)
+    assert restarts == 0
+    assert first[1] != "completed"
     assert second[0] > 0
-    assert digests(tmp_path / "run") == undisturbed
 
 
-def test_a_slurm_job_makes_room_for_another_comes_back_and_finishes(
-    tmp_path: Path, undisturbed: tuple[str, str, int]
-) -> None:
-    job_file(tmp_path, "slow")
-    with slurm(tmp_path) as environment:
-        job = Job(tmp_path, environment)
+def test_a_slurm_job_makes_room_for_another_comes_back_and_finishes(life: Any) -> None:
+    def call_for_its_place(job: Job) -> None:
         job.until_a_checkpoint()
         job.command("sbatch", "--partition", "urgent", "--ntasks", "2", "--wrap", "sleep 1")
-        last = job.until_it_ends(180)
-    said = (tmp_path / f"digits-{job.number}.out").read_text()
-    assert (last["JobState"], last["Restarts"]) == ("COMPLETED", "1"), said
-    first, second = attempts(tmp_path / "run")
-    assert (first, second[1]) == ((0, "interrupted"), "completed")
+
+    said, restarts, (first, second) = life("slow", call_for_its_place)
+    assert restarts == 1
+    assert first[1] == "interrupted"
     assert f"stopped by SIGTERM after step {second[0]};" in said
-    assert second[0] > 0
-    assert digests(tmp_path / "run") == undisturbed
 
 
 def digests(folder: Path) -> tuple[str, str, int]:
