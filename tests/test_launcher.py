@@ -15,9 +15,9 @@ import torch
 import lockstep
 from lockstep import launcher
 from lockstep.config import Execution
-from lockstep.devices import cores
+from lockstep.devices import cores, processes
 from lockstep.errors import UserError
-from lockstep.launcher import launch, processes
+from lockstep.launcher import launch
 from lockstep.world import World
 from tests.processes import Command, Ended
 

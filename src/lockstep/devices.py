@@ -8,6 +8,7 @@ import torch
 from lockstep.config import Execution
 from lockstep.errors import UserError
 
+_MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce; ask for more by number
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 _LOOK = {
     "cuda": "Check nvidia-smi (rocm-smi for AMD) and CUDA_VISIBLE_DEVICES",
@@ -79,6 +80,23 @@ def devices(execution: Execution) -> list[torch.device]:
             "Name each once. Several processes share one with --backend gloo and a larger --nproc.",
         )
     return [torch.device(kind, index) for index in execution.gpus or range(count)]
+
+
+def processes(execution: Execution) -> int:
+    """Processes to start on this machine: --nproc, or one per GPU, or one per core (at most 8)."""
+    available = devices(execution)
+    on_cpu = available[0].type == "cpu"
+    if execution.strategy in ("single", "dp"):
+        return 1
+    if execution.nproc == "auto":
+        return min(cores(), _MAX_AUTO) if on_cpu else max(1, len(available) // execution.model_parallel)
+    wanted = execution.nproc * execution.model_parallel
+    if not on_cpu and wanted > len(available) and execution.backend != "gloo":
+        raise UserError(
+            f"--nproc {execution.nproc} needs {wanted} GPUs, this machine offers {len(available)}",
+            f"Use --nproc {len(available) // execution.model_parallel} (NCCL wants one each), or --device cpu.",
+        )
+    return execution.nproc
 
 
 def own_devices(execution: Execution, local_rank: int) -> list[torch.device]:

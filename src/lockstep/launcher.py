@@ -39,26 +39,6 @@ from lockstep.lifetime import (
 )
 
 _COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values
-_MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce; ask for more by number
-
-
-def processes(execution: Execution) -> int:
-    """Processes to start on this machine: --nproc, or one per GPU, or one per core (at most 8)."""
-    from lockstep.devices import cores, devices
-
-    available = devices(execution)
-    on_cpu = available[0].type == "cpu"
-    if execution.strategy in ("single", "dp"):
-        return 1
-    if execution.nproc == "auto":
-        return min(cores(), _MAX_AUTO) if on_cpu else max(1, len(available) // execution.model_parallel)
-    wanted = execution.nproc * execution.model_parallel
-    if not on_cpu and wanted > len(available) and execution.backend != "gloo":
-        raise UserError(
-            f"--nproc {execution.nproc} needs {wanted} GPUs, this machine offers {len(available)}",
-            f"Use --nproc {len(available) // execution.model_parallel} (NCCL wants one each), or --device cpu.",
-        )
-    return execution.nproc
 
 
 def launch(
@@ -81,6 +61,7 @@ def launch(
         PeerError: under torchrun, where this process stopped because another one failed.
         KeyboardInterrupt: on Ctrl-C, when all workers are gone.
     """
+    from lockstep.devices import processes
     from lockstep.joining import spread
     from lockstep.world import joined
 

@@ -71,7 +71,7 @@ class Job:
         """Of the run in its folder `run`."""
         deadline = time.monotonic() + 60
         journal = self.folder / "run" / "journal.jsonl"
-        while not (journal.exists() and any(record["kind"] == "checkpoint" for record in read(journal))):
+        while not (journal.exists() and checkpoints(self.folder / "run")):
             assert time.monotonic() < deadline, self.described()
             time.sleep(0.2)
 
@@ -111,6 +111,10 @@ def attempts(folder: Path) -> list[tuple[int, str]]:
     return found
 
 
+def checkpoints(folder: Path) -> list[int]:
+    return [record["step"] for record in read(folder / "journal.jsonl") if record["kind"] == "checkpoint"]
+
+
 @pytest.fixture
 def life(tmp_path: Path, undisturbed: tuple[str, str, int]) -> Any:
     """A job's whole life: its output, how often it was queued again, and its run's attempts."""
@@ -132,11 +136,14 @@ def life(tmp_path: Path, undisturbed: tuple[str, str, int]) -> Any:
     return lived
 
 
-def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(life: Any) -> None:
-    said, restarts, (first, *others) = life("slow")
-    assert restarts >= len(others) >= 1
-    assert first[1] == "interrupted"
-    assert f"stopped by SIGUSR1 after step {others[0][0]};" in said
+def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(tmp_path: Path, life: Any) -> None:
+    said, restarts, found = life("slow")
+    assert restarts >= len(found) - 1 >= 1
+    assert [status for _, status in found] == ["interrupted"] * (len(found) - 1) + ["completed"]
+    for step, _ in found[1:]:
+        assert step > 0
+        assert f"stopped by SIGUSR1 after step {step};" in said
+        assert step in checkpoints(tmp_path / "run")
 
 
 def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_finishes(life: Any) -> None:

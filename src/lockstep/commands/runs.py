@@ -27,8 +27,8 @@ def train(args: list[str]) -> int:
         f"Train by the recipe `{name}` (of {', '.join(RECIPES)}, or package.module:function). "
         "--batch-size is global: it is shared out over all processes.",
     )
+    from lockstep.devices import processes
     from lockstep.joining import spread
-    from lockstep.launcher import processes
     from lockstep.run import check, claim_folder, discard_folder, position, run
     from lockstep.world import joined
 

@@ -10,7 +10,6 @@ sums.
 """
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,12 +19,10 @@ from torch import Tensor, nn
 
 from lockstep.devices import device_name
 from lockstep.errors import UserError
-from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed, scales, to_fixed
+from lockstep.parallel.buckets import Bucket, buckets_of, largest
+from lockstep.parallel.fixed_point import scales, to_fixed
 from lockstep.parallel.sync import GradientSync, copy_from_first
 from lockstep.world import World
-
-_BUCKET_BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
-_LEAST_BUCKETS = 4
 
 
 def configure(world: World, threads: int) -> None:
@@ -70,11 +67,11 @@ class ExactSync(GradientSync):
 
     def __init__(self, model: nn.Module, world: World, shards: int) -> None:
         self.world, self.shards = world, shards
-        self.buckets = _buckets(model)
+        self.buckets = buckets_of(model)
         self.buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.counters = [b for b in model.buffers() if not b.is_floating_point() and b.dtype != torch.bool]
         copy_from_first(model, world)
-        self.bucket_of: dict[Tensor, _Bucket] = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self.bucket_of: dict[Tensor, Bucket] = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for parameter in self.bucket_of:
             parameter.register_post_accumulate_grad_hook(self._delivered)  # type: ignore[no-untyped-call]
         self.waits: list[float] = []  # seconds of each step since somebody asked
@@ -151,7 +148,7 @@ class ExactSync(GradientSync):
             return
         floats = [[change[i] for change in self.changes] for i in range(len(self.buffers))]
         whole = [[change[i + len(self.buffers)] for change in self.changes] for i in range(len(self.counters))]
-        exponent = _largest(floats, self.world.device)
+        exponent = largest(floats, self.world.device)
         if self.world.size > 1:
             dist.all_reduce(exponent, dist.ReduceOp.MAX)
         sums, out_of = [torch.tensor([len(self.changes)], device=self.world.device)], []
@@ -169,89 +166,5 @@ class ExactSync(GradientSync):
             counter += (total // count).to(counter.dtype).view_as(counter)
 
 
-class _Bucket:
-    """Parameters whose gradients are reduced together: first their maxima, then their sums."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.sizes = [p.numel() for p in parameters]
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the last step."""
-        self.pending = len(self.parameters)
-        self.work: dist.Work | None = None
-        self.waited = 0.0  # seconds
-
-    def _shards_of(self, p: nn.Parameter, held: list[dict[nn.Parameter, Tensor]]) -> list[Tensor]:
-        grads = [grads[p] for grads in held if p in grads]
-        return grads if p.grad is None else [*grads, p.grad]
-
-    def start_maximum(self, world: World, held: list[dict[nn.Parameter, Tensor]]) -> None:
-        """Start the all-reduce of the parameters' exponents."""
-        self.exponents = _largest([self._shards_of(p, held) for p in self.parameters], world.device)
-        if world.size > 1:
-            self.work = dist.all_reduce(self.exponents, dist.ReduceOp.MAX, async_op=True)
-
-    def start_sum(self, world: World, shards: int, held: list[dict[nn.Parameter, Tensor]]) -> None:
-        """Start the all-reduce of the integers."""
-        self._wait()
-        self.sums = torch.empty(sum(self.sizes), dtype=torch.int64, device=world.device)
-        self.out_of = []
-        for p, e, part in zip(self.parameters, self.exponents, torch.split(self.sums, self.sizes), strict=True):
-            into, out = scales(e, shards, p.dtype)
-            self.out_of.append(out)
-            add_fixed(_like(part, p), self._shards_of(p, held), into)
-        if world.size > 1:
-            self.work = dist.all_reduce(self.sums, async_op=True)
-
-    def _wait(self) -> None:
-        if self.work is not None:
-            began = time.perf_counter()
-            self.work.wait()
-            self.waited += time.perf_counter() - began
-
-    def write(self) -> None:
-        """Wait for the sums and make them the parameters' gradients."""
-        self._wait()
-        for p, out, part in zip(self.parameters, self.out_of, torch.split(self.sums, self.sizes), strict=True):
-            if p.grad is None:
-                p.grad = torch.empty_like(p)
-            from_fixed(_like(part, p), out, p.grad)
-        del self.sums
-
-
-def _buckets(model: nn.Module) -> list[_Bucket]:
-    """Trainable parameters in reverse order of registration, about the order in which backward delivers them.
-
-    A bucket's sum starts when the next one is full, so a small model is cut into four too: else nothing would overlap.
-    """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    most = -(-len(parameters) // _LEAST_BUCKETS)
-    buckets: list[list[nn.Parameter]] = [[]]
-    room = _BUCKET_BYTES
-    for p in reversed(parameters):
-        size = p.numel() * p.element_size()
-        if buckets[-1] and (room < size or len(buckets[-1]) == most):
-            buckets.append([])
-            room = _BUCKET_BYTES
-        buckets[-1].append(p)
-        room -= size
-    return [_Bucket(parameters) for parameters in buckets if parameters]
-
-
-def _largest(groups: list[list[Tensor]], device: torch.device) -> Tensor:
-    """The exponent of each group of tensors: int32 [groups]; ZERO for an empty group."""
-    flat = exponents([t for group in groups for t in group]).to(device)
-    out = torch.full((len(groups),), ZERO, dtype=torch.int32, device=device)
-    index = torch.tensor([i for i, group in enumerate(groups) for _ in group], dtype=torch.int64, device=device)
-    return out.scatter_reduce_(0, index, flat, "amax")
-
-
 def _summed(tensors: list[Tensor], like: Tensor) -> Tensor:
     return sum(tensors, torch.zeros_like(like, dtype=torch.int64))
-
-
-def _like(flat: Tensor, p: Tensor) -> Tensor:
-    """A flat part seen with a parameter's shape and strides (dense, in any memory format)."""
-    return flat.as_strided(p.shape, p.stride(), flat.storage_offset())

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
-from lockstep.devices import cores, devices
+from lockstep.devices import cores, devices, processes
 from lockstep.errors import UserError
 from lockstep.flags import as_command
-from lockstep.launcher import processes
 from lockstep.lifetime import ended_by_sigterm
 from lockstep.recipes import recipe
 from lockstep.run import check

@@ -14,6 +14,7 @@ from lockstep.errors import UserError
 from lockstep.launcher import WorkerFailed
 from lockstep.tools.verify import agreement
 from lockstep.tools.verify.agreement import Row
+from lockstep.tools.verify.causes import DATA, EVALUATION, NONE, ORDER, REPLICAS, SCALE, Cause, cause_of
 from lockstep.tools.verify.switches import (
     AUGMENTATION,
     BATCH_NORM,
@@ -26,49 +27,10 @@ from lockstep.tools.verify.switches import (
 )  # fmt: skip
 from lockstep.tools.verify.trace import Trace
 
-ORDER, EVALUATION, REPLICAS, SCALE, DATA, NONE = (
-    "order", "evaluation", "replicas", "gradient scale", "data set", "none of the suspects",
-)  # fmt: skip
-
 _GONE, _ROUNDING = 1e-4, 1e-7  # of the difference, and at most: what counts as none left, in float64
 _GONE_NARROW = 1e-2  # the same in float32
 _MORE_STEPS = 2  # that a re-run takes after the first one that differs
 _TOLERANCE_LEFT = 1e-6  # of metrics on the same weights
-
-_REMEDIES = {
-    ORDER: "The ids of a step must be a function of seed, epoch and step alone (Order.step), never of the rank.",
-    REPLICAS: "Every rank must make the same update: are all gradients reduced, and does nothing depend on the rank?",
-    EVALUATION: "Every sample must count once over all ranks: add up sums and counts, and divide at the end.",
-    SCALE: "A rank's loss is its samples' sum / the global batch's count (times N where the engine averages).",
-    DATA: "The data set draws random numbers of its own: key them by sample id and epoch, or draw none there.",
-    NONE: "Look at the first step and tensor above; --patch can take parts of the loop out.",
-    AUGMENTATION: "Its draws must be keyed by seed, epoch and sample id, never by rank or position.",
-    LEARNING_RATE: "--batch-size is global: the rate is a function of samples seen, and N has no part in it.",
-    UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
-    COMPRESSION: "--compress rounds what a process sends, and so by its share: leave it out where N must not matter.",
-    DROPOUT: "Masks belong to a process's share. --shards V draws them by shard, the same for every N.",
-    BATCH_NORM: "--sync-bn takes the statistics over the global batch, --shards V over shards that N does not change.",
-    FLOAT64: "Only rounding differs. --shards V adds without an order, and gives the same bits on every N.",
-}
-_REMEDIES_EXACT = {
-    DROPOUT: "Draws must be seeded by seed, step and shard, as TrainStep does.",
-    BATCH_NORM: "Statistics must be a shard's own, and the buffers' changes averaged over all shards.",
-    FLOAT64: "Something adds floats in an order that depends on N: gradients must be added by ExactSync.",
-}
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A reason why N processes differ from the first number; `suspects` together where no single one does it."""
-
-    suspects: tuple[str, ...]
-    finding: str
-    remedy: str
-
-    @property
-    def name(self) -> str:
-        """The suspects' names."""
-        return " and ".join(self.suspects)
 
 
 @dataclass(frozen=True)
@@ -103,13 +65,13 @@ def diagnose(
         found = causes[c.other.processes]
         if not c.row("evaluation").holds:
             found += _evaluation(c, config, evaluate, all(cause.suspects == (FLOAT64,) for cause in found))
-    nothing = _cause(config, NONE, finding="nothing that was tried explains it")
+    nothing = cause_of(config, NONE, finding="nothing that was tried explains it")
     return {n: found or [nothing] for n, found in causes.items()}
 
 
 def order_repeats(config: Config) -> Cause:
     """The cause where a run's epochs share one order."""
-    return _cause(config, ORDER, finding="the second epoch repeats the first one's order: the reshuffle is missing")
+    return cause_of(config, ORDER, finding="the second epoch repeats the first one's order: the reshuffle is missing")
 
 
 def without(off: Off) -> str:
@@ -118,23 +80,18 @@ def without(off: Off) -> str:
     return ("in float64" if FLOAT64 in off else "as it is") + (f" without {' and '.join(rest)}" if rest else "")
 
 
-def _cause(config: Config, *suspects: str, finding: str) -> Cause:
-    table = _REMEDIES | (_REMEDIES_EXACT if config.shards else {})
-    if config.model.sync_bn:
-        table[BATCH_NORM] = "--sync-bn is on, and some layer's statistics are still those of one process's share."
-    return Cause(suspects, finding, " ".join(table[suspect] for suspect in suspects))
-
-
 def _plain_to_see(comparison: Comparison, config: Config) -> list[Cause]:
     """What makes everything after it differ and needs no re-run."""
     ledger, replicas, base = comparison.row("ledger"), comparison.row("replicas"), comparison.base
     if not ledger.holds:
         epoch = (ledger.step - 1) // max(base.steps_per_epoch, 1) + 1
         late = f": epoch 1 is the same, the reshuffle of epoch {epoch} is not" if epoch > 1 else ""
-        return [_cause(config, ORDER, finding=f"the samples of a step depend on N from step {ledger.step} on{late}")]
+        return [cause_of(config, ORDER, finding=f"the samples of a step depend on N from step {ledger.step} on{late}")]
     if not replicas.holds:
         suspect = ORDER if replicas.where.startswith("ledger") else REPLICAS
-        return [_cause(config, suspect, finding=f"{replicas.where} differ within one run from step {replicas.step} on")]
+        return [
+            cause_of(config, suspect, finding=f"{replicas.where} differ within one run from step {replicas.step} on")
+        ]
     return []
 
 
@@ -143,13 +100,15 @@ def _evaluation(comparison: Comparison, config: Config, evaluate: Evaluate, only
     base, other = comparison.base.metrics or {}, comparison.other.metrics or {}
     if base["count"] != other["count"]:
         finding = f"{base['count']} samples are counted with N = {comparison.base.processes}, and {other['count']} here"
-        return [_cause(config, EVALUATION, finding=finding)]
+        return [cause_of(config, EVALUATION, finding=finding)]
     if not only_rounding:  # other weights have other metrics
         return []
     same_weights = comparison.base.digests[-1:] == comparison.other.digests[-1:]
     got = other if same_weights else evaluate(comparison.other.processes)
     row = agreement.metrics(base, got, 0.0 if same_weights else _TOLERANCE_LEFT)
-    return [] if row.holds else [_cause(config, EVALUATION, finding=f"the same weights get other metrics: {row.where}")]
+    return (
+        [] if row.holds else [cause_of(config, EVALUATION, finding=f"the same weights get other metrics: {row.where}")]
+    )
 
 
 def candidates(comparisons: Sequence[Comparison], config: Config, steps: int) -> list[str]:
@@ -227,12 +186,12 @@ class _Switching:
         fall = "the largest difference falls from"
         if self.wide and self.gone(there, seen):
             finding = f"in float64 {fall} {seen:.1e} to {there:.1e}"
-            return [_cause(self.config, FLOAT64, finding=finding)]
+            return [cause_of(self.config, FLOAT64, finding=finding)]
         out = []
         for off in offs:
             if self.gone(left := self.left(comparison, off), there):
                 finding = f"without {' and '.join(off)} {fall} {there:.1e} to {left:.1e} ({self.note})"
-                out.append(_cause(self.config, *off, finding=finding))
+                out.append(cause_of(self.config, *off, finding=finding))
         return out
 
 
@@ -255,12 +214,12 @@ def _by_switching(unclear: Sequence[Comparison], config: Config, rerun: Rerun) -
 def _unexplained(comparison: Comparison, config: Config, switching: _Switching) -> list[Cause]:
     """What remains where no suspect's removal helps: a constant factor, the data set, or nothing known."""
     if not comparison.row("images").holds:
-        return [_cause(config, DATA, finding="the images of a step depend on N, with augmentation off too")]
+        return [cause_of(config, DATA, finding="the images of a step depend on N, with augmentation off too")]
     base, other = (switching.trace(trace.processes, ()) for trace in (comparison.base, comparison.other))
     ratio, by_n = other.norm[0] / base.norm[0] if base.norm[0] else math.nan, other.processes / base.processes
     for factor, what in ((by_n, "a sum stands where an average should"), (1 / by_n, "it is divided once too often")):
         if math.isclose(ratio, factor, rel_tol=1e-5):
             finding = f"the first gradient is {ratio:.4g} times that of N = {base.processes}: {what}"
-            return [_cause(config, SCALE, finding=finding)]
+            return [cause_of(config, SCALE, finding=finding)]
     finding = f"the difference stays with each of the suspects switched off, and with all of them ({switching.note})"
-    return [_cause(config, NONE, finding=finding)]
+    return [cause_of(config, NONE, finding=finding)]

@@ -61,7 +61,7 @@ class Plan:
 
 def check(plan: Plan) -> None:
     """What can be known to be wrong before any process starts."""
-    from lockstep.launcher import processes
+    from lockstep.devices import processes
     from lockstep.objects import load_object
     from lockstep.run import check as check_names
     from lockstep.world import joined

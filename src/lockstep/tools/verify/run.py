@@ -13,7 +13,8 @@ from lockstep.devices import cores, device_type
 from lockstep.errors import UserError
 from lockstep.launcher import launch
 from lockstep.tools.verify import agreement, diagnose
-from lockstep.tools.verify.diagnose import Cause, Comparison, Off
+from lockstep.tools.verify.causes import Cause
+from lockstep.tools.verify.diagnose import Comparison, Off
 from lockstep.tools.verify.plan import Plan, check
 from lockstep.tools.verify.record import trace_all
 from lockstep.tools.verify.switches import FLOAT64, adapted
