@@ -91,11 +91,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int
     return digests(folder / "run")
 
 
-def job_file(folder: Path, net: str) -> None:
-    """Write a job of one minute, which is told 15 seconds before its end."""
+def job_file(folder: Path, net: str, minutes: int) -> None:
+    """Write a job of so many minutes, which is told 15 seconds before its end."""
     (folder / "nets.py").write_text(NETS)
     flags = ("--model", f"nets:{net}", *LONG, "--checkpoint-every", "10steps", "--out", "run")
-    limits = ("--time", "1", "--signal-before", "15", "--file", "job.sh")
+    limits = ("--time", str(minutes), "--signal-before", "15", "--file", "job.sh")
     ended = run_lockstep("launch-script", "slurm", "digits", *flags, *limits, cwd=folder)
     assert ended.code == 0, ended.text
 
@@ -119,8 +119,10 @@ def checkpoints(folder: Path) -> list[int]:
 def life(tmp_path: Path, undisturbed: tuple[str, str, int]) -> Any:
     """A job's whole life: its output, how often it was queued again, and its run's attempts."""
 
-    def lived(net: str, meanwhile: Callable[[Job], object] = lambda _: None) -> tuple[str, int, list[tuple[int, str]]]:
-        job_file(tmp_path, net)
+    def lived(
+        net: str, minutes: int, meanwhile: Callable[[Job], object] = lambda _: None
+    ) -> tuple[str, int, list[tuple[int, str]]]:
+        job_file(tmp_path, net, minutes)
         with slurm(tmp_path) as environment:
             job = Job(tmp_path, environment)
             meanwhile(job)
@@ -137,7 +139,7 @@ def life(tmp_path: Path, undisturbed: tuple[str, str, int]) -> Any:
 
 
 def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(tmp_path: Path, life: Any) -> None:
-    said, restarts, found = life("slow")
+    said, restarts, found = life("slow", 1)
     assert restarts >= len(found) - 1 >= 1
     assert [status for _, status in found] == ["interrupted"] * (len(found) - 1) + ["completed"]
     for step, _ in found[1:]:
@@ -147,7 +149,7 @@ def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(tm
 
 
 def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_finishes(life: Any) -> None:
-    said, restarts, (first, second) = life("stuck")
+    said, restarts, (first, second) = life("stuck", 1)
     assert restarts == 1
     assert "DUE TO JOB REQUEUE" in said
     assert first[1] == ""
@@ -163,7 +165,7 @@ def test_a_slurm_job_with_a_killed_process_starts_again_where_it_is(tmp_path: Pa
         (tmp_path / "fast").touch()
         os.kill(pid, signal.SIGKILL)
 
-    _, restarts, (first, second) = life("slow", kill_rank_1)
+    _, restarts, (first, second) = life("slow", 10, kill_rank_1)  # far from its limit
     assert restarts == 0
     assert first[1] != "completed"
     assert second[0] > 0
@@ -174,7 +176,7 @@ def test_a_slurm_job_makes_room_for_another_comes_back_and_finishes(life: Any) -
         job.until_a_checkpoint()
         job.command("sbatch", "--partition", "urgent", "--ntasks", "2", "--wrap", "sleep 1")
 
-    said, restarts, (first, second) = life("slow", call_for_its_place)
+    said, restarts, (first, second) = life("slow", 10, call_for_its_place)
     assert restarts == 1
     assert first[1] == "interrupted"
     assert f"stopped by SIGTERM after step {second[0]};" in said
