@@ -27,7 +27,7 @@ from torch import nn
 from lockstep import models
 from lockstep.checkpoint.files import fsync
 from lockstep.checkpoint.writer import Writer
-from lockstep.devices import device_name
+from lockstep.processes.devices import device_name
 
 
 def torch_save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

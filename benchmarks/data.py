@@ -33,8 +33,8 @@ from lockstep.data.augment import Augment
 from lockstep.data.fetchers import resident, streaming
 from lockstep.data.loaders import TrainLoader
 from lockstep.order import Order
+from lockstep.processes.world import World
 from lockstep.randomness import integers_np, stream
-from lockstep.world import World
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)

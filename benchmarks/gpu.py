@@ -35,9 +35,9 @@ from lockstep import recipe, train
 from lockstep.config import Config
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
+from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble, build_model, load_data
 from lockstep.training.precision import autocast, configure
-from lockstep.world import World
 
 SHARES = {"ceilings": 0.05, "ladder": 0.3, "mnist": 0.2, "cifar10": 0.2, "cifar10-speed": 0.25}  # of the budget
 MNIST_EPOCHS, SEEDS = 20, 25

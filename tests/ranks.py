@@ -96,7 +96,7 @@ def _rank(
     pipe: Connection, env: dict[str, str], threads: int, timeout: float, fn: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     os.environ.update(env)
-    from lockstep.world import join
+    from lockstep.processes.world import join
 
     answer: tuple[float, bool, Any]
     try:

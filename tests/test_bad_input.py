@@ -18,7 +18,7 @@ import torch
 from lockstep import cli
 from lockstep.watch.journal import Record, read
 from tests.data.formats import tree, write_folders
-from tests.processes import Command, Ended, lockstep, run_lockstep
+from tests.subprocesses import Command, Ended, lockstep, run_lockstep
 
 USER_CODE = """
 import os

@@ -18,12 +18,12 @@ from lockstep.commands import runs
 from lockstep.commands.words import parse
 from lockstep.config import Config, Execution
 from lockstep.flags import known_flags, sort_words
+from lockstep.processes.world import World
 from lockstep.recipes import RECIPES, recipe
 from lockstep.training.evaluation import Metrics
 from lockstep.watch.journal import read
-from lockstep.world import World
-from tests.processes import Command, run_lockstep
 from tests.ranks import run_ranks
+from tests.subprocesses import Command, run_lockstep
 
 
 def said(capsys: pytest.CaptureFixture[str], line: str) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.watch.journal import read
-from tests.processes import Command, run_lockstep
+from tests.subprocesses import Command, run_lockstep
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

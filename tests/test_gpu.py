@@ -19,20 +19,20 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import Batch, EvalLoader
-from lockstep.devices import device_name
-from lockstep.memory import free_bytes, peaks_gib
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.ddp import distributed
 from lockstep.parallel.sharded import shard, whole
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.devices import device_name
+from lockstep.processes.memory import free_bytes, peaks_gib
+from lockstep.processes.world import World
 from lockstep.tools.predict.measure import _Clock
 from lockstep.training.evaluation import evaluate
 from lockstep.training.precision import configure
 from lockstep.training.step import TrainStep
-from lockstep.world import World
 from tests.parallel.test_ddp import SINGLE, batch_of, network
-from tests.processes import run_lockstep
 from tests.ranks import run_ranks
+from tests.subprocesses import run_lockstep
 
 ON = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

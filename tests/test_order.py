@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lockstep.errors import UserError
 from lockstep.order import EMPTY_LEDGER, Order, extend_ledger, permute
+from lockstep.processes.world import share_of
 from lockstep.randomness import stream
-from lockstep.world import share_of
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))

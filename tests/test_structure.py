@@ -23,15 +23,9 @@ FLOORS = {
     "lockstep.errors": 0,
     "lockstep.flags": 0,
     "lockstep.objects": 1,
-    "lockstep.lifetime": 1,
-    "lockstep.devices": 1,
-    "lockstep.world": 1,
+    "lockstep.processes": 1,
     "lockstep.randomness": 1,
     "lockstep.order": 1,
-    "lockstep.memory": 1,
-    "lockstep.joining": 1,
-    "lockstep.interfaces": 1,
-    "lockstep.meeting": 1,
     "lockstep.data": 2,
     "lockstep.models": 2,
     "lockstep.parallel": 2,
@@ -40,8 +34,8 @@ FLOORS = {
     "lockstep.training": 3,
     "lockstep.training.loop": 4,
     "lockstep.recipes": 5,
-    "lockstep.failures": 5,
-    "lockstep.launcher": 5,
+    "lockstep.processes.failures": 5,
+    "lockstep.processes.launcher": 5,
     "lockstep.run": 5,
     "lockstep.tools": 6,
     "lockstep.commands": 7,
@@ -102,8 +96,8 @@ def test_nothing_imports_from_a_floor_above() -> None:
 
 
 def test_an_import_from_above_would_be_seen() -> None:
-    assert upward("lockstep.world", "def f():\n    from lockstep.data.loaders import Batch") == [
-        "lockstep.world:2 (floor 1) imports lockstep.data.loaders (floor 2)"
+    assert upward("lockstep.processes.world", "def f():\n    from lockstep.data.loaders import Batch") == [
+        "lockstep.processes.world:2 (floor 1) imports lockstep.data.loaders (floor 2)"
     ]
     assert upward("lockstep.data.loaders", "import lockstep.training.loop")
     assert upward("lockstep.training.step", "from lockstep.training import loop")

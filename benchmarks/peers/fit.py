@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import nn
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.processes.world import World
 from lockstep.training import assemble, loop
-from lockstep.world import World
 from peers.lockstep import world
 from peers.task import STEPS_OF_VECTORS, Side, Task, data_dir, dataset, make_model, model_name, optim
 

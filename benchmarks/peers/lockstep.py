@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import lockstep as ls
 from lockstep.config import Execution
+from lockstep.processes.world import join
 from lockstep.training import optimizers
-from lockstep.world import join
 from peers.task import Side, Task, data_dir, dataset, make_model, make_optimizer, optim
 
 _OPEN = ExitStack()  # the process group, until the process ends

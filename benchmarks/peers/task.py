@@ -19,7 +19,7 @@ from lockstep import Order, models
 from lockstep.config import DataConfig, OptimConfig
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
-from lockstep.world import World, share_of
+from lockstep.processes.world import World, share_of
 
 RANK = int(os.environ.get("RANK", "0"))
 STEPS_OF_VECTORS = 5000  # batches of the linear task; also the steps of a timed segment there

@@ -12,15 +12,15 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Config": "lockstep.config",
     "UserError": "lockstep.errors",
-    "WorkerFailed": "lockstep.launcher",
-    "World": "lockstep.world",
+    "WorkerFailed": "lockstep.processes.launcher",
+    "World": "lockstep.processes.world",
     "Order": "lockstep.order",
     "Batch": "lockstep.data.loaders",
     "LocalSync": "lockstep.parallel.local",
     "TrainStep": "lockstep.training.step",
     "Metrics": "lockstep.training.evaluation",
     "evaluate": "lockstep.training.evaluation",
-    "launch": "lockstep.launcher",
+    "launch": "lockstep.processes.launcher",
     "loaders": "lockstep.training.assemble",
     "parallelize": "lockstep.parallel.strategy",
     "recipe": "lockstep.recipes",
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from lockstep.config import Config as Config
     from lockstep.data.loaders import Batch as Batch
     from lockstep.errors import UserError as UserError
-    from lockstep.launcher import WorkerFailed as WorkerFailed
-    from lockstep.launcher import launch as launch
     from lockstep.order import Order as Order
     from lockstep.parallel.local import LocalSync as LocalSync
     from lockstep.parallel.strategy import parallelize as parallelize
+    from lockstep.processes.launcher import WorkerFailed as WorkerFailed
+    from lockstep.processes.launcher import launch as launch
+    from lockstep.processes.world import World as World
     from lockstep.recipes import recipe as recipe
     from lockstep.training.assemble import loaders as loaders
     from lockstep.training.evaluation import Metrics as Metrics
     from lockstep.training.evaluation import evaluate as evaluate
     from lockstep.training.loop import train as train
     from lockstep.training.step import TrainStep as TrainStep
-    from lockstep.world import World as World
 
 
 def __getattr__(name: str) -> Any:

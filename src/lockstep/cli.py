@@ -8,8 +8,8 @@ import lockstep
 from lockstep.commands import runs, tools
 from lockstep.commands.words import complain, tell
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
-from lockstep.failures import WorkerFailed
-from lockstep.lifetime import leave
+from lockstep.processes.failures import WorkerFailed
+from lockstep.processes.signals import leave
 
 _HELP = """usage: lockstep COMMAND [ARGUMENTS]
 

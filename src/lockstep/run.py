@@ -12,7 +12,7 @@ from typing import Literal
 
 from lockstep.config import Config, Execution
 from lockstep.errors import UserError, unknown
-from lockstep.world import World
+from lockstep.processes.world import World
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ def check(config: Config) -> None:
     """What can be known to be wrong before any process starts. Raises UserError."""
     from lockstep import models
     from lockstep.data.sources import DATASETS
-    from lockstep.devices import devices
     from lockstep.objects import load_object
     from lockstep.parallel.data_parallel import require_gpus
+    from lockstep.processes.devices import devices
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
 

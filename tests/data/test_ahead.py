@@ -15,7 +15,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.fetchers import resident, streaming
 from lockstep.data.loaders import TrainLoader
 from lockstep.order import Order
-from lockstep.world import World
+from lockstep.processes.world import World
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from lockstep.data import folder
 from lockstep.data.folder import EXTENSIONS, centre_crop, crop_box, decode, load_folders
 from lockstep.data.sources import load
 from lockstep.errors import UserError
-from lockstep.world import World
+from lockstep.processes.world import World
 from tests.data.formats import write_folders
 
 SUFFIXES = (".png", ".JPG", ".jpeg", ".webp", ".bmp", ".ppm")

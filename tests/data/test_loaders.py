@@ -21,9 +21,9 @@ from lockstep.data.fetchers import fetcher, resident, streaming
 from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, micro_batches, several_at_once
 from lockstep.errors import UserError
 from lockstep.order import Order
+from lockstep.processes.world import World, share_of
 from lockstep.recipes import recipe
 from lockstep.training import assemble
-from lockstep.world import World, share_of
 
 CPU = torch.device("cpu")
 AUGMENT = Augment((0.5,), (0.2,), 7, crop_padding=1, flip=True)

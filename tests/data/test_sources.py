@@ -20,7 +20,7 @@ from lockstep.data.official import CIFAR10, CIFAR100, DIGITS, DIGITS_ROOT, FASHI
 from lockstep.data.sources import DATASETS, load, resolve_data_dir
 from lockstep.errors import UserError
 from lockstep.objects import load_object
-from lockstep.world import World
+from lockstep.processes.world import World
 from tests.data.formats import mirrored, pack, resummed, server, tree, write_official
 from tests.ranks import run_ranks
 
@@ -486,7 +486,7 @@ def test_a_dataset_of_pil_images_becomes_uint8(user, tmp_path):
 def test_an_image_set_of_the_users_is_taken_as_it_is(user):
     train, val = user("""
         from lockstep.data.official import DIGITS, DIGITS_ROOT, load_official
-        from lockstep.world import World
+        from lockstep.processes.world import World
         def make(root):
             return load_official(DIGITS, DIGITS_ROOT, World.single())
     """)

@@ -16,7 +16,7 @@ from lockstep.parallel.batchnorm import (
     ghost,
     preserve_buffers,
 )
-from lockstep.world import World
+from lockstep.processes.world import World
 from tests.ranks import run_ranks
 
 SINGLE = World.single()

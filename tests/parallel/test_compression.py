@@ -9,8 +9,8 @@ from torch import nn
 
 from lockstep.parallel.compression import PLAIN_STEPS
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
-from lockstep.world import World
 from tests.parallel.test_ddp import batch_of
 from tests.ranks import run_ranks
 

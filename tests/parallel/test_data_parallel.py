@@ -22,12 +22,13 @@ from lockstep.data.augment import Augment
 from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader
 from lockstep.errors import UserError
-from lockstep.memory import peak_gib, peaks_gib
 from lockstep.parallel import data_parallel as module
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import Replicas, copies, data_parallel, driven, replica_devices, require_gpus
 from lockstep.parallel.ddp import DataParallelSync
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.memory import peak_gib, peaks_gib
+from lockstep.processes.world import World
 from lockstep.recipes import recipe
 from lockstep.training import assemble as assembling
 from lockstep.training import step as stepping
@@ -36,7 +37,6 @@ from lockstep.training.evaluation import evaluate
 from lockstep.training.introduce import introduce
 from lockstep.training.loop import train as training
 from lockstep.training.step import TrainStep
-from lockstep.world import World
 from tests.parallel.test_ddp import SINGLE, batch_of, network, state, train
 from tests.ranks import run_ranks
 

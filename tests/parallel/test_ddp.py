@@ -17,8 +17,8 @@ from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.ddp import DataParallelSync
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
-from lockstep.world import World
 from tests.ranks import run_ranks
 
 SINGLE = World.single()

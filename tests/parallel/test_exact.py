@@ -11,9 +11,9 @@ from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.errors import UserError
 from lockstep.parallel import exact
+from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
-from lockstep.world import World
 from tests.ranks import RankFailed, run_ranks
 
 

@@ -17,10 +17,10 @@ from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.sharded import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
+from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.watch.desync import contents
-from lockstep.world import World
 from tests.ranks import run_ranks
 
 BASE = Config(

@@ -10,13 +10,13 @@ import pytest
 from lockstep.checkpoint import weights
 from lockstep.config import Execution
 from lockstep.data.official import CIFAR10, MNIST, Official, load_official
+from lockstep.processes.world import World
 from lockstep.recipes import recipe
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train
 from lockstep.watch.journal import read
-from lockstep.world import World
-from tests.processes import run_lockstep
 from tests.ranks import run_ranks
+from tests.subprocesses import run_lockstep
 
 pytestmark = pytest.mark.realdata
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lockstep import world
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.errors import UserError
+from lockstep.processes import world
 from lockstep.recipes import recipe
 from lockstep.tools.compare import cells, tables
 from lockstep.tools.compare import run as running
@@ -23,7 +23,7 @@ from lockstep.tools.compare.cells import NotMeasured, complaint, measure
 from lockstep.tools.compare.plan import Cell, Plan
 from lockstep.tools.compare.results import FIGURES, aggregate, interval
 from lockstep.tools.compare.strategies import BASES, Strategy, parse
-from tests.processes import run_lockstep
+from tests.subprocesses import run_lockstep
 from tests.tools.comparisons import example, journal, result, results, row
 
 # The grammar

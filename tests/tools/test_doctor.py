@@ -21,7 +21,7 @@ from lockstep.tools.doctor.finding import Finding, fail, ok, skipped, warn
 from lockstep.tools.doctor.plan import PARTS, Plan
 from lockstep.tools.doctor.run import doctor
 from lockstep.tools.doctor.show import as_json, healthy, show, summary
-from tests.processes import Command, run_lockstep
+from tests.subprocesses import Command, run_lockstep
 
 
 @pytest.mark.parametrize(("chosen", "message"), [

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lockstep.interfaces import interfaces
+from lockstep.processes.network import interfaces
 from lockstep.tools.doctor import master
 from lockstep.tools.doctor.finding import Finding
 from lockstep.tools.doctor.listen import listen

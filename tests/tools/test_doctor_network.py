@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from lockstep.interfaces import Interface, interfaces
+from lockstep.processes.network import Interface, interfaces
 from lockstep.tools.doctor import network
 from lockstep.tools.doctor.finding import within
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lockstep.watch.journal import read
-from tests.processes import Command, Ended, run_lockstep
 from tests.slurm import slurm
+from tests.subprocesses import Command, Ended, run_lockstep
 
 pytestmark = pytest.mark.integration
 TRAIN = ("--shards", "4", "--threads", "1", "--nproc", "2")

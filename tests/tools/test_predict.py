@@ -29,7 +29,7 @@ from lockstep.tools.predict.model import (
 )
 from lockstep.tools.predict.plan import LINKS, Layout, Plan, layout, own_cost
 from lockstep.tools.predict.show import describe
-from tests.processes import run_lockstep
+from tests.subprocesses import run_lockstep
 
 positive = st.floats(1e-6, 10.0)
 links = st.builds(

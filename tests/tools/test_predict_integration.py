@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Command
+from tests.subprocesses import Command
 
 pytestmark = [
     pytest.mark.integration,

@@ -16,7 +16,8 @@ from torch import nn
 
 from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig
 from lockstep.errors import UserError
-from lockstep.failures import WorkerFailed
+from lockstep.processes.failures import WorkerFailed
+from lockstep.processes.world import World
 from lockstep.tools.verify import agreement, diagnose
 from lockstep.tools.verify.plan import Plan
 from lockstep.tools.verify.record import _Draws, fingerprint
@@ -24,9 +25,8 @@ from lockstep.tools.verify.run import Report, verify
 from lockstep.tools.verify.switches import ExpectedDraws, even_batch
 from lockstep.tools.verify.trace import Trace, read, write
 from lockstep.watch import journal
-from lockstep.world import World
-from tests.processes import run_lockstep
 from tests.ranks import RankFailed, run_ranks
+from tests.subprocesses import run_lockstep
 
 HERE = "tests.tools.variants"
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.ddp import DataParallelSync
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
 from lockstep.training.assemble import Run
-from lockstep.world import World
 
 
 def nothing(run: Run, world: World, config: Config) -> None:

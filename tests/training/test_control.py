@@ -6,8 +6,8 @@ import time
 import torch
 
 from lockstep.config import Interval
+from lockstep.processes.world import World
 from lockstep.training.control import Control, StopRequest
-from lockstep.world import World
 
 
 class _Alike(World):

@@ -17,8 +17,8 @@ from lockstep.data.augment import Augment
 from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
 from lockstep.training.evaluation import _sums, averaged, evaluate
-from lockstep.world import World
 from tests.ranks import run_ranks
 
 SINGLE = World.single()

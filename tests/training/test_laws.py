@@ -23,9 +23,9 @@ from lockstep.data.loaders import TrainLoader
 from lockstep.order import EMPTY_LEDGER, Order, extend_ledger
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World, share_of
 from lockstep.training import optimizers, schedules
 from lockstep.training.step import TrainStep
-from lockstep.world import World, share_of
 from tests.ranks import run_ranks
 
 WORLDS = (1, 2, 3, 4)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lockstep import recipe
+from lockstep.processes.world import World
 from lockstep.training.loop import train
 from lockstep.watch.journal import Record, read
-from lockstep.world import World
 
 
 def journal_of(folder: Path, epochs: int, eval_every: int) -> list[Record]:

@@ -12,10 +12,10 @@ import pytest
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
 from lockstep.errors import UserError
+from lockstep.processes.world import World
 from lockstep.training.control import Agreement, Control
 from lockstep.training.loop import train
 from lockstep.watch.journal import read
-from lockstep.world import World
 from tests.ranks import RankFailed, run_ranks
 
 EXACT = Config(

@@ -19,10 +19,10 @@ from lockstep.data.loaders import Batch, TrainLoader, micro_batches
 from lockstep.errors import UserError
 from lockstep.order import Order
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
 from lockstep.training import optimizers
 from lockstep.training.evaluation import evaluate
 from lockstep.training.step import TrainStep
-from lockstep.world import World
 from tests.ranks import RankFailed, run_ranks
 
 SINGLE = World.single()

@@ -11,8 +11,8 @@ from torch import nn
 
 from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery
 from lockstep.errors import UserError
+from lockstep.processes.world import World
 from lockstep.watch.journal import read
-from lockstep.world import World
 from tests.parallel.test_sharded import blocks
 from tests.ranks import run_ranks
 from tests.training.test_resume import all_of, end_of, trained

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from lockstep.config import OptimConfig
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
 from lockstep.training import optimizers
 from lockstep.watch import desync
-from lockstep.world import World
 from tests.ranks import run_ranks
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

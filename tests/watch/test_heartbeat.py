@@ -24,10 +24,10 @@ from lockstep.config import Execution
 from lockstep.data.fetchers import streaming
 from lockstep.errors import EXIT_HANG
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World, join
 from lockstep.watch.alarm import REPORT
 from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
 from lockstep.watch.stacks import answer_for_stacks
-from lockstep.world import World, join
 from tests.ranks import _CONTEXT
 
 TIMEOUT = 2.0

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lockstep.watch import progress
 from lockstep.watch.progress import ProgressBar
-from tests.processes import Command
+from tests.subprocesses import Command
 
 DRAW = """
 from lockstep.watch.progress import ProgressBar

@@ -27,10 +27,10 @@ def train(args: list[str]) -> int:
         f"Train by the recipe `{name}` (of {', '.join(RECIPES)}, or package.module:function). "
         "--batch-size is global: it is shared out over all processes.",
     )
-    from lockstep.devices import processes
-    from lockstep.joining import spread
+    from lockstep.processes.devices import processes
+    from lockstep.processes.environment import spread
+    from lockstep.processes.world import joined
     from lockstep.run import check, claim_folder, discard_folder, position, run
-    from lockstep.world import joined
 
     check(config)
     execution = spread(config.execution)
@@ -49,7 +49,7 @@ def train(args: list[str]) -> int:
 
 def _launch(fn: Callable[..., Any], *args: Any, **how: Any) -> int:
     """Run `fn` on the run's processes; returns the exit code: 128 and the signal where one stopped them."""
-    from lockstep.launcher import launch
+    from lockstep.processes.launcher import launch
 
     stopped = max(value or 0 for value in launch(fn, *args, **how))
     return 128 + stopped if stopped else 0

@@ -8,8 +8,8 @@ from typing import Any
 
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.failures import WorkerFailed
 from lockstep.flags import sort_words
+from lockstep.processes.failures import WorkerFailed
 from lockstep.recipes import recipe
 
 _TELLING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that tells

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.ahead import has_streams, to_device
 from lockstep.data.sources import ArraySet, ImageSet
 from lockstep.errors import UserError
-from lockstep.lifetime import serve, start_servers
-from lockstep.memory import free_bytes
+from lockstep.processes.memory import free_bytes
+from lockstep.processes.signals import serve, start_servers
 
 Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
 Fetch = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device

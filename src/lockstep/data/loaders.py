@@ -18,7 +18,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.fetchers import Fetch, Request
 from lockstep.data.sources import ImageSet
 from lockstep.order import Order
-from lockstep.world import World, share_of
+from lockstep.processes.world import World, share_of
 
 _T = TypeVar("_T")
 _TOGETHER_BYTES = 1 << 16  # of batches that are made in one go

@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep.data.arrays import ArraySet, Column, Part, map_files
 from lockstep.data.fetch import Release, ensure
 from lockstep.errors import UserError
-from lockstep.world import World
+from lockstep.processes.world import World
 
 
 @dataclass(frozen=True)

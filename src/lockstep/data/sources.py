@@ -10,7 +10,7 @@ from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
 from lockstep.errors import unknown
 from lockstep.objects import is_object_path, load_object
-from lockstep.world import World
+from lockstep.processes.world import World
 
 DATASETS = (*OFFICIAL, "folder")
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed, scales
-from lockstep.world import World
+from lockstep.processes.world import World
 
 _BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
 _LEAST = 4

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import replicate
 
 from lockstep.errors import UserError
-from lockstep.world import World
+from lockstep.processes.world import World
 
 
 class Replicas(nn.DataParallel[nn.Module]):

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.parallel.compression import Compression
 from lockstep.parallel.sync import GradientSync, ghost_piece
-from lockstep.world import World
+from lockstep.processes.world import World
 
 # torch 2.15 renamed the flag and warns of the old name
 _BUFFER_FLAG = next(

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lockstep.devices import device_name
 from lockstep.errors import UserError
 from lockstep.parallel.buckets import Bucket, buckets_of, largest
 from lockstep.parallel.fixed_point import scales, to_fixed
 from lockstep.parallel.sync import GradientSync, copy_from_first
-from lockstep.world import World
+from lockstep.processes.devices import device_name
+from lockstep.processes.world import World
 
 
 def configure(world: World, threads: int) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.sync import GradientSync, copy_from_first
-from lockstep.world import World
+from lockstep.processes.world import World
 
 _OUTER = "outer_momentum"  # in the optimizer's state, so that it is saved and restored with it
 _AT_ONCE = 1 << 24  # elements that are averaged together: enough to hide latency, 64 MiB of memory beside the model

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.parallel.sync import GradientSync, copy_from_first, ghost_piece
 from lockstep.parallel.units import units
-from lockstep.world import World
+from lockstep.processes.world import World
 
 # torch.distributed.tensor takes half a second to import: only where something is sharded
 

@@ -9,7 +9,7 @@ from lockstep.parallel.data_parallel import data_parallel
 from lockstep.parallel.ddp import DataParallelSync, distributed
 from lockstep.parallel.sharded import ShardedSync, is_sharded, shard
 from lockstep.parallel.sync import GradientSync
-from lockstep.world import World
+from lockstep.processes.world import World
 
 
 def parallelize(

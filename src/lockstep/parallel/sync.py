@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lockstep.parallel.batchnorm import ghost, preserve_buffers
-from lockstep.world import World
+from lockstep.processes.world import World
 
 
 class GradientSync:

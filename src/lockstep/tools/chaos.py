@@ -85,7 +85,7 @@ def chaos(plan: Plan, say: Callable[[str], None]) -> Report:
 
 def _prepared(config: Config) -> Config:
     """The config with what chaos needs: every step in the journal, restarts without end, its own folders."""
-    from lockstep.devices import processes
+    from lockstep.processes.devices import processes
 
     count = processes(config.execution)
     execution = replace(config.execution, nproc=count, log_every=1, out="")

@@ -19,7 +19,6 @@ from lockstep.data.augment import Augment
 from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader, TrainLoader, shards
 from lockstep.data.sources import ImageSet
-from lockstep.devices import devices, own_devices
 from lockstep.errors import UserError
 from lockstep.order import Order
 from lockstep.parallel import exact
@@ -28,10 +27,11 @@ from lockstep.parallel.local import LocalSync
 from lockstep.parallel.stages import cut
 from lockstep.parallel.strategy import parallelize
 from lockstep.parallel.sync import GradientSync
+from lockstep.processes.devices import devices, own_devices
+from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
 from lockstep.training.step import TrainStep
-from lockstep.world import World
 
 
 @dataclass

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lockstep.config import Interval
-from lockstep.lifetime import survives_hangup, told_to_stop
-from lockstep.world import World
+from lockstep.processes.signals import survives_hangup, told_to_stop
+from lockstep.processes.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _SECOND_S = 1.0  # a terminal, a launcher and Slurm may each pass on one and the same signal: within this it counts once

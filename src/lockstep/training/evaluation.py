@@ -13,8 +13,8 @@ from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import copies, replica_devices
 from lockstep.parallel.sharded import is_sharded
+from lockstep.processes.world import World
 from lockstep.training.precision import autocast
-from lockstep.world import World
 
 
 @dataclass(frozen=True)

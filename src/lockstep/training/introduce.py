@@ -9,10 +9,10 @@ import torchvision
 
 import lockstep
 from lockstep.config import Config
-from lockstep.devices import device_name, own_devices
 from lockstep.parallel.data_parallel import replica_devices
+from lockstep.processes.devices import device_name, own_devices
+from lockstep.processes.world import World
 from lockstep.training.assemble import Run, unsynchronised_batchnorm
-from lockstep.world import World
 
 
 def describe(config: Config, world: World, run: Run) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from lockstep.checkpoint import weights
 from lockstep.config import Config
 from lockstep.parallel.batchnorm import SyncBatchNorm, average_buffers
 from lockstep.parallel.data_parallel import replica_devices
+from lockstep.processes.world import World
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
 from lockstep.training.session import Session, session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
 from lockstep.watch import desync
-from lockstep.world import World
 
 
 @dataclass(frozen=True)

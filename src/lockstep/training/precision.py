@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from lockstep.config import Precision
-from lockstep.devices import device_name
 from lockstep.errors import UserError, unknown
+from lockstep.processes.devices import device_name
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -8,10 +8,10 @@ from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.exact import rounding
+from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 from lockstep.training.state import State
 from lockstep.watch import journal
-from lockstep.world import World
 
 # A position is a number of steps into an order of samples. Under another order it would mean other samples.
 _ORDER = ("batch_size", "seed", "data.dataset", "data.fraction", "data.drop_last")

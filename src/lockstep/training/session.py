@@ -18,11 +18,12 @@ from lockstep.checkpoint.verified import newest
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
-from lockstep.memory import peaks_gib
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.exact import rounding
 from lockstep.parallel.sharded import is_sharded, local
+from lockstep.processes.memory import peaks_gib
+from lockstep.processes.world import World
 from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
@@ -33,7 +34,6 @@ from lockstep.watch.heartbeat import Heartbeat, run_store
 from lockstep.watch.journal import Journal
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
-from lockstep.world import World
 
 _ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process

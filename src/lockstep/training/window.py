@@ -7,8 +7,8 @@ import torch
 
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
+from lockstep.processes.world import World
 from lockstep.training.assemble import Run
-from lockstep.world import World
 
 
 class NonFinite(UserError):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from torch.distributed.distributed_c10d import Store
 
 from lockstep.errors import EXIT_HANG
-from lockstep.lifetime import leave
+from lockstep.processes.signals import leave
 from lockstep.watch import stacks
 from lockstep.watch.hang import Position, Report, report, stranded
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lockstep.checkpoint.weights import unwrap
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_part
+from lockstep.processes.world import World
 from lockstep.randomness import bits, stream
-from lockstep.world import World
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLACE = -0x61C8864680B583EB  # the golden ratio's 64 bits, which `bits` multiplies by too; odd, so places stay apart

@@ -22,10 +22,10 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstep.errors import EXIT_HANG
+from lockstep.processes.world import World
 from lockstep.watch import stacks
 from lockstep.watch.alarm import LONGEST_S, Board, OnHang, Teller, alone, lost, respond
 from lockstep.watch.hang import Position, activity
-from lockstep.world import World
 
 _ROUND_S = 0.5  # between two heartbeats, at most
 _STORE_STUCK = "it does not answer: the process that holds it (the launcher, or rank 0) is stopped or cut off"

@@ -46,7 +46,7 @@ def reduce(tell: Tell, seat: Seat) -> dict[int, list[float]]:
     import torch
     import torch.distributed as dist
 
-    from lockstep.meeting import choose_interface
+    from lockstep.processes.rendezvous import choose_interface
 
     torch.set_num_threads(1)
     device = torch.device(seat.device)

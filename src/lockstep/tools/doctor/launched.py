@@ -11,7 +11,7 @@ _RANKED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 def launcher(environ: Mapping[str, str] = os.environ) -> Finding:
     """Would `lockstep train`, started from here, take itself for a rank of somebody's run?"""
-    from lockstep.world import joined
+    from lockstep.processes.world import joined
 
     check, present = "launcher", [name for name in (*_RANKED, "MASTER_ADDR", "MASTER_PORT") if environ.get(name)]
     adopted = dict(environ)
@@ -41,7 +41,7 @@ def slurm(environ: Mapping[str, str], gpus: int, usable: int) -> Iterator[Findin
         gpus: devices that this process sees.
         usable: cores that it may run on.
     """
-    from lockstep.joining import tasks_per_node
+    from lockstep.processes.environment import tasks_per_node
 
     if not environ.get("SLURM_JOB_ID"):
         yield skipped("Slurm", "not inside a Slurm job")

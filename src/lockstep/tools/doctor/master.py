@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.interfaces import Interface
+from lockstep.processes.network import Interface
 from lockstep.tools.doctor import collectives, ranks
 from lockstep.tools.doctor.finding import Finding, fail, ok, skipped, warn, within
 from lockstep.tools.doctor.network import Resolver, is_loopback, resolve

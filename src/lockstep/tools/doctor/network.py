@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.interfaces import Interface, interfaces
+from lockstep.processes.network import Interface, interfaces
 from lockstep.tools.doctor.finding import Finding, fail, ok, skipped, warn, within
 
 Resolver = Callable[[str], list[str]]

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from lockstep.lifetime import end_with_parent, launching
+from lockstep.processes.signals import end_with_parent, launching
 
 Tell = Callable[[str], None]
 _START_S = 60.0  # for importing torch, on a loaded machine with cold files

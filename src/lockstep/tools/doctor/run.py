@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
-from lockstep.interfaces import interfaces
+from lockstep.processes.network import interfaces
 from lockstep.tools.doctor import collectives, devices, host, launched, machine, master, network, pairs, ranks, storage
 from lockstep.tools.doctor.finding import Finding
 from lockstep.tools.doctor.listen import listen
@@ -63,12 +63,12 @@ def _findings(plan: Plan, say: Say, take: Callable[[Finding], None]) -> Iterator
 def _host(plan: Plan, gpus: int) -> Iterator[Finding]:
     """What needs no other process."""
     if plan.wants("launcher"):
-        from lockstep.devices import cores  # with torch
+        from lockstep.processes.devices import cores  # with torch
 
         yield launched.launcher()
         yield from launched.slurm(os.environ, gpus, cores())
     if plan.wants("host"):
-        from lockstep.devices import cores
+        from lockstep.processes.devices import cores
 
         usable = cores()
         count, quota, got = plan.processes(usable, gpus), host.cpu_quota(), host.cores_got(usable)

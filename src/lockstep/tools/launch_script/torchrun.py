@@ -76,7 +76,7 @@ def script(plan: TorchrunPlan) -> str:
 
 
 def _port(job: str) -> int:
-    from lockstep.meeting import ports  # imports torch
+    from lockstep.processes.rendezvous import ports  # imports torch
 
     return ports(job)[0]
 

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.devices import cores, devices
 from lockstep.errors import UserError
-from lockstep.launcher import launch
+from lockstep.processes.devices import cores, devices
+from lockstep.processes.launcher import launch
+from lockstep.processes.world import joined
 from lockstep.tools.predict import model
 from lockstep.tools.predict.measure import Job, Measured, measure
 from lockstep.tools.predict.model import Curve, Limits, Link, Prediction, Reductions, Timeline
 from lockstep.tools.predict.plan import MEASURED, Layout, Plan, layout, own_cost
-from lockstep.world import joined
 
 _SIZES = 6  # micro-batch sizes measured in a group, at most; the others lie between them
 _LOOK = 1024  # processes up to which the end of scaling is looked for

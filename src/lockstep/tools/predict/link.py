@@ -8,8 +8,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from lockstep.processes.world import World
 from lockstep.tools.predict.model import moved
-from lockstep.world import World
 
 # bytes, beside the buckets' own sizes; little in between, where bursts that a slow link lets through would pass for it
 _PROBES = (4 << 10, 1 << 20, 4 << 20)

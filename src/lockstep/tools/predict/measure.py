@@ -19,10 +19,10 @@ from lockstep.data.loaders import Batch, TrainLoader
 from lockstep.data.sources import ArraySet
 from lockstep.parallel.ddp import DataParallelSync
 from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
 from lockstep.tools.predict.link import probe, stolen_core_s
 from lockstep.tools.predict.model import Timeline
 from lockstep.training.assemble import Run, assemble, load_data, train_loader
-from lockstep.world import World
 
 _ROUNDS = 3  # sizes take turns, so that a slow moment of the machine meets them all
 _WARM_UP = 3  # steps; DDP cuts its buckets anew after the first

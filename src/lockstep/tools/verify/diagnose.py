@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.launcher import WorkerFailed
+from lockstep.processes.launcher import WorkerFailed
 from lockstep.tools.verify import agreement
 from lockstep.tools.verify.agreement import Row
 from lockstep.tools.verify.causes import DATA, EVALUATION, NONE, ORDER, REPLICAS, SCALE, Cause, cause_of

@@ -18,12 +18,12 @@ from lockstep.errors import UserError
 from lockstep.objects import load_object
 from lockstep.order import EMPTY_LEDGER, extend_ledger
 from lockstep.parallel.batchnorm import average_buffers
+from lockstep.processes.world import World
 from lockstep.randomness import bits, stream
 from lockstep.tools.verify.switches import FLOAT64, has_batch_norm, switched_off
 from lockstep.tools.verify.trace import SAMPLES, Job, Trace, read, write
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
-from lockstep.world import World
 
 _ENOUGH = 16  # sample ids that tell two epochs' orders apart
 _PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.devices import cores, device_type
 from lockstep.errors import UserError
-from lockstep.launcher import launch
+from lockstep.processes.devices import cores, device_type
+from lockstep.processes.launcher import launch
 from lockstep.tools.verify import agreement, diagnose
 from lockstep.tools.verify.causes import Cause
 from lockstep.tools.verify.diagnose import Comparison, Off

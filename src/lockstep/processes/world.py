@@ -15,11 +15,11 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from lockstep.config import Execution
-from lockstep.devices import cores, rank_device
 from lockstep.errors import PeerError, UserError
-from lockstep.joining import JOB, adopt
-from lockstep.meeting import choose_interface, fresh, meet
-from lockstep.memory import keep_freed
+from lockstep.processes.devices import cores, rank_device
+from lockstep.processes.environment import JOB, adopt
+from lockstep.processes.memory import keep_freed
+from lockstep.processes.rendezvous import choose_interface, fresh, meet
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LAST_RELEASES_S = 0.1

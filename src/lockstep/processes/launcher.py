@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.config import Execution, Recovery
 from lockstep.errors import EXIT_USER_ERROR, PeerError, UserError
-from lockstep.failures import (
+from lockstep.processes.failures import (
     SHUTDOWN_S,
     WORDS,
     fail,
@@ -26,8 +26,8 @@ from lockstep.failures import (
     other_failure,
     said_already,
 )
-from lockstep.failures import WorkerFailed as WorkerFailed
-from lockstep.lifetime import (
+from lockstep.processes.failures import WorkerFailed as WorkerFailed
+from lockstep.processes.signals import (
     end_with_parent,
     ended_by_sigterm,
     heeded,
@@ -61,9 +61,9 @@ def launch(
         PeerError: under torchrun, where this process stopped because another one failed.
         KeyboardInterrupt: on Ctrl-C, when all workers are gone.
     """
-    from lockstep.devices import processes
-    from lockstep.joining import spread
-    from lockstep.world import joined
+    from lockstep.processes.devices import processes
+    from lockstep.processes.environment import spread
+    from lockstep.processes.world import joined
 
     if execution is None:
         execution = Execution(nproc=nproc)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def _supervise(
 
 
 def _here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
-    from lockstep.world import join
+    from lockstep.processes.world import join
 
     with ended_by_sigterm(), join(execution) as world:
         return fn(world, *args)
@@ -220,7 +220,7 @@ def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution,
     try:
         end_with_parent()
         stop_in_time(SHUTDOWN_S, lambda: other_failure(Path(folder)))
-        from lockstep.world import join
+        from lockstep.processes.world import join
 
         with join(execution) as world:
             value = fn(world, *args)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
-from lockstep.lifetime import leave, told_to_stop
+from lockstep.processes.signals import leave, told_to_stop
 
 WORDS = "LOCKSTEP_WORDS"  # the environment's name for the folder of the files
 SHUTDOWN_S = 5  # what a worker gets to close its journal

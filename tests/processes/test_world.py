@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lockstep.config import Execution
-from lockstep.devices import cores, device_type, devices
 from lockstep.errors import PeerError, UserError
-from lockstep.world import World, join, joined
+from lockstep.processes.devices import cores, device_type, devices
+from lockstep.processes.world import World, join, joined
 from tests.ranks import run_ranks
 
 WHOLE = {

@@ -1,6 +1,6 @@
 """Who a process is among those that mpirun, srun or another MPI's starter has started.
 
-`adopt` says it in torchrun's variables, which all else reads. How the ranks find each other is `meeting`'s.
+`adopt` says it in torchrun's variables, which all else reads. How the ranks find each other is `rendezvous`'s.
 """
 
 import os
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.config import Execution
 from lockstep.errors import UserError
-from lockstep.meeting import ports
+from lockstep.processes.rendezvous import ports
 
 JOB = "LOCKSTEP_JOB"  # of a run whose ranks find their port themselves; torchrun's runs have a port in MASTER_PORT
 

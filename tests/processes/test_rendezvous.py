@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from lockstep import meeting
 from lockstep.errors import UserError
-from lockstep.interfaces import address_towards, interface_of
-from lockstep.meeting import INTERFACE, choose_interface, fresh
+from lockstep.processes import rendezvous
+from lockstep.processes.network import address_towards, interface_of
+from lockstep.processes.rendezvous import INTERFACE, choose_interface, fresh
+from lockstep.processes.world import World
 from lockstep.watch.heartbeat import run_store
-from lockstep.world import World
 from tests.ranks import run_ranks
 
 
@@ -60,8 +60,8 @@ INTERFACES = {"10.0.0.1": "eth1", "127.0.0.1": "lo"}
 def test_ranks_talk_over_the_way_to_the_others(
     master: str, others: list[str], given: str, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "address_towards", lambda host: ROUTES.get(host, ""))
-    monkeypatch.setattr(meeting, "interface_of", lambda address: INTERFACES.get(address, ""))
+    monkeypatch.setattr(rendezvous, "address_towards", lambda host: ROUTES.get(host, ""))
+    monkeypatch.setattr(rendezvous, "interface_of", lambda address: INTERFACES.get(address, ""))
     store = HashStore()
     for rank, address in enumerate(others, 1):
         store.set(f"address/{rank}", address)

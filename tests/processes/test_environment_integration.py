@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.watch.journal import read
-from tests.processes import Command
 from tests.slurm import slurm
+from tests.subprocesses import Command
 
 pytestmark = pytest.mark.integration
 TRAIN = ("train", "digits", "--shards", "4", "--epochs", "2", "--threads", "1", "--fraction", "0.2")

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep import memory
 from lockstep.config import Execution
 from lockstep.data import fetchers
 from lockstep.data.ahead import has_streams
-from lockstep.devices import device_name, device_type, devices
 from lockstep.errors import UserError
-from lockstep.memory import free_bytes, peak_gib, peaks_gib
 from lockstep.parallel import exact
+from lockstep.processes import memory
+from lockstep.processes.devices import device_name, device_type, devices
+from lockstep.processes.memory import free_bytes, peak_gib, peaks_gib
+from lockstep.processes.world import World, join
 from lockstep.tools.predict import measure
-from lockstep.world import World, join
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 XPU, MPS = torch.device("xpu", 1), torch.device("mps", 0)
 
 # (file, what) -> why no generic call takes its place

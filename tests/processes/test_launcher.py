@@ -13,18 +13,20 @@ import pytest
 import torch
 
 import lockstep
-from lockstep import launcher
 from lockstep.config import Execution
-from lockstep.devices import cores, processes
 from lockstep.errors import UserError
-from lockstep.launcher import launch
-from lockstep.world import World
-from tests.processes import Command, Ended
+from lockstep.processes import launcher
+from lockstep.processes.devices import cores, processes
+from lockstep.processes.launcher import launch
+from lockstep.processes.world import World
+from tests.subprocesses import Command, Ended
 
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.devices.devices", lambda execution: [torch.device("cuda", i) for i in range(2)])
+    monkeypatch.setattr(
+        "lockstep.processes.devices.devices", lambda execution: [torch.device("cuda", i) for i in range(2)]
+    )
     return
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from lockstep.config import Execution
 from lockstep.errors import UserError
-from lockstep.joining import JOB, adopt, first_host, place, spread, tasks_per_node
-from lockstep.meeting import meet, ports
-from lockstep.world import joined
+from lockstep.processes.environment import JOB, adopt, first_host, place, spread, tasks_per_node
+from lockstep.processes.rendezvous import meet, ports
+from lockstep.processes.world import joined
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -140,14 +140,14 @@ def test_one_task_on_each_node_starts_its_node_s_processes() -> None:
 
 
 def test_ranks_pass_by_strangers_and_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.meeting._ASK_S", 0.2)
+    monkeypatch.setattr("lockstep.processes.rendezvous._ASK_S", 0.2)
     job = f"test-{id(object())}"
     first, second, third, *_ = ports(job)
     with socket.socket() as silent, socket.socket() as talker:
         for stranger, port in ((silent, first), (talker, second)):
             stranger.bind(("", port))
             stranger.listen()
-        monkeypatch.setattr("lockstep.meeting.ports", lambda asked: [first, second, third])
+        monkeypatch.setattr("lockstep.processes.rendezvous.ports", lambda asked: [first, second, third])
         another = meet("another", "127.0.0.1", 0, 2, 20.0)  # takes the third: none is left
         with pytest.raises(UserError, match="can listen at none of the ports"):
             meet(job, "127.0.0.1", 0, 2, 20.0)

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lockstep.errors import UserError
-from lockstep.interfaces import address_towards, interface_of
+from lockstep.processes.network import address_towards, interface_of
 
 _PORTS, _FIRST_PORT, _LAST_PORT = 16, 15_000, 32_000  # below those that systems hand out for outgoing connections
 _ASK_S, _PAUSE_S, _LINE = 2.0, 0.1, 512
@@ -70,7 +70,7 @@ def _tell(job: str, port: int, ranks: int) -> None:
                 asker, _ = listener.accept()
                 told += _answered(asker, job, port)
 
-    threading.Thread(target=answer, name="lockstep-meeting", daemon=True).start()
+    threading.Thread(target=answer, name="lockstep-rendezvous", daemon=True).start()
 
 
 def _answered(asker: socket.socket, job: str, port: int) -> bool:

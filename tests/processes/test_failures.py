@@ -11,8 +11,16 @@ import pytest
 import torch.distributed as dist
 
 from lockstep.errors import PeerError, UserError
-from lockstep.failures import WorkerFailed, fail, first_failure, is_peer_loss, last_line, other_failure, said_already
 from lockstep.objects import load_object
+from lockstep.processes.failures import (
+    WorkerFailed,
+    fail,
+    first_failure,
+    is_peer_loss,
+    last_line,
+    other_failure,
+    said_already,
+)
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer")
 

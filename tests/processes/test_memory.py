@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from lockstep.memory import peak_gib
+from lockstep.processes.memory import peak_gib
 
 FAULTS = """
 import os, resource, sys
 import torch
-from lockstep.memory import keep_freed
+from lockstep.processes.memory import keep_freed
 kept = keep_freed() if sys.argv[1] == "keep" else None
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

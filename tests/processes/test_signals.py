@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.lifetime import end_with_parent, ended_by_sigterm, heeded, launching
-from tests.processes import Command, Ended
+from lockstep.processes.signals import end_with_parent, ended_by_sigterm, heeded, launching
+from tests.subprocesses import Command, Ended
 
 STOPPABLE = """
 import os, signal, sys, time
-from lockstep.lifetime import stop_in_time
+from lockstep.processes.signals import stop_in_time
 stop_in_time(1.0, lambda: {reason})
 print("ready", flush=True)
 try:
@@ -115,7 +115,7 @@ def test_heeded_leaves_out_what_is_ignored() -> None:
 
 SERVERS = """
 import multiprocessing, os, signal, time
-from lockstep.lifetime import start_servers
+from lockstep.processes.signals import start_servers
 def child():
     pass
 if __name__ == "__main__":
@@ -142,7 +142,7 @@ def test_helpers_live_through_a_signal_to_the_whole_group(tmp_path: Path, call: 
 
 PARENT = """
 import multiprocessing, time
-from lockstep.lifetime import end_with_parent
+from lockstep.processes.signals import end_with_parent
 def child(note):
     {call}
     note.set()
@@ -172,7 +172,7 @@ def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path, method: str,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM])
 def test_a_loader_worker_goes_on_when_the_whole_group_is_signalled(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(PARENT.format(method="spawn", call="from lockstep.lifetime import serve; serve(0)"))
+    script.write_text(PARENT.format(method="spawn", call="from lockstep.processes.signals import serve; serve(0)"))
     command = Command(sys.executable, str(script))
     command.until(lambda: "ready" in command.said())
     (worker,) = command.workers()

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.namespaces import Link, missing, two_hosts
 
 from lockstep.watch.journal import read
-from tests.processes import Command, Ended
+from tests.subprocesses import Command, Ended
 
 pytestmark = pytest.mark.integration
 
@@ -170,7 +170,7 @@ def test_a_short_cut_is_only_a_pause(long: tuple[str, str], tmp_path: Path) -> N
 
 def test_the_interface_is_the_one_that_leads_to_the_other_host() -> None:
     code = (
-        "from lockstep.interfaces import address_towards, interface_of; import sys\n"
+        "from lockstep.processes.network import address_towards, interface_of; import sys\n"
         "print(*(interface_of(address_towards(a)) for a in sys.argv[1:]))"
     )
     with two_hosts() as link:

@@ -1,0 +1,1 @@
+"""Who runs where: launching, joining, and what a host offers."""
