@@ -30,9 +30,9 @@ from lockstep.data import folder as folders
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import resident, streaming
 from lockstep.data.loaders import TrainLoader
-from lockstep.order import Order
+from lockstep.data.order import Order
+from lockstep.data.readers import resident, streaming
 from lockstep.processes.world import World
 from lockstep.randomness import integers_np, stream
 

@@ -34,7 +34,7 @@ class Numbers(Sized):
 
 def lockstep_ids(count: int) -> Iterator[object]:
     """The global ids of each step: every rank computes them all and takes its share."""
-    from lockstep.order import Order
+    from lockstep.data.order import Order
 
     return Order(count, BATCH, 0).steps(0)
 
@@ -52,7 +52,7 @@ def observe(kind: str, count: int, steps: int = 1000) -> dict[str, float]:
     """What one process sees: milliseconds and MB up to the first batch, microseconds a step after it."""
     import torch
 
-    import lockstep.order  # noqa: F401  importing is no part of an epoch's beginning
+    import lockstep.data.order  # noqa: F401  importing is no part of an epoch's beginning
 
     torch.randperm(8)  # nor is torch's first call
     before = _resident_mb(reset=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.data.fetch import Release, verify
+from lockstep.data.download import Release, verify
 from lockstep.data.official import CIFAR10, MNIST
 from lockstep.errors import UserError
 

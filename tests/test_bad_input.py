@@ -188,7 +188,7 @@ def test_a_folder_that_holds_a_run(place: Path, capsys: pytest.CaptureFixture[st
 def test_data_that_is_missing_and_cannot_be_had(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.data.fetch.PROBE_SECONDS", 0.5)
+    monkeypatch.setattr("lockstep.data.download.PROBE_SECONDS", 0.5)
     message = refused(capsys, "train mnist --nproc 1 --data-dir sets")
     for part in ("train-images-idx3-ubyte", str(place / "sets/MNIST/raw"), "--data-dir", "LOCKSTEP_DATA", "https://"):
         assert part in message

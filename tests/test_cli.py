@@ -17,9 +17,9 @@ from lockstep import cli
 from lockstep.commands import runs
 from lockstep.commands.words import parse
 from lockstep.config import Config, Execution
-from lockstep.flags import known_flags, sort_words
+from lockstep.config.flags import known_flags, sort_words
+from lockstep.config.recipes import RECIPES, recipe
 from lockstep.processes.world import World
-from lockstep.recipes import RECIPES, recipe
 from lockstep.training.evaluation import Metrics
 from lockstep.watch.journal import read
 from tests.ranks import run_ranks
@@ -136,7 +136,7 @@ def test_a_run_leaves_a_whole_folder(trained: Path) -> None:
 
 
 def evaluated(world: World, folder: str) -> str:
-    from lockstep.run import Evaluation, evaluate_run, read_config
+    from lockstep.training.folder import Evaluation, evaluate_run, read_config
 
     with contextlib.redirect_stdout(io.StringIO()) as out:
         evaluate_run(world, read_config(folder), folder, Evaluation(weights="final"))

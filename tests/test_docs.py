@@ -7,8 +7,8 @@ import pytest
 
 import lockstep
 from lockstep.config import Config
-from lockstep.flags import known_flags
-from lockstep.recipes import RECIPES
+from lockstep.config.flags import known_flags
+from lockstep.config.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

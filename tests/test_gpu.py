@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import HashStore
 
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import Batch, EvalLoader
+from lockstep.data.readers import fetcher
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.ddp import distributed
 from lockstep.parallel.sharded import shard, whole

@@ -14,7 +14,7 @@ _PUBLIC = {
     "UserError": "lockstep.errors",
     "WorkerFailed": "lockstep.processes.launcher",
     "World": "lockstep.processes.world",
-    "Order": "lockstep.order",
+    "Order": "lockstep.data.order",
     "Batch": "lockstep.data.loaders",
     "LocalSync": "lockstep.parallel.local",
     "TrainStep": "lockstep.training.step",
@@ -23,7 +23,7 @@ _PUBLIC = {
     "launch": "lockstep.processes.launcher",
     "loaders": "lockstep.training.assemble",
     "parallelize": "lockstep.parallel.strategy",
-    "recipe": "lockstep.recipes",
+    "recipe": "lockstep.config.recipes",
     "train": "lockstep.training.loop",
 }
 
@@ -31,15 +31,15 @@ __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
     from lockstep.config import Config as Config
+    from lockstep.config.recipes import recipe as recipe
     from lockstep.data.loaders import Batch as Batch
+    from lockstep.data.order import Order as Order
     from lockstep.errors import UserError as UserError
-    from lockstep.order import Order as Order
     from lockstep.parallel.local import LocalSync as LocalSync
     from lockstep.parallel.strategy import parallelize as parallelize
     from lockstep.processes.launcher import WorkerFailed as WorkerFailed
     from lockstep.processes.launcher import launch as launch
     from lockstep.processes.world import World as World
-    from lockstep.recipes import recipe as recipe
     from lockstep.training.assemble import loaders as loaders
     from lockstep.training.evaluation import Metrics as Metrics
     from lockstep.training.evaluation import evaluate as evaluate

@@ -12,9 +12,9 @@ from lockstep.data import ahead as module
 from lockstep.data.ahead import ahead
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import resident, streaming
 from lockstep.data.loaders import TrainLoader
-from lockstep.order import Order
+from lockstep.data.order import Order
+from lockstep.data.readers import resident, streaming
 from lockstep.processes.world import World
 
 CPU = torch.device("cpu")

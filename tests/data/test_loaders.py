@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.data import fetchers
+from lockstep.config.recipes import recipe
+from lockstep.data import readers
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher, resident, streaming
 from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, micro_batches, several_at_once
+from lockstep.data.order import Order
+from lockstep.data.readers import fetcher, resident, streaming
 from lockstep.errors import UserError
-from lockstep.order import Order
 from lockstep.processes.world import World, share_of
-from lockstep.recipes import recipe
 from lockstep.training import assemble
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ class Files:
         return images.clone(), torch.full((len(ids),), os.getpid())
 
 
-def train_loader(world: World, fetch: fetchers.Fetch, accumulate: int = 1, batch: int = 6) -> TrainLoader:
+def train_loader(world: World, fetch: readers.Fetch, accumulate: int = 1, batch: int = 6) -> TrainLoader:
     images = numbered()
     return TrainLoader(images, Order(len(images), batch, 1), AUGMENT, world, fetch, accumulate)
 

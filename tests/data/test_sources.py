@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.config import DataConfig
-from lockstep.data import fetch, official
+from lockstep.config.objects import load_object
+from lockstep.data import download, official
 from lockstep.data.arrays import ArraySet, check_labels
 from lockstep.data.official import CIFAR10, CIFAR100, DIGITS, DIGITS_ROOT, FASHION_MNIST, MNIST, load_official
 from lockstep.data.sources import DATASETS, load, resolve_data_dir
 from lockstep.errors import UserError
-from lockstep.objects import load_object
 from lockstep.processes.world import World
 from tests.data.formats import mirrored, pack, resummed, server, tree, write_official
 from tests.ranks import run_ranks
@@ -203,9 +203,9 @@ def test_a_checksum_may_be_sha256(tmp_path):
     assert {len(digest) for digest in digests} == {64}
     path = tmp_path / "file"
     path.write_bytes(b"abc")
-    fetch.verify(path, 3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+    download.verify(path, 3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
     with pytest.raises(UserError, match="its sha256 is ba7816bf"):
-        fetch.verify(path, 3, "0" * 64)
+        download.verify(path, 3, "0" * 64)
 
 
 def test_torn_layouts_are_errors_even_with_the_right_sum(tmp_path):
@@ -248,7 +248,7 @@ def test_without_a_network_the_error_says_which_files_go_where(data, tmp_path):
 
 
 def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(download, "PROBE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts into its backlog and says nothing
         silent = mirrored(MNIST, f"http://127.0.0.1:{mute.getsockname()[1]}/")
         with pytest.raises(UserError, match=r"no answer|timed out"):
@@ -258,7 +258,7 @@ def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch
 
 def test_a_name_look_up_that_never_ends_does_not_hold_the_run(tmp_path, monkeypatch):
     over = threading.Event()
-    monkeypatch.setattr(fetch, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(download, "PROBE_SECONDS", 0.2)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: over.wait(30) and [])
     try:
         with pytest.raises(UserError, match="no answer"):
@@ -351,7 +351,7 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
 def _load_on_a_rank(world, data, root):
     checks = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(official, "ensure", lambda *args: (checks.append(world.rank), fetch.ensure(*args)))
+        patch.setattr(official, "ensure", lambda *args: (checks.append(world.rank), download.ensure(*args)))
         try:
             train, _ = load_official(data, root, world)
         except Exception as error:

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.config import Config, Execution, ModelConfig
+from lockstep.config.recipes import recipe
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader
+from lockstep.data.readers import fetcher
 from lockstep.errors import UserError
 from lockstep.parallel import data_parallel as module
 from lockstep.parallel.batchnorm import average_buffers
@@ -29,7 +30,6 @@ from lockstep.parallel.ddp import DataParallelSync
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.memory import peak_gib, peaks_gib
 from lockstep.processes.world import World
-from lockstep.recipes import recipe
 from lockstep.training import assemble as assembling
 from lockstep.training import step as stepping
 from lockstep.training.assemble import assemble

@@ -13,8 +13,8 @@ from lockstep.checkpoint import weights
 from lockstep.checkpoint.snapshot import contribute, snapshot
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader
+from lockstep.data.readers import fetcher
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.sharded import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
 from lockstep.processes.world import World

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lockstep.config import Execution
-from lockstep.data import fetchers
+from lockstep.data import readers
 from lockstep.data.ahead import has_streams
 from lockstep.errors import UserError
 from lockstep.parallel import exact
@@ -184,9 +184,9 @@ def test_free_memory_is_asked_of_torch_or_of_metal(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "get_device_module", {MPS: metal}.__getitem__)
     assert (free_bytes(XPU), free_bytes(MPS)) == (300, 750)
     images = SimpleNamespace(nbytes=151)
-    assert not fetchers._fits(images, XPU)  # type: ignore[arg-type]
-    assert fetchers._fits(images, MPS)  # type: ignore[arg-type]
-    assert fetchers._fits(images, torch.device("cpu"))  # type: ignore[arg-type]
+    assert not readers._fits(images, XPU)  # type: ignore[arg-type]
+    assert readers._fits(images, MPS)  # type: ignore[arg-type]
+    assert readers._fits(images, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_a_peak_is_known_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from lockstep.config.objects import load_object
 from lockstep.errors import PeerError, UserError
-from lockstep.objects import load_object
 from lockstep.processes.failures import (
     WorkerFailed,
     fail,

@@ -9,9 +9,9 @@ import pytest
 
 from lockstep.checkpoint import weights
 from lockstep.config import Execution
+from lockstep.config.recipes import recipe
 from lockstep.data.official import CIFAR10, MNIST, Official, load_official
 from lockstep.processes.world import World
-from lockstep.recipes import recipe
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train
 from lockstep.watch.journal import read

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lockstep.config import Config, DataConfig, Execution
+from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
 from lockstep.processes import world
-from lockstep.recipes import recipe
 from lockstep.tools.compare import cells, tables
 from lockstep.tools.compare import run as running
 from lockstep.tools.compare.cells import NotMeasured, complaint, measure

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from lockstep.cli import main
 from lockstep.commands.words import parse
 from lockstep.config import Config, OptimConfig
+from lockstep.config.flags import sort_words
+from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
-from lockstep.flags import sort_words
-from lockstep.recipes import RECIPES, recipe
 from lockstep.tools.launch_script import TARGETS, kubernetes, slurm, torchrun, yaml
 from lockstep.tools.launch_script.kubernetes import KubernetesPlan
 from lockstep.tools.launch_script.plan import Plan

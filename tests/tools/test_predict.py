@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import Config, LinkConfig
+from lockstep.config.flags import sort_words
+from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
-from lockstep.flags import sort_words
-from lockstep.recipes import recipe
 from lockstep.tools.predict.model import (
     Curve,
     Limits,

@@ -239,7 +239,7 @@ def test_bad_flags_end_with_2(
 
 def test_verify_takes_the_flags_of_train() -> None:
     from lockstep.commands.words import parse
-    from lockstep.recipes import recipe
+    from lockstep.config.recipes import recipe
 
     words = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--shards", "8", "--threads", "2", "--data-dir", "d"]
     plan = parse(Plan, Plan.of(recipe("cifar10")), words, "verify", "")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lockstep.checkpoint.weights import digest
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader
+from lockstep.data.readers import fetcher
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training.evaluation import _sums, averaged, evaluate

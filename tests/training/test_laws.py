@@ -18,9 +18,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from lockstep.config import OptimConfig
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import TrainLoader
-from lockstep.order import EMPTY_LEDGER, Order, extend_ledger
+from lockstep.data.order import EMPTY_LEDGER, Order, extend_ledger
+from lockstep.data.readers import fetcher
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, share_of

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.config import OptimConfig
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import Batch, TrainLoader, micro_batches
+from lockstep.data.order import Order
+from lockstep.data.readers import fetcher
 from lockstep.errors import UserError
-from lockstep.order import Order
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training import optimizers

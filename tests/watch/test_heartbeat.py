@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 from lockstep.config import Execution
-from lockstep.data.fetchers import streaming
+from lockstep.data.readers import streaming
 from lockstep.errors import EXIT_HANG
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, join

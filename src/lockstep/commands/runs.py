@@ -10,9 +10,9 @@ from typing import Any
 
 from lockstep.commands.words import one_name, parse
 from lockstep.config import Config, Execution
+from lockstep.config.flags import as_command, sort_words
+from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
-from lockstep.flags import as_command, sort_words
-from lockstep.recipes import RECIPES, recipe
 
 
 def train(args: list[str]) -> int:
@@ -30,7 +30,7 @@ def train(args: list[str]) -> int:
     from lockstep.processes.devices import processes
     from lockstep.processes.environment import spread
     from lockstep.processes.world import joined
-    from lockstep.run import check, claim_folder, discard_folder, position, run
+    from lockstep.training.folder import check, claim_folder, discard_folder, position, run
 
     check(config)
     execution = spread(config.execution)
@@ -57,7 +57,7 @@ def _launch(fn: Callable[..., Any], *args: Any, **how: Any) -> int:
 
 def evaluate(args: list[str]) -> int:
     """Evaluate a run's saved weights again."""
-    from lockstep.run import Evaluation, evaluate_run, read_config
+    from lockstep.training.folder import Evaluation, evaluate_run, read_config
 
     names, rest = sort_words(args, Evaluation)
     run_folder = one_name("eval", "run folder", names)

@@ -8,9 +8,9 @@ from typing import Any
 
 from lockstep.commands.words import complain, one_name, parse, planned
 from lockstep.config import Config
+from lockstep.config.flags import sort_words
+from lockstep.config.recipes import recipe
 from lockstep.errors import EXIT_FAILURE, UserError, unknown
-from lockstep.flags import sort_words
-from lockstep.recipes import recipe
 
 
 def verify(args: list[str]) -> int:

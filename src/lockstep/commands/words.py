@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.config import Config
+from lockstep.config.flags import sort_words
+from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
-from lockstep.flags import sort_words
 from lockstep.processes.failures import WorkerFailed
-from lockstep.recipes import recipe
 
 _TELLING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that tells
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lockstep.data.ahead import ahead
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import Fetch, Request
+from lockstep.data.order import Order
+from lockstep.data.readers import Fetch, Request
 from lockstep.data.sources import ImageSet
-from lockstep.order import Order
 from lockstep.processes.world import World, share_of
 
 _T = TypeVar("_T")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.data.arrays import ArraySet, Column, Part, map_files
-from lockstep.data.fetch import Release, ensure
+from lockstep.data.download import Release, ensure
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 
@@ -34,7 +34,7 @@ def load_official(data: Official, root: Path, world: World) -> tuple[ArraySet, A
     """Training and test set from `root / data.release.folder`, fetched and verified by one rank per host.
 
     Raises:
-        UserError: see `fetch.ensure`, `records`, `idx` and `arrays.check_labels`.
+        UserError: see `download.ensure`, `records`, `idx` and `arrays.check_labels`.
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
     with world.first_on_host():

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 from lockstep.config import DataConfig
+from lockstep.config.objects import is_object_path, load_object
 from lockstep.data.arrays import ArraySet, ImageSet
 from lockstep.data.folder import DEFAULT_SIZE, load_folders
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
 from lockstep.errors import unknown
-from lockstep.objects import is_object_path, load_object
 from lockstep.processes.world import World
 
 DATASETS = (*OFFICIAL, "folder")

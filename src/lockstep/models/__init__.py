@@ -10,9 +10,9 @@ import torch
 import torchvision
 from torch import nn
 
+from lockstep.config.objects import load_object
 from lockstep.errors import UserError, unknown
 from lockstep.models import cifar, small, speed
-from lockstep.objects import load_object
 
 _SMALL: dict[str, Callable[[int, int, int], nn.Module]] = {
     "digits_net": small.digits_net,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from lockstep.config import Config
-from lockstep.flags import as_flags
+from lockstep.config.flags import as_flags
 from lockstep.watch.journal import Record, read
 
 _PATIENCE_S = 120.0  # for a start, a step or a recovery: beyond it the run counts as lost

@@ -16,11 +16,11 @@ from lockstep.checkpoint.foreign import load_weights
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
 from lockstep.data.augment import Augment
-from lockstep.data.fetchers import fetcher
 from lockstep.data.loaders import EvalLoader, TrainLoader, shards
+from lockstep.data.order import Order
+from lockstep.data.readers import fetcher
 from lockstep.data.sources import ImageSet
 from lockstep.errors import UserError
-from lockstep.order import Order
 from lockstep.parallel import exact
 from lockstep.parallel.batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from lockstep.parallel.local import LocalSync

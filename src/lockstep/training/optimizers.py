@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
+from lockstep.config.objects import load_object
 from lockstep.errors import UserError
-from lockstep.objects import load_object
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.order import EMPTY_LEDGER, extend_ledger
+from lockstep.data.order import EMPTY_LEDGER, extend_ledger
 from lockstep.training.evaluation import Metrics
 
 

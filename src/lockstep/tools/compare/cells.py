@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
-from lockstep.flags import as_flags
+from lockstep.config.flags import as_flags
 from lockstep.tools.compare.folder import replace_text
 from lockstep.watch.journal import Record, read
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
+from lockstep.config.flags import as_command
+from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
-from lockstep.flags import as_command
 from lockstep.processes.devices import cores, devices, processes
 from lockstep.processes.signals import ended_by_sigterm
 from lockstep.processes.world import joined
-from lockstep.recipes import recipe
-from lockstep.run import check
 from lockstep.tools.compare import cells as measuring
 from lockstep.tools.compare.cells import NotMeasured
 from lockstep.tools.compare.folder import claim, write
 from lockstep.tools.compare.plan import Cell, Plan
 from lockstep.tools.compare.results import Row, aggregate, environment
 from lockstep.tools.compare.strategies import Strategy
+from lockstep.training.folder import check
 
 Say = Callable[[str], None]
 Measure = Callable[[Config, Path], dict[str, Any]]  # cells.run, or what stands in for it

@@ -8,8 +8,8 @@ from tyro.conf import Fixed, arg
 
 from lockstep.config import Config, Execution
 from lockstep.config.fields import require
-from lockstep.flags import as_flags, known_flags
-from lockstep.recipes import recipe
+from lockstep.config.flags import as_flags, known_flags
+from lockstep.config.recipes import recipe
 from lockstep.tools.counted import retyped
 
 ONE_PROCESS = ("single", "dp")

@@ -123,7 +123,7 @@ def predict(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Report |
 
 def check(plan: Plan) -> int:
     """What can be known to be wrong before anything starts; returns the number of GPUs, 0 for the CPU."""
-    from lockstep.run import check as check_names
+    from lockstep.training.folder import check as check_names
 
     if joined():
         raise UserError(

@@ -61,10 +61,10 @@ class Plan:
 
 def check(plan: Plan) -> None:
     """What can be known to be wrong before any process starts."""
-    from lockstep.objects import load_object
+    from lockstep.config.objects import load_object
     from lockstep.processes.devices import processes
     from lockstep.processes.world import joined
-    from lockstep.run import check as check_names
+    from lockstep.training.folder import check as check_names
 
     if joined():
         raise UserError(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lockstep.checkpoint import weights
+from lockstep.config.objects import load_object
+from lockstep.data.order import EMPTY_LEDGER, extend_ledger
 from lockstep.errors import UserError
-from lockstep.objects import load_object
-from lockstep.order import EMPTY_LEDGER, extend_ledger
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.processes.world import World
 from lockstep.randomness import bits, stream

@@ -27,8 +27,8 @@ class Evaluation:
 def check(config: Config) -> None:
     """What can be known to be wrong before any process starts. Raises UserError."""
     from lockstep import models
+    from lockstep.config.objects import load_object
     from lockstep.data.sources import DATASETS
-    from lockstep.objects import load_object
     from lockstep.parallel.data_parallel import require_gpus
     from lockstep.processes.devices import devices
     from lockstep.training.precision import configure

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, experiment
+from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
-from lockstep.recipes import RECIPES, recipe
 from tests.configs import configs
 
 

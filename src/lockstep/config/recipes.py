@@ -174,7 +174,7 @@ def recipe(name: str) -> Config:
     if name in RECIPES:
         return RECIPES[name]()
     if ":" in name:
-        from lockstep.objects import load_object
+        from lockstep.config.objects import load_object
 
         made = load_object(name, "recipe")()
         if not isinstance(made, Config):

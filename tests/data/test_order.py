@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.data.order import EMPTY_LEDGER, Order, extend_ledger, permute
 from lockstep.errors import UserError
-from lockstep.order import EMPTY_LEDGER, Order, extend_ledger, permute
 from lockstep.processes.world import share_of
 from lockstep.randomness import stream
 

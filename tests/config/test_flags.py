@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from lockstep.commands.words import parse
 from lockstep.config import Config
+from lockstep.config.flags import as_command, known_flags, sort_words
+from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
-from lockstep.flags import as_command, known_flags, sort_words
-from lockstep.recipes import RECIPES, recipe
 from tests.configs import configs
 
 
