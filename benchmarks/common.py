@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lockstep.tools.measured import cpu_name, interval
+from lockstep.commands.shared.measured import cpu_name, interval
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -15,7 +15,7 @@ import pytest
 import lockstep
 from lockstep import cli
 from lockstep.commands import runs
-from lockstep.commands.words import parse
+from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, Execution
 from lockstep.config.flags import known_flags, sort_words
 from lockstep.config.recipes import RECIPES, recipe

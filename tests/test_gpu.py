@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
+from lockstep.commands.forecast.measure import _Clock
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import Batch, EvalLoader
@@ -26,7 +27,6 @@ from lockstep.parallel.strategy import parallelize
 from lockstep.processes.devices import device_name
 from lockstep.processes.memory import free_bytes, peaks_gib
 from lockstep.processes.world import World
-from lockstep.tools.predict.measure import _Clock
 from lockstep.training.evaluation import evaluate
 from lockstep.training.precision import configure
 from lockstep.training.step import TrainStep

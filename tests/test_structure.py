@@ -33,7 +33,6 @@ FLOORS = {
     "lockstep.training.folder": 5,
     "lockstep.processes.failures": 5,
     "lockstep.processes.launcher": 5,
-    "lockstep.tools": 6,
     "lockstep.commands": 7,
     "lockstep.cli": 7,
     "lockstep.__main__": 8,

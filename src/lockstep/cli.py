@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import lockstep
 from lockstep.commands import runs, tools
-from lockstep.commands.words import complain, tell
+from lockstep.commands.shared.arguments import complain, tell
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.signals import leave

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from lockstep.commands.words import parse
+from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config
 from lockstep.config.flags import as_command, known_flags, sort_words
 from lockstep.config.recipes import RECIPES, recipe

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.commands.forecast import measure
 from lockstep.config import Execution
 from lockstep.data import readers
 from lockstep.data.ahead import has_streams
@@ -18,7 +19,6 @@ from lockstep.processes import memory
 from lockstep.processes.devices import device_name, device_type, devices
 from lockstep.processes.memory import free_bytes, peak_gib, peaks_gib
 from lockstep.processes.world import World, join
-from lockstep.tools.predict import measure
 
 ROOT = Path(__file__).parents[2]
 XPU, MPS = torch.device("xpu", 1), torch.device("mps", 0)
@@ -40,7 +40,7 @@ ALLOWED = {
 }
 
 
-CHECKS_NVIDIA_S = "src/lockstep/tools/doctor/"  # whether driver, CUDA, NCCL and torch agree has no generic name
+CHECKS_NVIDIA_S = "src/lockstep/commands/doctor/"  # whether driver, CUDA, NCCL and torch agree has no generic name
 
 
 def nvidia(source: str) -> Iterator[tuple[int, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lockstep.commands.words import one_name, parse
+from lockstep.commands.shared.arguments import one_name, parse
 from lockstep.config import Config, Execution
 from lockstep.config.flags import as_command, sort_words
 from lockstep.config.recipes import RECIPES, recipe

@@ -6,7 +6,7 @@ torch is imported only where a command needs it, so that help answers at once.
 import dataclasses
 from typing import Any
 
-from lockstep.commands.words import complain, one_name, parse, planned
+from lockstep.commands.shared.arguments import complain, one_name, parse, planned
 from lockstep.config import Config
 from lockstep.config.flags import sort_words
 from lockstep.config.recipes import recipe
@@ -15,7 +15,7 @@ from lockstep.errors import EXIT_FAILURE, UserError, unknown
 
 def verify(args: list[str]) -> int:
     """Compare the first steps on several numbers of processes."""
-    from lockstep.tools.verify.plan import Plan
+    from lockstep.commands.verify.plan import Plan
 
     about = (
         "Run the first steps of the recipe `{}` on several numbers of processes, compare ledger, images, losses, "
@@ -23,8 +23,8 @@ def verify(args: list[str]) -> int:
         "holds (--shards: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
     )
     plan: Plan = planned("verify", Plan, Plan.of, args, about)
-    from lockstep.tools.verify.run import verify
-    from lockstep.tools.verify.verdict import show
+    from lockstep.commands.verify.run import verify
+    from lockstep.commands.verify.verdict import show
 
     show(report := verify(plan, say=complain))
     return 0 if report.holds else EXIT_FAILURE
@@ -32,7 +32,7 @@ def verify(args: list[str]) -> int:
 
 def chaos(args: list[str]) -> int:
     """Kill a training at random, and compare what comes back."""
-    from lockstep.tools.chaos import Plan, chaos, show
+    from lockstep.commands.chaos import Plan, chaos, show
 
     def often(config: Config) -> Plan:
         recovery = dataclasses.replace(config.recovery, checkpoint_every="10steps")
@@ -49,7 +49,7 @@ def chaos(args: list[str]) -> int:
 
 def compare(args: list[str]) -> int:
     """Measure strategies under equal conditions."""
-    from lockstep.tools.compare.plan import Plan
+    from lockstep.commands.compare.plan import Plan
 
     about = (
         "Train by the recipe `{}` with each strategy on each number of processes, in turns, with the same global "
@@ -57,8 +57,8 @@ def compare(args: list[str]) -> int:
         "The same command with the same --out goes on with what is missing. Exit code 1: the rows are not comparable."
     )
     plan: Plan = planned("compare", Plan, Plan.of, args, about)
-    from lockstep.tools.compare.run import compare
-    from lockstep.tools.compare.tables import show
+    from lockstep.commands.compare.run import compare
+    from lockstep.commands.compare.tables import show
 
     show(results := compare(plan, say=complain))
     return 0 if results["fair"] else EXIT_FAILURE
@@ -66,12 +66,12 @@ def compare(args: list[str]) -> int:
 
 def predict(args: list[str]) -> int:
     """Predict the step on N processes."""
-    from lockstep.tools.predict.plan import Plan
+    from lockstep.commands.forecast.plan import Plan
 
     about = "Measure the recipe `{}` briefly and predict its step on N processes; --out names a file or folder."
     plan: Plan = planned("predict", Plan, Plan.of, args, about)
-    from lockstep.tools.predict.forecast import predict
-    from lockstep.tools.predict.show import tell
+    from lockstep.commands.forecast.forecast import predict
+    from lockstep.commands.forecast.show import tell
 
     tell(predict(plan, say=complain))
     return 0
@@ -79,7 +79,7 @@ def predict(args: list[str]) -> int:
 
 def doctor(args: list[str]) -> int:
     """Try what a run needs from this machine and the network."""
-    from lockstep.tools.doctor.plan import Plan
+    from lockstep.commands.doctor.plan import Plan
 
     names, rest = sort_words(args, Plan)
     if names:
@@ -91,8 +91,8 @@ def doctor(args: list[str]) -> int:
         "machine 0; each with a deadline. Exit code 1: a check failed (a warning does not)."
     )
     plan: Plan = parse(Plan, Plan(), rest, "lockstep doctor", about)
-    from lockstep.tools.doctor.run import doctor
-    from lockstep.tools.doctor.show import as_json, healthy, show, summary
+    from lockstep.commands.doctor.run import doctor
+    from lockstep.commands.doctor.show import as_json, healthy, show, summary
 
     found = doctor(plan, say=complain, show=(lambda _: None) if plan.json else show)
     print(as_json(found) if plan.json else summary(found))
@@ -101,7 +101,7 @@ def doctor(args: list[str]) -> int:
 
 def launch_script(args: list[str]) -> int:
     """Write the file or the lines that start a run on a cluster."""
-    from lockstep.tools.launch_script import TARGETS, deliver
+    from lockstep.commands.launch_script.targets import TARGETS, deliver
 
     usage = f"lockstep launch-script {'|'.join(TARGETS)} [RECIPE] [FLAGS]"
     if not args or args[0] in ("-h", "--help"):

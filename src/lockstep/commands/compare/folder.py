@@ -1,0 +1,81 @@
+"""The folder of a comparison: whose it is, and what is written into it."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.commands.compare import page, picture, tables
+from lockstep.commands.compare.plan import Plan
+from lockstep.errors import UserError
+
+_ELSEWHERE = ("config.execution.out",)  # may differ: the folder's own name
+
+
+def claim(plan: Plan, place: Mapping[str, Any]) -> Path:
+    """Make the comparison's folder, or take over one with the same config on the same machine; more rows are welcome.
+
+    Raises:
+        UserError: where it holds something else, naming what differs, or can't be written.
+    """
+    config = plan.config
+    name = f"runs/compare-{config.recipe.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(config.execution.out or name)
+    ours = {"config": config.to_dict(), "environment": dict(place)}
+    kept = folder / "compare.json"
+    if kept.exists():
+        if different := _different(json.loads(kept.read_text(encoding="utf-8")), ours):
+            raise UserError(
+                f"{folder} holds a comparison with another {', '.join(different)}",
+                "Rows are compared under equal conditions alone: name another folder with --out.",
+            )
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty and holds no comparison", "Name another folder with --out.")
+        replace_text(kept, json.dumps(ours, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"{folder} can't be written: {error.strerror}", "Name another folder with --out.") from error
+    return folder
+
+
+def _different(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs, as `lr (0.1 there, 0.2 now)`."""
+    before, now = dict(_leaves(there)), dict(_leaves(json.loads(json.dumps(here))))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in _ELSEWHERE]
+    return [f"{name.rpartition('.')[2]} ({before.get(name)} there, {now.get(name)} now)" for name in names]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def replace_text(path: Path, content: str) -> None:
+    """Write a file that is whole under its own name."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(content, encoding="utf-8")
+    new.replace(path)
+
+
+def write(results: Mapping[str, Any], folder: Path) -> list[str]:
+    """Write results.json, table.md, table.csv, speedup.png and report.html; returns their names."""
+    pictures = {mode: drawn for mode in ("light", "dark") if (drawn := picture.draw(results, mode))}
+    texts = {
+        "results.json": json.dumps(results, indent=1) + "\n",
+        "table.md": tables.markdown(results),
+        "table.csv": tables.as_csv(results),
+        "report.html": page.html(results, pictures),
+    }
+    for name, content in texts.items():
+        replace_text(folder / name, content)
+    if "light" in pictures:
+        (folder / "speedup.png").write_bytes(pictures["light"])
+        return [*texts, "speedup.png"]
+    (folder / "speedup.png").unlink(missing_ok=True)  # of an earlier state
+    return [*texts]

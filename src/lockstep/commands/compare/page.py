@@ -1,0 +1,125 @@
+"""The results as one HTML page that needs nothing else: no network, no script."""
+
+import base64
+import json
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from lockstep.commands.compare.tables import Column, columns, explanations, heading, text
+
+_STYLE = """
+:root { color-scheme: light dark;
+  --ink: #1f2328; --ground: #ffffff; --soft: #57606a; --line: #d0d7de; --band: #f6f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --ground: #161b22; --soft: #9da7b3; --line: #3d444d; --band: #1f2630; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
+  max-width: 100rem; margin: 0 auto; padding: 1rem 1.5rem 3rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0.2rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.88rem; }
+caption { text-align: left; color: var(--soft); padding-bottom: 0.5rem; }
+th, td { padding: 0.35rem 0.45rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
+td { white-space: nowrap; }
+thead th { vertical-align: bottom; border-bottom: 2px solid var(--soft); }
+th:first-child { text-align: left; position: sticky; left: 0; background: var(--ground); }
+tbody th { font-weight: 600; white-space: nowrap; }
+tbody tr:nth-child(even), tbody tr:nth-child(even) th { background: var(--band); }
+ tr.base th::after { content: " (baseline)"; font-weight: 400; }
+.range { display: block; color: var(--soft); font-size: 0.82em; }
+.none { color: var(--soft); white-space: normal; }
+.alarm { border: 2px solid #cf222e; padding: 0.6rem 1rem; font-weight: 600; }
+figure { margin: 0; } img { max-width: 100%; height: auto; width: 50rem; }
+pre { background: var(--band); border: 1px solid var(--line); border-radius: 6px; padding: 0.6rem 0.8rem;
+  overflow-x: auto; margin: 0.3rem 0 1rem; font-size: 0.85rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; margin: 0; }
+dt { color: var(--soft); } dd { margin: 0; }
+"""
+
+
+def html(results: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+    """The page. `pictures`: PNGs by mode, light and dark; each cell's `data-value` is its entry in results.json."""
+    title = f"lockstep compare {results['config']['recipe']}"
+    alarm = "" if results["fair"] else '<p class="alarm" role="alert">The rows can\'t be compared: see the notes.</p>'
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>{_STYLE}</style>',
+            "</head>\n<body>\n<main>",
+            f"<h1>{escape(title)}</h1>\n<p>{escape(heading(results))}</p>{alarm}",
+            _table(results),
+            _notes(results),
+            _figure(results, pictures),
+            _environment(results),
+            _commands(results),
+            "</main>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _table(results: Mapping[str, Any]) -> str:
+    shown = columns(results)
+    head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in shown)
+    body = []
+    for row in results["rows"]:
+        kind = ' class="base"' if row["name"] == results["baseline"] else ""
+        body.append(f"<tr{kind}>{''.join(_entry(column, row) for column in shown)}</tr>")
+    caption = explanations(results)[0]
+    return (
+        f'<h2>Results</h2>\n<div class="scroll" tabindex="0" role="region" aria-label="Results"><table>\n'
+        f"<caption>{escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
+        + "\n".join(body)
+        + "\n</tbody>\n</table></div>"
+    )
+
+
+def _entry(column: Column, row: Mapping[str, Any]) -> str:
+    value = row[column.key]
+    words = escape(text(column, row))
+    kind, inner = "", words
+    if value is None:
+        kind = ' class="none"'
+        if words.startswith("not measured"):
+            inner = f'not measured <a href="#note-{row["note"]}">[{row["note"]}]</a>'
+    elif column.decimals is not None and " [" in words:
+        middle, _, rest = words.partition(" [")
+        inner = f'{middle} <span class="range">[{rest}</span>'
+    data = escape(json.dumps(value), quote=True)
+    if column.key == "name":
+        return f'<th scope="row" data-key="{column.key}" data-value="{data}">{inner}</th>'
+    return f'<td{kind} data-key="{column.key}" data-value="{data}">{inner}</td>'
+
+
+def _notes(results: Mapping[str, Any]) -> str:
+    numbered = "".join(f'<li id="note-{n}">{escape(note)}</li>' for n, note in enumerate(results["notes"], 1))
+    rest = [line for line in explanations(results)[1:] if not line.startswith("[")]
+    return (f"<ol>{numbered}</ol>\n" if numbered else "") + "\n".join(f"<p>{escape(line)}</p>" for line in rest)
+
+
+def _figure(results: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+    if not pictures:
+        return ""
+    light, dark = (f"data:image/png;base64,{base64.b64encode(pictures[mode]).decode()}" for mode in ("light", "dark"))
+    said = [f"{row['name']} {row['speedup']['median']:.2f}" for row in results["rows"] if row["speedup"] is not None]
+    alt = escape(f"Speed-up over {results['baseline']}: {', '.join(said)}", quote=True)
+    return (
+        f'<h2>Speed-up</h2>\n<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img src="{light}" alt="{alt}"></picture></figure>'
+    )
+
+
+def _environment(results: Mapping[str, Any]) -> str:
+    entries = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in results["environment"].items()
+    )
+    config = escape(json.dumps(results["config"], indent=2))
+    return f"<h2>Environment</h2>\n<dl>{entries}</dl>\n<details><summary>Config</summary><pre>{config}</pre></details>"
+
+
+def _commands(results: Mapping[str, Any]) -> str:
+    parts = [
+        f"<p>{escape(row['name'])}</p><pre>{escape(row['command'])}</pre>" for row in results["rows"] if row["command"]
+    ]
+    return "<h2>To run a row again</h2>\n" + "\n".join(parts)

@@ -1,0 +1,131 @@
+"""What `lockstep compare` takes, which cells that makes, and the config of each."""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from tyro.conf import Fixed, arg
+
+from lockstep.commands.compare.strategies import ONE_PROCESS, Strategy, parse
+from lockstep.config import Config, Execution, Ints, Names, Recovery
+from lockstep.errors import UserError, unknown
+
+_COUNTS = (1, 2, 4)  # where --nproc is left out, as far as there are cores or GPUs
+
+
+@dataclass(frozen=True)
+class _Elsewhere(Execution):
+    nproc: Fixed[Any] = "auto"  # a list of its own, below
+    strategy: Fixed[Any] = "ddp"  # likewise
+
+
+@dataclass(frozen=True)
+class _Undisturbed(Recovery):
+    """A measured run takes no checkpoint, and one that fails is not started again."""
+
+    checkpoint_every: Fixed[str] = "0"
+    resume: Fixed[str] = "never"
+    max_restarts: Fixed[int] = 0
+    on_hangup: Fixed[Any] = "stop"
+
+
+@dataclass(frozen=True)
+class _Compared(Config):
+    execution: _Elsewhere = field(default_factory=_Elsewhere)
+    recovery: _Undisturbed = field(default_factory=_Undisturbed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table: a strategy on a number of processes."""
+
+    strategy: Strategy
+    processes: int
+
+    @property
+    def name(self) -> str:
+        """As in the table: ddp+bf16 x2."""
+        return f"{self.strategy.name} x{self.processes}"
+
+    @property
+    def folder(self) -> str:
+        """The name without its space."""
+        return self.name.replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare."""
+
+    strategies: Names = ("single", "ddp")
+    """BASE[+MODIFIER...]: single, dp, ddp, fsdp, exact8 (--shards 8); bf16, fp16, tf32, accumulate4, fp16grads,
+    bf16grads and powersgd4 (--compress), local8 and diloco8 (--sync-every 8), stages2 (--model-parallel 2), syncbn,
+    compile, channels_last."""
+    nproc: Annotated[Ints, arg(help_behavior_hint="(default: 1,2,4 as far as there are cores or GPUs)")] = ()
+    """Numbers of processes; single and dp are one process."""
+    repeats: int = 1
+    """Rounds: each runs every row once. Two or more give intervals."""
+    baseline: Annotated[str, arg(help_behavior_hint="(default: the first row that can be measured)")] = ""
+    """The row that speed-ups refer to, as single-x1."""
+    config: _Compared = field(default_factory=_Compared)
+
+    def __post_init__(self) -> None:
+        if not self.strategies:
+            raise UserError("--strategies names nothing to compare", "Give one or more, as single,ddp,ddp+bf16.")
+        if twice := _twice([parse(text).name for text in self.strategies]):
+            raise UserError(f"--strategies: {twice} stands there twice", "Leave one of them out.")
+        if twice := _twice(list(map(str, self.nproc))):
+            raise UserError(f"--nproc: {twice} stands there twice", "Leave one of them out; see --repeats.")
+        if self.nproc and min(self.nproc) < 1:
+            raise UserError(f"--nproc {min(self.nproc)} starts no process", "Give 1 or more, as 1,2,4.")
+        if self.repeats < 1:
+            raise UserError(f"--repeats {self.repeats} measures nothing", "Use 1 or more.")
+        if self.config.execution.nnodes > 1:
+            raise UserError("compare with --nnodes", "It starts the processes of one machine: leave the flag out.")
+
+    @classmethod
+    def of(cls, config: Config, **chosen: Any) -> "Plan":
+        """The plan for a config."""
+        execution = _Elsewhere(**vars(config.execution) | {"nproc": "auto", "strategy": "ddp"})
+        ours = {name: getattr(_Undisturbed, name) for name in _Undisturbed.__annotations__}
+        recovery = _Undisturbed(**vars(config.recovery) | ours)
+        return cls(config=_Compared(**vars(config) | {"execution": execution, "recovery": recovery}), **chosen)
+
+    def cells(self, most: int) -> list[Cell]:
+        """The rows of the table, in its order; `most`: cores or GPUs, as far as the default numbers of processes go."""
+        counts = self.nproc or tuple(n for n in _COUNTS if n <= most)
+        ways = [parse(text) for text in self.strategies]
+        return [Cell(way, n) for way in ways for n in ((1,) if way.base in ONE_PROCESS else sorted(counts))]
+
+    def config_for(self, cell: Cell, cores: int) -> Config:
+        """The config of a cell: `cores` CPU threads and --workers loader workers, shared out over its processes.
+
+        Raises:
+            UserError: for a strategy that the config, or so many processes, can't have.
+        """
+        given = self.config.execution
+        shared = {
+            "nproc": cell.processes,
+            "strategy": cell.strategy.base,
+            "model_parallel": cell.strategy.stages or given.model_parallel,
+            "threads": given.threads or max(1, cores // cell.processes),
+            "workers": given.workers // cell.processes,
+            "out": "",
+        }
+        plain = vars(self.config) | {"recovery": Recovery(**vars(self.config.recovery)), "execution": Execution()}
+        config = cell.strategy.applied(Config(**plain))
+        return replace(config, execution=Execution(**vars(given) | shared))
+
+    def baseline_of(self, cells: list[Cell], possible: list[Cell]) -> Cell:
+        """The row that speed-ups refer to. Raises UserError where --baseline names none."""
+        if not self.baseline:
+            return (possible or cells)[0]
+        wanted = self.baseline.replace(" ", "-")
+        by_name = {cell.folder: cell for cell in reversed(cells)}
+        by_name |= {cell.strategy.name: cell for cell in reversed(cells)}  # alone: on the smallest number of processes
+        if wanted not in by_name:
+            raise unknown("baseline", self.baseline, [cell.folder for cell in cells], "It is one of the rows.")
+        return by_name[wanted]
+
+
+def _twice(words: list[str]) -> str:
+    return next((word for word in words if words.count(word) > 1), "")

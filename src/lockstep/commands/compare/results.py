@@ -1,0 +1,107 @@
+"""The rounds of every row brought together: medians, intervals, speed-ups, and whether the comparison was fair."""
+
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.commands.shared.measured import cpu_name, interval
+
+FIGURES = (
+    "seconds_per_epoch", "total_s", "images_per_s", "speedup", "efficiency", "data_wait", "communication",
+    "memory_sum_gib", "memory_largest_gib", "memory_smallest_gib", "top1",
+)  # fmt: skip
+_ONE_WINDOW = "figures of the step not measured: the run has one log window, which is the warm-up; see --log-every"
+
+
+@dataclass
+class Row:
+    """A row of the table before its figures are known."""
+
+    name: str
+    strategy: str
+    processes: int
+    devices: int  # GPUs that it drives, or processes
+    threads: int = 0
+    workers: int = 0
+    command: str = ""  # gives this row's run again
+    not_measured: str = ""
+    rounds: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by number of the round: cells.measure's result
+
+
+def figure(values: Sequence[float | None]) -> dict[str, float | None] | None:
+    """Median and interval of the rounds; no interval from a single one, None where a round lacks the figure."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    low, high = interval(known) if len(known) > 1 else (None, None)
+    return {"median": statistics.median(known), "low": low, "high": high}
+
+
+def aggregate(rows: Sequence[Row], baseline: str) -> dict[str, Any]:
+    """Rows with their figures, the notes that they refer to, and the ledger digests that were seen.
+
+    A speed-up is the baseline's seconds of training for an epoch over the row's, of the same round: what the machine
+    does to a whole round falls out. Efficiency is the speed-up over the ratio of the devices.
+    """
+    base = next(row for row in rows if row.name == baseline)
+    notes: list[str] = []
+    table = [_row(row, base, notes) for row in rows]
+    ledgers: dict[str, list[str]] = {}
+    for row in rows:
+        for result in row.rounds.values():
+            names = ledgers.setdefault(result["ledger_sha256"], [])
+            names += [] if row.name in names else [row.name]
+    return {"baseline": baseline, "rows": table, "notes": notes, "ledgers": ledgers, "fair": len(ledgers) <= 1}
+
+
+def _row(row: Row, base: Row, notes: list[str]) -> dict[str, Any]:
+    names = ("name", "strategy", "processes", "devices", "threads", "workers", "command", "not_measured")
+    plain: dict[str, Any] = {name: getattr(row, name) for name in names}
+    rounds = [] if row.not_measured else [row.rounds[k] for k in sorted(row.rounds)]
+    columns: dict[str, list[float | None]] = {name: [r.get(name) for r in rounds] for name in FIGURES}
+    pairs = [] if row.not_measured or base.not_measured else sorted(set(row.rounds) & set(base.rounds))
+    columns["speedup"] = [_ratio(base.rounds[k], row.rounds[k]) for k in pairs]
+    more = row.devices / base.devices
+    columns["efficiency"] = [None if value is None else value / more for value in columns["speedup"]]
+    figures = {name: figure(columns[name]) for name in FIGURES}
+    plain["memory_gib"] = _each([r.get("memory_gib") or [] for r in rounds])
+    note = f"not measured: {row.not_measured}" if row.not_measured else ""
+    if not note and rounds and figures["seconds_per_epoch"] is None:
+        note = _ONE_WINDOW
+    if note and note not in notes:
+        notes.append(note)
+    return plain | {"repeats": len(rounds), "note": notes.index(note) + 1 if note else None} | figures
+
+
+def _each(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """The median over the rounds for each process or device; nothing where a round has another number of them."""
+    if len({len(each) for each in rounds}) != 1:
+        return []
+    return [statistics.median(values) for values in zip(*rounds, strict=True)]
+
+
+def _ratio(base: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
+    over, under = base["seconds_per_epoch"], row["seconds_per_epoch"]
+    return None if over is None or under is None else over / under
+
+
+def environment(cores: int, device: str, devices: int) -> dict[str, Any]:
+    """Where figures were taken: processor, cores, devices, versions; no name or path of the machine."""
+    import torch
+    import torchvision
+
+    import lockstep
+
+    return {
+        "cpu": cpu_name(),
+        "cores": cores,
+        "device": device,
+        "devices": devices,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "lockstep": lockstep.__version__,
+    }

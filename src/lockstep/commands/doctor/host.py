@@ -1,0 +1,220 @@
+"""The host's cores, memory, shared memory and open files, against what a run would take."""
+
+import hashlib
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn
+
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_MIB, _GIB = 2**20, 2**30
+_SPIN_S, _BLOCK = 0.4, bytes(_MIB)
+_LEAST_SHARE = 0.7  # of the cores' time
+_CROWD = 3  # threads and loader workers for each core; the defaults come to so many
+_LEAST_FILES, _USUAL_FILES = 256, 1024
+_LEAST_SHM, _USUAL_SHM = 64 * _MIB, 512 * _MIB  # the first is what Docker gives
+_LEAST_RANK, _USUAL_RANK = 0.4 * _GIB, 1.0 * _GIB  # the first is what torch and its libraries take alone
+
+
+def _folders(controller: str, root: Path, membership: Path) -> Iterator[Path]:
+    """The control group folders that rule this process, of both versions, leaf first."""
+    for line in membership.read_text().splitlines() if membership.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        bases = [root / controllers, root / controller] if controllers else [root / "unified", root]
+        base = next((base for base in bases if base.is_dir()), None)
+        if base is not None:
+            inner = base / path.strip("/")
+            yield inner
+            yield from (folder for folder in inner.parents if folder.is_relative_to(base))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:  # no such limit here
+        return []
+
+
+def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
+    """Cores' worth of time that control groups grant this process; None: no limit."""
+    found = []
+    for folder in _folders("cpu", root, membership):
+        words = _words(folder / "cpu.max") or [
+            *_words(folder / "cpu.cfs_quota_us"),
+            *_words(folder / "cpu.cfs_period_us"),
+        ]
+        if len(words) == 2 and words[0].isdigit():  # "max" and -1 are no limit
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
+def memory_left(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
+    """Bytes that control groups still grant this process, the page cache not counted as used; None: no limit."""
+    left = []
+    for folder in _folders("memory", root, membership):
+        new = (folder / "memory.max").exists()
+        limit = _words(folder / ("memory.max" if new else "memory.limit_in_bytes"))
+        used = _words(folder / ("memory.current" if new else "memory.usage_in_bytes"))
+        if limit and used and limit[0].isdigit() and int(limit[0]) < 1 << 60:  # version 1 writes no limit as 2^63
+            stat = _words(folder / "memory.stat")
+            pairs = dict(zip(stat[::2], stat[1::2], strict=False))
+            cache = pairs.get("inactive_file" if new else "total_inactive_file", "0")
+            left.append(int(limit[0]) - int(used[0]) + int(cache))
+    return min(left, default=None)
+
+
+def cores_got(threads: int) -> float:
+    """Cores' worth of time that so many threads get when all of them compute."""
+    until = time.perf_counter() + _SPIN_S
+
+    def spin() -> None:
+        while time.perf_counter() < until:
+            hashlib.sha256(_BLOCK)  # lets go of the interpreter's lock
+
+    workers = [threading.Thread(target=spin) for _ in range(threads)]
+    began, used = time.perf_counter(), time.process_time()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return (time.process_time() - used) / (time.perf_counter() - began)
+
+
+def cores(
+    usable: int,
+    quota: float | None,
+    got: float,
+    processes: int,
+    threads: int,
+    workers: int,
+    environ: Mapping[str, str] = os.environ,
+) -> list[Finding]:
+    """Cores against processes, threads and loader workers.
+
+    Args:
+        usable: cores that this process may run on.
+        quota: cores' worth of time that a control group grants; None: no limit.
+        got: cores' worth of time that as many threads got.
+        processes: of the run, on this machine.
+        threads: of each; 0 is cores / processes.
+        workers: loader processes of each.
+        environ: for OMP_NUM_THREADS.
+    """
+    each = threads or max(1, usable // processes)
+    wanted, limit = processes * each, min(usable, quota or usable)
+    numbers = {"cores": usable, "quota_cores": quota, "got_cores": round(got, 2), "threads": wanted}
+    plan = f"{processes} process(es) x {each} thread(s)"
+    found = []
+    if wanted > limit:
+        why = f"a control group grants {quota:g} of {usable} cores" if quota and quota < usable else f"{usable} core(s)"
+        fits = max(1, int(limit) // processes)
+        remedy = f"Use --threads {fits}" + (f" --nproc {int(limit) or 1}" if processes > limit else "")
+        more = ", or a larger CPU limit for the container or job" if quota and quota < usable else ""
+        found.append(warn("cores", f"{plan} on {why}", f"{remedy}{more}.", **numbers))
+    elif got < _LEAST_SHARE * limit:
+        found.append(
+            warn(
+                "cores",
+                f"{usable} busy threads got {got:.1f} cores' time: others compute here too",
+                "End them, or measure nothing now.",
+                **numbers,
+            )
+        )
+    else:
+        found.append(ok("cores", f"{plan} on {usable} core(s), {got:.1f} of them free", **numbers))
+    if workers and processes * (each + workers) > _CROWD * limit:
+        many = f"{processes} x {workers} loader workers beside {wanted} thread(s) on {limit:g} core(s)"
+        remedy = "Sets that fit memory are read by no worker; for others try --workers 1."
+        found.append(warn("workers", many, remedy, workers=processes * workers))
+    said = environ.get("OMP_NUM_THREADS", "")
+    if said and (not said.isdigit() or int(said) * processes > limit):
+        found.append(
+            warn(
+                "OMP_NUM_THREADS",
+                f"OMP_NUM_THREADS={said} for {processes} process(es) on {limit:g} core(s); torch gets {each}, other "
+                "libraries take the variable's",
+                "Unset it.",
+            )
+        )
+    return found
+
+
+def memory(processes: int, available: float | None, granted: float | None) -> Finding:
+    """Memory against processes.
+
+    Args:
+        processes: of the run, on this machine.
+        available: bytes that the host has left; None: it does not say.
+        granted: bytes that control groups grant; None: no limit.
+    """
+    if available is None:
+        return skipped("memory", f"{sys.platform} does not say how much is free")
+    left = min(available, granted if granted is not None else available)
+    who = "a control group grants" if left < available else "the host has"
+    message = f"{who} {left / _GIB:.1f} GiB for {processes} process(es)"
+    numbers = {"available_gib": round(left / _GIB, 2), "limited": left < available}
+    if left < processes * _LEAST_RANK:
+        remedy = "A process takes 0.4 GiB before it holds any data: use fewer (--nproc), or raise the limit."
+        return fail("memory", message, remedy, **numbers)
+    if left < processes * _USUAL_RANK:
+        return warn("memory", message, "Use fewer processes (--nproc), a smaller --batch-size or set.", **numbers)
+    return ok("memory", message, **numbers)
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> float | None:
+    """Bytes that the host can give without swapping; None where it does not say."""
+    words = _words(meminfo)
+    return int(words[words.index("MemAvailable:") + 1]) * 1024 if "MemAvailable:" in words else None
+
+
+def shm(workers: int, folder: Path = Path("/dev/shm")) -> Finding:
+    """Shared memory, through which loader workers hand over batches, and NCCL's ranks talk: allocates some."""
+    check = "/dev/shm"
+    remedy = (
+        "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm; "
+        "or --workers 0."
+    )
+    if not folder.is_dir():
+        return skipped(check, f"{folder} does not exist here")
+    space = os.statvfs(folder)
+    size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    numbers = {"size_mib": size // _MIB, "free_mib": free // _MIB}
+    message = f"{free / _MIB:,.0f} of {size / _MIB:,.0f} MiB free"
+    judged = fail if workers else warn
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="lockstep-doctor-") as file:
+            os.posix_fallocate(file.fileno(), 0, _LEAST_SHM)
+    except OSError as error:
+        return judged(check, f"{message}; 64 MiB of it can't be had: {error.strerror}", remedy, **numbers)
+    if free < _USUAL_SHM:
+        return warn(check, message, remedy, **numbers)
+    return ok(check, message, **numbers)
+
+
+def open_files() -> Finding:
+    """Open files and sockets that this process may have: opens so many."""
+    check = "open files"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    remedy = f"`ulimit -n {_USUAL_FILES}` before the run (the hard limit is {shown}); Slurm: --propagate=NOFILE."
+    handles: list[int] = []
+    try:
+        while len(handles) < _LEAST_FILES:
+            handles.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as error:
+        message = f"{len(handles)} more could be opened, not {_LEAST_FILES}: {error.strerror} (ulimit -n {soft})"
+        return fail(check, message, remedy, soft=soft, hard=hard)
+    finally:
+        for handle in handles:
+            os.close(handle)
+    if soft < _USUAL_FILES:
+        return warn(check, f"ulimit -n is {soft}", remedy, soft=soft, hard=hard)
+    return ok(check, f"ulimit -n is {soft}", soft=soft, hard=hard)

@@ -1,0 +1,61 @@
+"""What two numbers of processes can differ by, and what to do about each."""
+
+from dataclasses import dataclass
+
+from lockstep.commands.verify.switches import (  # fmt: skip
+    AUGMENTATION,
+    BATCH_NORM,
+    COMPRESSION,
+    DROPOUT,
+    FLOAT64,
+    LEARNING_RATE,
+    UNEVEN,
+)
+from lockstep.config import Config
+
+ORDER, EVALUATION, REPLICAS, SCALE, DATA, NONE = (
+    "order", "evaluation", "replicas", "gradient scale", "data set", "none of the suspects",
+)  # fmt: skip
+
+_REMEDIES = {
+    ORDER: "The ids of a step must be a function of seed, epoch and step alone (Order.step), never of the rank.",
+    REPLICAS: "Every rank must make the same update: are all gradients reduced, and does nothing depend on the rank?",
+    EVALUATION: "Every sample must count once over all ranks: add up sums and counts, and divide at the end.",
+    SCALE: "A rank's loss is its samples' sum / the global batch's count (times N where the engine averages).",
+    DATA: "The data set draws random numbers of its own: key them by sample id and epoch, or draw none there.",
+    NONE: "Look at the first step and tensor above; --patch can take parts of the loop out.",
+    AUGMENTATION: "Its draws must be keyed by seed, epoch and sample id, never by rank or position.",
+    LEARNING_RATE: "--batch-size is global: the rate is a function of samples seen, and N has no part in it.",
+    UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
+    COMPRESSION: "--compress rounds what a process sends, and so by its share: leave it out where N must not matter.",
+    DROPOUT: "Masks belong to a process's share. --shards V draws them by shard, the same for every N.",
+    BATCH_NORM: "--sync-bn takes the statistics over the global batch, --shards V over shards that N does not change.",
+    FLOAT64: "Only rounding differs. --shards V adds without an order, and gives the same bits on every N.",
+}
+_REMEDIES_EXACT = {
+    DROPOUT: "Draws must be seeded by seed, step and shard, as TrainStep does.",
+    BATCH_NORM: "Statistics must be a shard's own, and the buffers' changes averaged over all shards.",
+    FLOAT64: "Something adds floats in an order that depends on N: gradients must be added by ExactSync.",
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A reason why N processes differ from the first number; `suspects` together where no single one does it."""
+
+    suspects: tuple[str, ...]
+    finding: str
+    remedy: str
+
+    @property
+    def name(self) -> str:
+        """The suspects' names."""
+        return " and ".join(self.suspects)
+
+
+def cause_of(config: Config, *suspects: str, finding: str) -> Cause:
+    """The cause that these suspects are, with the remedy for such a run."""
+    table = _REMEDIES | (_REMEDIES_EXACT if config.shards else {})
+    if config.model.sync_bn:
+        table[BATCH_NORM] = "--sync-bn is on, and some layer's statistics are still those of one process's share."
+    return Cause(suspects, finding, " ".join(table[suspect] for suspect in suspects))

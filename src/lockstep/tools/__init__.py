@@ -1,1 +1,0 @@
-"""Commands that start runs through the launcher and judge what they leave behind."""

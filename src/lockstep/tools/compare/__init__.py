@@ -1,1 +1,0 @@
-"""`lockstep compare`: strategies and numbers of processes, measured under equal conditions."""

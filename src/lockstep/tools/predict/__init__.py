@@ -1,1 +1,0 @@
-"""`lockstep predict`: what N processes would give, from short measurements and the alpha-beta model."""

@@ -1,0 +1,169 @@
+"""All-reduces in real processes: right, wrong, stopped, killed, and on no interface."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.commands.doctor import collectives, pairs, ranks
+from lockstep.commands.doctor.collectives import Seat
+from lockstep.commands.doctor.finding import within
+from lockstep.commands.doctor.ranks import Heard, Tell
+
+SMALL = (64 << 10,)
+PATIENT_S = 40.0
+
+
+def wrong(tell: Tell, seat: Seat) -> Any:
+    """As a rank whose backend adds nothing up."""
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers it
+
+    return collectives.reduce(tell, seat)
+
+
+def quiet(tell: Tell, seconds: float) -> float:
+    tell("sleeping")
+    time.sleep(seconds)
+    return seconds
+
+
+def leaves(tell: Tell) -> None:
+    os._exit(7)
+
+
+def prints(tell: Tell) -> str:
+    os.write(1, b"from C\n")
+    return os.environ.get("ONLY_HERE", "")
+
+
+def test_two_ranks_over_gloo() -> None:
+    found = collectives.on_host(PATIENT_S, sizes=SMALL)
+    assert found.status in ("ok", "warn"), found  # a machine busy with other tests may be slow
+    assert found.message.startswith("2 ranks: right sums; bus bandwidth in GB/s: 64 KiB ")
+    assert found.numbers["bus_gb_per_s_65536"] > 0
+    assert not multiprocessing.active_children()
+
+
+def test_a_rank_that_is_stopped() -> None:
+    found = collectives.on_host(2.0, started=lambda pids: os.kill(pids[1], signal.SIGSTOP))
+    assert found.status == "fail"
+    assert "no end in 2 s: rank 0 (pid " in found.message
+    assert "stopped by a signal (SIGSTOP, Ctrl-Z)" in found.message
+    assert found.remedy.startswith("Continue the process")
+    assert not multiprocessing.active_children()
+
+
+def test_a_rank_that_is_killed() -> None:
+    found = collectives.on_host(PATIENT_S, started=lambda pids: os.kill(pids[0], signal.SIGKILL))
+    assert found.status == "fail"
+    assert "2 ranks: rank 0, " in found.message
+    assert found.message.endswith(": died with exit code -9")
+
+
+def test_an_interface_that_does_not_exist() -> None:
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "nonsense"}
+    found = collectives.on_host(PATIENT_S, environ)
+    assert found.status == "fail"
+    assert "Unable to find address for: nonsense" in found.message
+    assert found.remedy == "Unset GLOO_SOCKET_IFNAME (nonsense), or name an interface that is up."
+
+
+def test_wrong_sums(tmp_path: Path) -> None:
+    chosen = collectives.seats("fake", ("cpu",), PATIENT_S, SMALL)
+    heard = ranks.run([(wrong, (replace(chosen[0], size=2, found_in=str(tmp_path / "port")),))], PATIENT_S)
+    found = collectives.judged("fake", "2 ranks", 2, heard, PATIENT_S, "No remedy.")
+    assert found.status == "fail"
+    assert "16367 of 16384 sums are wrong after an all-reduce of 65536 bytes" in found.message
+
+
+def test_every_pair_and_all_together() -> None:
+    def start(seats: list[Seat], environ: Mapping[str, str]) -> list[Heard]:
+        return collectives.group([replace(seat, sizes=SMALL) for seat in seats], environ)
+
+    found = list(pairs.between("gloo", "cpu", 3, PATIENT_S, os.environ, start))
+    assert sorted(each.check for each in found) == ["gloo 0-1", "gloo 0-2", "gloo 1-2", "gloo all"]
+    assert all(each.status in ("ok", "warn") for each in found), found
+    (alone,) = pairs.between("gloo", "cpu", 1, PATIENT_S, os.environ, start)
+    assert alone.status == "ok"
+    assert "group of one" in alone.message
+
+
+@given(st.integers(2, 17))
+def test_rounds_hold_every_pair_once(count: int) -> None:
+    found = pairs.rounds(count)
+    all_of_them = [pair for each in found for pair in each]
+    assert sorted(all_of_them) == [(i, j) for i in range(count) for j in range(i + 1, count)]
+    for each in found:
+        assert len({device for pair in each for device in pair}) == 2 * len(each)
+
+
+@given(st.integers(2, 8), st.floats(1e-6, 10.0))
+def test_bus_bandwidth(size: int, seconds: float) -> None:
+    """It is what each of the other formulas for a bus gives: n / t for two ranks, near 2 n / t for many."""
+    slow, quick = {1 << 20: [seconds] * 3}, {1 << 20: [seconds / 2] * 3}
+    rate = collectives.bus_bandwidth([slow] + [quick] * (size - 1), size)[1 << 20]
+    assert rate == pytest.approx((1 << 20) / seconds * 2 * (size - 1) / size)
+
+
+@pytest.mark.parametrize("cure", ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"])
+def test_a_pair_of_gpus_is_tried_by_another_way(cure: str) -> None:
+    """As a host where peer-to-peer copies hang would behave; the ranks themselves are stood in for."""
+    tried: list[Mapping[str, str]] = []
+
+    def start(seats: list[Seat], environ: Mapping[str, str]) -> list[Heard]:
+        tried.append(environ)
+        if environ.get(cure):
+            return [Heard(1, value={1 << 20: [0.001]}, ended=True) for _ in seats]
+        return [Heard(100 + seat.rank, stage="in an all-reduce of 64 KiB over nccl") for seat in seats]
+
+    found = pairs.pair("nccl", "cuda", (0, 1), 5.0, {"PATH": "x"}, start)
+    assert found.status == "fail"
+    assert "cuda:0 and cuda:1: no end in 5 s: rank 0 (pid 100) in an all-reduce of 64 KiB over nccl" in found.message
+    assert found.remedy.startswith(f"With {cure}=1 it works: set that for the run.")
+    assert tried[0] == {"PATH": "x"}
+
+
+def test_a_pair_that_nothing_helps() -> None:
+    def start(seats: list[Seat], environ: Mapping[str, str]) -> list[Heard]:
+        log = "host:1:2 [0] misc/socket.cc:1 NCCL WARN Bootstrap : no socket interface found\n"
+        return [Heard(1, "meeting", error="DistBackendError: internal error", log=log, ended=True) for _ in seats]
+
+    found = pairs.pair("nccl", "cuda", (0, 1), 5.0, {"NCCL_SOCKET_IFNAME": "nowhere"}, start)
+    assert "internal error (Bootstrap : no socket interface found)" in found.message
+    assert found.remedy == "Unset NCCL_SOCKET_IFNAME (nowhere), or name an interface that is up."
+
+
+def test_a_slow_bus_is_a_warning() -> None:
+    heard = [Heard(1, value={16 << 20: [10.0]}, ended=True)] * 2
+    assert collectives.judged("gloo", "2 ranks", 2, heard, 5.0, "").status == "warn"
+
+
+def test_what_a_process_gave_left_and_printed() -> None:
+    one, other = ranks.run([(prints, ()), (quiet, (0.0,))], PATIENT_S, {**os.environ, "ONLY_HERE": "yes"})
+    assert (one.value, one.log, one.well) == ("yes", "from C\n", True)
+    assert (other.value, other.stage) == (0.0, "sleeping")
+
+
+def test_a_deadline_and_an_end_without_a_word() -> None:
+    (late,) = ranks.run([(quiet, (600.0,))], 0.2)
+    assert (late.ended, late.stage, late.well) == (False, "sleeping", False)
+    # nobody waits an hour for the other one
+    gone, alone = within(PATIENT_S, ranks.run, [(leaves, ()), (quiet, (3600.0,))], 3600.0)
+    assert gone.error == "died with exit code 7"
+    assert not alone.ended
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine() -> None:
+    import torch
+
+    for found in pairs.between("nccl", "cuda", torch.accelerator.device_count(), 120.0, os.environ):
+        assert found.status == "ok", found

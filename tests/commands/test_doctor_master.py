@@ -1,0 +1,222 @@
+"""The way to machine 0: refused, dropped, silent, strange, and a doctor at the other end."""
+
+import errno
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from lockstep.commands.doctor import master
+from lockstep.commands.doctor.finding import Finding
+from lockstep.commands.doctor.listen import listen
+from lockstep.processes.network import interfaces
+
+MINE = {"lockstep": "0.1.0", "torch": "2.12.0"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def listener(answer: Callable[[socket.socket], None] = lambda _: None) -> Iterator[int]:
+    """A port where somebody listens, takes one caller and does something with them."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.listen()
+
+        def take() -> None:
+            caller, _ = own.accept()
+            with caller:
+                answer(caller)
+
+        threading.Thread(target=take, daemon=True).start()
+        yield own.getsockname()[1]
+
+
+def reached(port: int, seconds: float = 5.0, host: str = "127.0.0.1") -> list[Finding]:
+    finding, connection = master.reach(host, port, seconds, interfaces())
+    if connection is None:
+        return [finding]
+    with connection:
+        return [finding, *master.talk(connection, host, "lo", seconds, MINE)]
+
+
+def test_nobody_listens() -> None:
+    (found,) = reached(free_port())
+    assert found.status == "fail"
+    assert "nothing listens at this port (refused)" in found.message
+    assert "lockstep doctor --listen 300" in found.remedy
+
+
+def test_packets_that_are_dropped() -> None:
+    """A queue of one caller that is full: the kernel drops what comes after, as a firewall does."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        callers = [socket.socket() for _ in range(4)]
+        for caller in callers:
+            caller.setblocking(False)
+            caller.connect_ex(("127.0.0.1", port))
+        (found,) = reached(port, 0.3)
+        for caller in callers:
+            caller.close()
+    assert found.status == "fail"
+    assert "no answer in 0.3 s: packets are dropped on the way" in found.message
+    assert "firewall" in found.remedy
+
+
+@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL])
+def test_no_way_there(number: int) -> None:
+    found = master.refused("10.9.9.9:1", 1, OSError(number, "Network is unreachable"), 5)
+    assert (found.status, found.message) == ("fail", "10.9.9.9:1: no way there (Network is unreachable)")
+    assert "ip route get" in found.remedy
+    assert master.refused("a:1", 1, OSError(errno.EIO, "what"), 5).message == "a:1: what"
+
+
+def test_names() -> None:
+    def unknown_name(name: str) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def slow(name: str) -> list[str]:
+        time.sleep(0.5)
+        return []
+
+    found, _ = master.reach("nosuch", 1, 5, [], unknown_name)
+    assert (found.status, found.message) == ("fail", "nosuch has no address (Name or service not known)")
+    found, _ = master.reach("nosuch", 1, 0.05, [], slow)
+    assert "the name server did not answer in 0.05 s" in found.message
+    with listener() as port:
+        found, connection = master.reach("localhost", port, 5, [], lambda _: ["127.0.0.1"])
+    assert connection is not None
+    connection.close()
+    assert found.status == "warn"
+    assert "the name leads to the loopback" in found.message
+
+
+def test_somebody_who_never_answers() -> None:
+    silent = threading.Event()
+    with listener(lambda _: silent.wait(60) and None) as port:
+        well, found = reached(port, 0.3)
+        silent.set()
+    assert well.status == "ok"
+    assert found.status == "warn"
+    assert "is no doctor (no answer in 0.3 s); perhaps the run itself" in found.message
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\n", b"{}\n", b"[1]\n", b"", b"no end"])
+def test_somebody_else_who_answers(words: bytes) -> None:
+    with listener(lambda caller: caller.sendall(words)) as port:
+        _, found = reached(port, 5)
+    assert found.status == "warn"
+    assert "is no doctor" in found.message
+
+
+def test_a_doctor_that_stops_answering() -> None:
+    def answer(caller: socket.socket) -> None:
+        caller.recv(4096)
+        caller.sendall(json.dumps({"versions": MINE}).encode() + b"\n")
+        caller.recv(4096)
+
+    with listener(answer) as port:
+        found = reached(port, 5)
+    assert [each.status for each in found] == ["ok", "ok", "fail"]
+    assert found[-1].message.startswith("stopped answering")
+
+
+@contextmanager
+def doctor(
+    nnodes: int = 2, versions: dict[str, str] = MINE, clock: Callable[[], int] = time.time_ns
+) -> Iterator[tuple[int, list[Finding]]]:
+    """A doctor that listens, and what it finds in the end."""
+    port, found = free_port(), list[Finding]()
+    thread = threading.Thread(target=listen, args=(port, nnodes, 60, 30, versions, found.append, clock), daemon=True)
+    thread.start()
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.02)
+    yield port, found
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_doctor_at_the_other_end() -> None:
+    with doctor() as (port, theirs):
+        found = reached(port, 40)
+    shown = [(each.check, each.status) for each in found]
+    assert shown[:4] == [("master", "ok"), ("versions", "ok"), ("clock", "ok"), ("link", "ok")], found
+    assert found[-1].check == "gloo to master"
+    assert "right sums" in found[-1].message
+    assert abs(found[2].numbers["ahead_s"]) <= found[2].numbers["error_s"] + 0.05
+    assert [each.check for each in theirs if each.status != "warn"] == ["gloo", "asked", "listened"]
+
+
+def test_another_clock_and_other_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master, "together", lambda *_: iter(()))  # the test above has it
+    ahead = 90 * 10**9
+    with doctor(versions={**MINE, "torch": "2.11.0"}, clock=lambda: time.time_ns() + ahead) as (port, _):
+        found = {each.check: each for each in reached(port, 20)}
+    assert found["clock"].status == "warn"
+    assert found["clock"].numbers["ahead_s"] == pytest.approx(90, abs=1)
+    assert "timedatectl" in found["clock"].remedy
+    assert found["versions"].status == "warn"
+    assert found["versions"].message == "torch 2.12.0 here, 2.11.0 there"
+
+
+def test_the_offset_of_a_clock_is_within_half_a_round_trip() -> None:
+    now = [0]
+
+    def clock() -> int:
+        return now[0]
+
+    def ask() -> int:  # 30 ms there, 10 ms back; the other clock is 5 s behind
+        now[0] += 30_000_000
+        read = now[0] - 5_000_000_000
+        now[0] += 10_000_000
+        return read
+
+    ahead, error = master.offset(ask, clock)
+    assert error == pytest.approx(0.02)
+    assert abs(ahead + 5) <= error
+
+
+def test_strangers_do_no_harm() -> None:
+    with doctor() as (port, theirs):
+        for words in (
+            b"",
+            b"GET / HTTP/1.1\r\n",
+            b"lockstep-doctor nonsense\n",
+            b'lockstep-doctor {"host": "x"}\nfire\n',
+        ):
+            with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+                stranger.sendall(words)
+        with socket.create_connection(("127.0.0.1", port), 5) as caller:
+            line = master.Line(caller)
+            assert "versions" in line.ask('lockstep-doctor {"host": "node7"}')
+            assert abs(int(line.ask("clock")) - time.time_ns()) < 60 * 10**9
+            line.say("bye")
+    assert theirs[-1].status == "ok"
+    assert "node7 (127.0.0.1)" in theirs[-1].message
+    assert [each.status for each in theirs].count("warn") >= 2
+
+
+def test_nobody_asks_and_a_port_that_is_taken() -> None:
+    found = list[Finding]()
+    listen(free_port(), 3, 0.2, 5, MINE, found.append)
+    assert (found[0].status, found[0].message) == ("fail", "0 of 2 other machine(s) asked in 0.2 s")
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        listen(other.getsockname()[1], 2, 5, 5, MINE, found.append)
+    assert found[1].status == "fail"
+    assert "already in use" in found[1].message

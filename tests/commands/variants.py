@@ -1,0 +1,221 @@
+"""Deliberately wrong variants of a run, as a user's own changes might be: `--patch tests.commands.variants:NAME`."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.config import Config
+from lockstep.data.loaders import Batch, EvalLoader
+from lockstep.parallel.batchnorm import SyncBatchNorm
+from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World
+from lockstep.training.assemble import Run
+
+
+def nothing(run: Run, world: World, config: Config) -> None:
+    """The right one."""
+
+
+def local_batch_norm(run: Run, world: World, config: Config) -> None:
+    """--sync-bn that forgets to synchronise."""
+    for module in run.model.modules():
+        if isinstance(module, SyncBatchNorm):
+            module.world = World.single(world.device)
+
+
+class _MeanOfMeans:
+    """A plain loop: the mean loss of each rank's share, averaged by DDP over the ranks."""
+
+    def __init__(self, run: Run) -> None:
+        self.model, self.optimizer = run.step.model, run.step.optimizer
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(batch.images), batch.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach().double() * len(batch.labels)
+
+
+def mean_of_means(run: Run, world: World, config: Config) -> None:
+    run.step = _MeanOfMeans(run)  # type: ignore[assignment]
+
+
+def no_reshuffle(run: Run, world: World, config: Config) -> None:
+    """As a DistributedSampler without set_epoch."""
+    step = run.train.order.step
+    run.train.order.step = lambda epoch, t: step(0, t)  # type: ignore[method-assign]
+
+
+def reshuffle_by_size(run: Run, world: World, config: Config) -> None:
+    """The first epoch is right; later ones are seeded with the number of processes."""
+    step = run.train.order.step
+    run.train.order.step = lambda epoch, t: step(epoch * world.size, t)  # type: ignore[method-assign]
+
+
+def order_by_rank(run: Run, world: World, config: Config) -> None:
+    step = run.train.order.step
+    run.train.order.step = lambda epoch, t: np.roll(step(epoch, t), world.rank)  # type: ignore[method-assign]
+
+
+def rank_seeded_augmentation(run: Run, world: World, config: Config) -> None:
+    """Flips and shifts drawn from a generator of each process's own."""
+    right = run.train.augment
+    generator = torch.Generator().manual_seed(config.seed + world.rank)
+
+    def augment(images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
+        out = right(images, ids, epoch)
+        shift = int(torch.randint(-1, 2, (), generator=generator))
+        mirrored = torch.rand(len(out), generator=generator) < 0.5
+        return torch.where(mirrored[:, None, None, None], out.flip(3), out).roll(shift, 2)
+
+    run.train.augment = augment  # type: ignore[assignment]
+
+
+def rate_times_size(run: Run, world: World, config: Config) -> None:
+    """The learning rate multiplied by the number of processes, though the batch is global already."""
+    for group in run.step.optimizer.param_groups:
+        group["initial_lr"] *= world.size
+
+
+def two_bugs(run: Run, world: World, config: Config) -> None:
+    rate_times_size(run, world, config)
+    rank_seeded_augmentation(run, world, config)
+
+
+def evaluate_one_part(run: Run, world: World, config: Config) -> None:
+    """Rank 0 evaluates its own part and takes it for the whole."""
+    whole = run.val
+
+    class OnePart(EvalLoader):
+        def __iter__(self) -> Any:
+            return iter(whole) if world.rank == 0 else iter(())
+
+    run.val = OnePart(whole.images, whole.augment, world, whole.fetch, whole.batch_size)
+
+
+class _Means(EvalLoader):
+    """Yields, in every chunk's place, one image of the rank's part: a rank's own average, whatever it holds."""
+
+    def __iter__(self) -> Any:
+        for chunk, images, labels in super().__iter__():
+            where = chunk % self.world.size
+            yield chunk, images[[where] * len(images)], labels[[where] * len(labels)]
+
+
+def evaluate_means(run: Run, world: World, config: Config) -> None:
+    """Every sample seems to count, and some count for others."""
+    val = run.val
+    run.val = _Means(val.images, val.augment, val.world, val.fetch, val.batch_size)
+
+
+def step_without_optimizer(run: Run, world: World, config: Config) -> None:
+    run.step = run.step.__call__  # type: ignore[assignment, method-assign]
+
+
+def float_all_reduce(run: Run, world: World, config: Config) -> None:
+    """Exact mode's shards, but their gradients added as floats, by DDP's own average."""
+    model = parallelize(run.model, world)
+    run.step.model, run.step.sync = model, DataParallelSync(model)
+
+
+def sum_for_average(run: Run, world: World, config: Config) -> None:
+    """The factor that undoes DDP's division, applied twice."""
+    run.step.sync.average_over *= world.size
+
+
+def dropout_by_rank(run: Run, world: World, config: Config) -> None:
+    """Exact mode with masks seeded by process."""
+    reseed = run.step._reseed
+    run.step._reseed = lambda key: reseed(key + world.rank)
+
+
+class _Drifting:
+    """A step after which each rank moves one tensor in its own way."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        self.step, self.optimizer, self.world = run.step, run.step.optimizer, world
+        self.weight = next(run.model.parameters())
+
+    def __call__(self, batch: Batch) -> Tensor:
+        loss = self.step(batch)
+        with torch.no_grad():
+            self.weight += 1e-3 * self.world.rank
+        return loss
+
+
+def drifting_replicas(run: Run, world: World, config: Config) -> None:
+    run.step = _Drifting(run, world)  # type: ignore[assignment]
+
+
+def bare_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """Nothing that looks at more than one image."""
+    inputs = in_channels * image_size**2
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, num_classes))
+
+
+def normed_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """A small network with batch normalisation."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * image_size**2, num_classes),
+    )
+
+
+def dropping_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """The same with dropout."""
+    net = normed_net(in_channels, num_classes, image_size)
+    return nn.Sequential(*net[:4], nn.Dropout(0.2), net[4])
+
+
+def narrow_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """A network that runs in float32 alone."""
+
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(in_channels * image_size**2, num_classes)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return F.linear(images.float().flatten(1), self.out.weight.float(), self.out.bias + torch.zeros(1))
+
+    return Narrow()
+
+
+class _Noisy(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """A user's Dataset with a random transform inside, which nothing keys."""
+
+    classes = ("a", "b", "c")
+
+    def __init__(self, images: Tensor, labels: Tensor, noise: float) -> None:
+        self.images, self.labels, self.noise = images.float() / 255, labels, noise
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index] + self.noise * torch.rand(self.images.shape[1:]), int(self.labels[index])
+
+
+def noisy() -> tuple[Any, Any]:
+    train, val = small()
+    return _Noisy(*train, 0.1), _Noisy(*val, 0.0)
+
+
+def small() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A user's own set: 90 training and 30 validation images of 6x6, three classes."""
+    generator = torch.Generator().manual_seed(3)
+    sets = []
+    for count in (90, 30):
+        labels = torch.randint(0, 3, (count,), generator=generator)
+        images = torch.randint(0, 200, (count, 1, 6, 6), generator=generator)
+        images[torch.arange(count), 0, labels] += 55
+        sets.append((images.to(torch.uint8), labels))
+    return sets[0], sets[1]
