@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.weights import digest, load, save, unwrap
+from lockstep.checkpoint.weights import digest, load, save
 from lockstep.errors import UserError
+from lockstep.parallel.strategy import unwrap
 
 # torch 2.11 says so of itself when it imports its compiler
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")

@@ -12,11 +12,10 @@ import torch
 from lockstep.commands.forecast import measure
 from lockstep.config import Execution
 from lockstep.data import readers
-from lockstep.data.ahead import has_streams
 from lockstep.errors import UserError
 from lockstep.parallel import exact
 from lockstep.processes import memory
-from lockstep.processes.devices import device_name, device_type, devices
+from lockstep.processes.devices import device_name, device_type, devices, has_streams
 from lockstep.processes.memory import free_bytes, peak_gib, peaks_gib
 from lockstep.processes.world import World, join
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, Damaged, decode, read_tensors
 from lockstep.checkpoint.snapshot import describe_parameters, numbered
 from lockstep.checkpoint.verified import Loaded
-from lockstep.checkpoint.weights import state_tensors, unwrap
+from lockstep.checkpoint.weights import state_tensors
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_part, part_of
+from lockstep.parallel.strategy import unwrap
 
 _SHOWN = 12  # lines of a difference that an error lists
 _KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
-_ABSENT = object()
 
 
 def restore(
@@ -153,40 +153,3 @@ def _uncast(live: Any, ours: Any, key: str) -> Any:
     if isinstance(ours, list | tuple) and isinstance(live, list | tuple) and len(ours) == len(live):
         return type(ours)(_uncast(a, b, key) for a, b in zip(live, ours, strict=True))
     return ours
-
-
-def diff_configs(
-    saved: Mapping[str, Any], now: Mapping[str, Any], ignore: Collection[str] = ("execution",)
-) -> list[str]:
-    """What differs between two nested configs, as lines `optim.lr: 0.1 -> 0.2`.
-
-    `ignore` names entries or groups that may differ, by their whole path (`optim.lr`, `execution`) or by its last word,
-    also as a flag spells it (`lr`, `--batch-size`).
-    """
-    free = {name.removeprefix("--").replace("-", "_") for name in ignore}
-    before, after = _flat(saved), _flat(now)
-    return [
-        f"{path}: {_shown(before.get(path, _ABSENT))} -> {_shown(after.get(path, _ABSENT))}"
-        for path in [*before, *(path for path in after if path not in before)]
-        if before.get(path, _ABSENT) != after.get(path, _ABSENT) and not _covers(free, path)
-    ]
-
-
-def _covers(free: set[str], path: str) -> bool:
-    words = path.split(".")
-    return words[-1] in free or any(".".join(words[:n]) in free for n in range(1, len(words) + 1))
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        path = f"{before}{name}"
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{path}."))
-        else:
-            flat[path] = list(value) if isinstance(value, tuple) else value
-    return flat
-
-
-def _shown(value: Any) -> str:
-    return "(none)" if value is _ABSENT else repr(value) if value == "" else str(value)

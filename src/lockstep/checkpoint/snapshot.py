@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, encode, require_storable
-from lockstep.checkpoint.weights import state_tensors, unwrap
-from lockstep.data.ahead import has_streams
+from lockstep.checkpoint.weights import state_tensors
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_part, whole
+from lockstep.parallel.strategy import unwrap
+from lockstep.processes.devices import has_streams
 
 _BLOCK = 64 << 20  # a power of two: torch rounds pinned allocations up to one
 _ALIGN = 64

@@ -13,20 +13,10 @@ from lockstep.checkpoint.files import fsync, write_error
 from lockstep.checkpoint.format import octets
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import whole
+from lockstep.parallel.strategy import unwrap
 
 _SHOWN = 4  # entries of each kind that a mismatch lists
 _PREFIXES = ("module.", "_orig_mod.")  # what DDP, DataParallel and torch.compile put before every name
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own model inside any nesting of DistributedDataParallel, DataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
 
 
 def digest(model: nn.Module) -> str:

@@ -1,10 +1,13 @@
-"""Configs from plain values, as JSON holds them."""
+"""Configs from plain values, as JSON holds them, and the difference of two."""
 
 import dataclasses
 import typing
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from lockstep.errors import UserError
+
+_ABSENT = object()
 
 
 def from_plain(cls: type, values: Any, where: str) -> Any:
@@ -48,3 +51,40 @@ def _in_words(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(str, typing.get_args(hint)))
     return words.get(hint) or " or ".join(_in_words(arg) for arg in typing.get_args(hint))
+
+
+def diff_configs(
+    saved: Mapping[str, Any], now: Mapping[str, Any], ignore: Collection[str] = ("execution",)
+) -> list[str]:
+    """What differs between two nested configs, as lines `optim.lr: 0.1 -> 0.2`.
+
+    `ignore` names entries or groups that may differ, by their whole path (`optim.lr`, `execution`) or by its last word,
+    also as a flag spells it (`lr`, `--batch-size`).
+    """
+    free = {name.removeprefix("--").replace("-", "_") for name in ignore}
+    before, after = _flat(saved), _flat(now)
+    return [
+        f"{path}: {_shown(before.get(path, _ABSENT))} -> {_shown(after.get(path, _ABSENT))}"
+        for path in [*before, *(path for path in after if path not in before)]
+        if before.get(path, _ABSENT) != after.get(path, _ABSENT) and not _covers(free, path)
+    ]
+
+
+def _covers(free: set[str], path: str) -> bool:
+    words = path.split(".")
+    return words[-1] in free or any(".".join(words[:n]) in free for n in range(1, len(words) + 1))
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        path = f"{before}{name}"
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{path}."))
+        else:
+            flat[path] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "(none)" if value is _ABSENT else repr(value) if value == "" else str(value)

@@ -6,12 +6,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lockstep.processes.devices import has_streams
+
 Tensors = tuple[Tensor, ...]
-
-
-def has_streams(device: torch.device) -> bool:
-    """True for accelerators that run several queues of work at once (CUDA, ROCm, XPU)."""
-    return device.type not in ("cpu", "mps")
 
 
 @cache  # one for each device: the allocator keeps what it freed apart by stream, and every other one would add its own
@@ -53,8 +50,3 @@ def ahead(batches: Iterator[Tensors], device: torch.device) -> Iterator[Tensors]
             # allocated on the side stream, which could else give its memory to a later batch while this one is read
             tensor.record_stream(stream)
         yield batch
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device, copied through pinned memory so that the host need not wait."""
-    return tensor.pin_memory().to(device, non_blocking=True) if has_streams(device) else tensor.to(device)

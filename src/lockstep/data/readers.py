@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lockstep.data.ahead import has_streams, to_device
 from lockstep.data.sources import ArraySet, ImageSet
 from lockstep.errors import UserError
+from lockstep.processes.devices import has_streams, to_device
 from lockstep.processes.memory import free_bytes
 from lockstep.processes.signals import serve, start_servers
 

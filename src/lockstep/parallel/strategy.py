@@ -55,3 +55,14 @@ def parallelize(
 def sync_of(model: nn.Module) -> GradientSync:
     """How the gradients of what `parallelize` returned come together."""
     return ShardedSync(model) if is_sharded(model) else DataParallelSync(model)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own model inside any nesting of DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model

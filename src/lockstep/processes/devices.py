@@ -122,3 +122,13 @@ def rank_device(execution: Execution, local_rank: int, local_size: int) -> torch
             "one by --backend gloo.",
         )
     return own_devices(execution, local_rank)[0]
+
+
+def has_streams(device: torch.device) -> bool:
+    """True for accelerators that run several queues of work at once (CUDA, ROCm, XPU)."""
+    return device.type not in ("cpu", "mps")
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on the device, copied through pinned memory so that the host need not wait."""
+    return tensor.pin_memory().to(device, non_blocking=True) if has_streams(device) else tensor.to(device)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.checkpoint.weights import unwrap
 from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import copies, replica_devices
 from lockstep.parallel.sharded import is_sharded
+from lockstep.parallel.strategy import unwrap
 from lockstep.processes.world import World
 from lockstep.training.precision import autocast
 

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from lockstep.checkpoint.restore import diff_configs, restore
+from lockstep.checkpoint.restore import restore
 from lockstep.checkpoint.store import tidy
 from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
+from lockstep.config.plain import diff_configs
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.exact import rounding
 from lockstep.processes.world import World

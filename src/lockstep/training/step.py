@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoint.weights import unwrap
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.sharded import whole
-from lockstep.parallel.strategy import sync_of
+from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.training.precision import autocast, scaler

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoint.weights import unwrap
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_part
+from lockstep.parallel.strategy import unwrap
 from lockstep.processes.world import World
 from lockstep.randomness import bits, stream
 
