@@ -1,33 +1,66 @@
-"""The command `lockstep`: its help, its commands' names, and how it ends."""
+"""The command `lockstep`: its commands, its help, and how it ends."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep.commands import runs, tools
+from lockstep.commands import chaos, evaluate, export, recipes, train
+from lockstep.commands.compare import command as compare
+from lockstep.commands.doctor import command as doctor
+from lockstep.commands.forecast import command as forecast
+from lockstep.commands.launch_script import command as launch_script
 from lockstep.commands.shared.arguments import complain, tell
+from lockstep.commands.verify import command as verify
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.signals import leave
+
+# word -> (what follows it, what it is for, what runs it: its arguments to an exit code)
+COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
+    "train": ("[RECIPE] [FLAGS]", "train; the recipe is digits where none is named", train.main),
+    "eval": ("RUN [FLAGS]", "evaluate the weights of a run folder again, on any number of processes", evaluate.main),
+    "verify": (
+        "[RECIPE] [FLAGS]",
+        "run the first steps on several numbers of processes, compare, and say why they differ",
+        verify.main,
+    ),
+    "chaos": (
+        "[RECIPE] [FLAGS]",
+        "kill a training at random moments, let it recover, compare it with an undisturbed one",
+        chaos.main,
+    ),
+    "compare": (
+        "[RECIPE] [FLAGS]",
+        "measure strategies and numbers of processes under equal conditions",
+        compare.main,
+    ),
+    "forecast": (
+        "[RECIPE] [FLAGS]",
+        "measure briefly, and forecast the speed of N processes over an interconnect",
+        forecast.main,
+    ),
+    "launch-script": (
+        "slurm|kubernetes|torchrun [RECIPE] [FLAGS]",
+        "write the job file, or torchrun's line for each machine",
+        launch_script.main,
+    ),
+    "doctor": (
+        "[FLAGS]",
+        "try what a run needs from this machine and the network, and say what to do about the rest",
+        doctor.main,
+    ),
+    "export": ("RUN [FLAGS]", "write a run's weights for other programs, as safetensors or torch.save", export.main),
+    "recipes": ("", "list the recipes", recipes.main),
+    "show": ("RECIPE", "print a recipe as a command with all its flags, to copy and change", recipes.show),
+}
 
 _HELP = """usage: lockstep COMMAND [ARGUMENTS]
 
 Train PyTorch image classifiers on one process or many; the number of processes changes the speed and nothing else.
 
 commands:
-  train [RECIPE] [FLAGS]   train; the recipe is digits where none is named
-  eval RUN [FLAGS]         evaluate the weights of a run folder again, on any number of processes
-  verify [RECIPE] [FLAGS]  run the first steps on several numbers of processes, compare, and say why they differ
-  chaos [RECIPE] [FLAGS]   kill a training at random moments, let it recover, compare it with an undisturbed one
-  compare [RECIPE] [FLAGS] measure strategies and numbers of processes under equal conditions
-  predict [RECIPE] [FLAGS] measure briefly, and say what N processes over an interconnect would give
-  launch-script slurm|kubernetes|torchrun [RECIPE] [FLAGS]
-                           write the job file, or torchrun's line for each machine
-  doctor [FLAGS]           try what a run needs from this machine and the network, and say what to do about the rest
-  export RUN [FLAGS]       write a run's weights for other programs, as safetensors or torch.save
-  recipes                  list the recipes
-  show RECIPE              print a recipe as a command with all its flags, to copy and change
+{commands}
 
 examples:
   lockstep train                                        the bundled digits, on all cores
@@ -39,7 +72,7 @@ examples:
   lockstep verify digits --nproc 1,2,4 --shards 8       the same bits on 1, 2 and 4 processes?
   lockstep chaos digits --shards 4 --kills 10           does it come back, and as the same run?
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2
-  lockstep predict cifar10 --nproc 1,2,4,8 --interconnect 10gbit
+  lockstep forecast cifar10 --nproc 1,2,4,8 --interconnect 10gbit
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh
   lockstep doctor --nnodes 2 --master-addr 10.0.0.1 --master-port 29500
 
@@ -70,28 +103,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _help() -> str:
+    lines = []
+    for word, (arguments, about, _) in COMMANDS.items():
+        usage = f"  {word} {arguments}".rstrip()
+        lines.append(f"{usage:<27}{about}" if len(usage) < 27 else f"{usage}\n{'':<27}{about}")
+    return _HELP.format(commands="\n".join(lines))
+
+
 def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
-        print(_HELP, end="")
+        print(_help(), end="")
         return 0
     if args[0] == "--version":
         from importlib.metadata import version
 
         print(f"lockstep {lockstep.__version__} (torch {version('torch')}, torchvision {version('torchvision')})")
         return 0
-    known: dict[str, Callable[[list[str]], int]] = {
-        "train": runs.train,
-        "eval": runs.evaluate,
-        "verify": tools.verify,
-        "chaos": tools.chaos,
-        "predict": tools.predict,
-        "compare": tools.compare,
-        "doctor": tools.doctor,
-        "launch-script": tools.launch_script,
-        "export": runs.export,
-        "recipes": runs.recipes,
-        "show": runs.show,
-    }
-    if args[0] not in known:
-        raise unknown("command", args[0], known, "See `lockstep --help`.")
-    return known[args[0]](args[1:])
+    if args[0] not in COMMANDS:
+        raise unknown("command", args[0], COMMANDS, "See `lockstep --help`.")
+    return COMMANDS[args[0]][2](args[1:])

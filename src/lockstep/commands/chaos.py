@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.commands.shared.arguments import complain, planned
 from lockstep.commands.shared.attempt import Attempt, Lost, stepped
 from lockstep.config import Config
-from lockstep.errors import UserError
+from lockstep.errors import EXIT_FAILURE, UserError
 from lockstep.watch.journal import read
 
 
@@ -156,6 +157,21 @@ def _strike(
     what = f"{'launcher' if victim < 0 else f'rank {victim}'} of {len(pids)}"
     repeated = max(0, steps - run["resumed_from"])
     return Fault(what, moment, detected, started, recovered, repeated, len(run["pids"])), attempt
+
+
+def main(args: list[str]) -> int:
+    """Kill a training at random, and compare what comes back."""
+
+    def often(config: Config) -> Plan:
+        return Plan(config=replace(config, recovery=replace(config.recovery, checkpoint_every="10steps")))
+
+    about = (
+        "Train by the recipe `{}` while killing processes and the launcher at random moments, let it recover, and "
+        "compare ledger and (with --shards) weights with an undisturbed run. Exit code 0: all came back the same."
+    )
+    plan: Plan = planned("chaos", Plan, often, args, about)
+    show(report := chaos(plan, say=complain))
+    return 0 if report.holds else EXIT_FAILURE
 
 
 def show(report: Report) -> None:

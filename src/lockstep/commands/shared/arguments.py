@@ -1,4 +1,4 @@
-"""What all commands share: their words, their flags, and what they tell."""
+"""What all commands share: reading their arguments, starting processes, and how they end."""
 
 import os
 import sys
@@ -52,3 +52,11 @@ def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str
     names, rest = sort_words(args, cls)
     name = one_name(command, "recipe", names) or "digits"
     return parse(cls, of(recipe(name)), rest, f"lockstep {command} {name}", description.format(name))
+
+
+def launched(fn: Callable[..., Any], *args: Any, **how: Any) -> int:
+    """Run `fn` on the run's processes; returns the exit code: 128 and the signal where one stopped them."""
+    from lockstep.processes.launcher import launch
+
+    stopped = max(value or 0 for value in launch(fn, *args, **how))
+    return 128 + stopped if stopped else 0

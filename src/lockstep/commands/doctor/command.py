@@ -1,0 +1,27 @@
+"""What `lockstep doctor` takes, and its exit code."""
+
+from lockstep.commands.shared.arguments import complain, parse
+from lockstep.config.flags import sort_words
+from lockstep.errors import EXIT_FAILURE, UserError
+
+
+def main(args: list[str]) -> int:
+    """Try what a run needs from this machine and the network."""
+    from lockstep.commands.doctor.plan import Plan
+
+    names, rest = sort_words(args, Plan)
+    if names:
+        raise UserError(
+            f"doctor takes flags alone, got {' '.join(names)}", "Values follow a flag: --only host,network."
+        )
+    about = (
+        "Try what a run needs: all-reduces between processes and GPUs, ports, names, disk, memory, cores, the way to "
+        "machine 0; each with a deadline. Exit code 1: a check failed (a warning does not)."
+    )
+    plan: Plan = parse(Plan, Plan(), rest, "lockstep doctor", about)
+    from lockstep.commands.doctor.run import doctor
+    from lockstep.commands.doctor.show import as_json, healthy, show, summary
+
+    found = doctor(plan, say=complain, show=(lambda _: None) if plan.json else show)
+    print(as_json(found) if plan.json else summary(found))
+    return 0 if healthy(found) else EXIT_FAILURE

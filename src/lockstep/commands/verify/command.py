@@ -1,0 +1,21 @@
+"""What `lockstep verify` takes, and its exit code."""
+
+from lockstep.commands.shared.arguments import complain, planned
+from lockstep.errors import EXIT_FAILURE
+
+
+def main(args: list[str]) -> int:
+    """Compare the first steps on several numbers of processes."""
+    from lockstep.commands.verify.plan import Plan
+
+    about = (
+        "Run the first steps of the recipe `{}` on several numbers of processes, compare ledger, images, losses, "
+        "gradients, weights, buffers and evaluation, and name what makes them differ. Exit code 0: the mode's claim "
+        "holds (--shards: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
+    )
+    plan: Plan = planned("verify", Plan, Plan.of, args, about)
+    from lockstep.commands.verify.run import verify
+    from lockstep.commands.verify.verdict import show
+
+    show(report := verify(plan, say=complain))
+    return 0 if report.holds else EXIT_FAILURE
