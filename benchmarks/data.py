@@ -49,7 +49,7 @@ def cifar(data_dir: str, count: int) -> tuple[ArraySet, str]:
     root = sources.resolve_data_dir(data_dir)
     if (root / "cifar-10-batches-bin").is_dir():
         train, _ = sources.load(DataConfig(dataset="cifar10"), root, 0, World.single())
-        pixels, what = train.fetch(np.arange(count), None)[0].numpy(), "CIFAR-10"
+        pixels, what = train.read(np.arange(count), None)[0].numpy(), "CIFAR-10"
     else:
         pixels, what = np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32), np.uint8), "random 32x32 images"
     return ArraySet("cifar", ("0",), MEAN, STD, (pixels,), np.zeros(count, np.int64), "cifar"), what
@@ -72,8 +72,8 @@ def measure_cifar(data_dir: str, count: int, rounds: int) -> dict[str, Any]:
     images, what = cifar(data_dir, count)
     augment = Augment(MEAN, STD, 0, crop_padding=4, flip=True)
     ids = torch.arange(min(512, count))
-    theirs = by_hand(images.fetch(ids.numpy())[0], ids, augment, 0)
-    torch.testing.assert_close(augment(images.fetch(ids.numpy())[0], ids, 0), theirs, rtol=0, atol=1e-5)
+    theirs = by_hand(images.read(ids.numpy())[0], ids, augment, 0)
+    torch.testing.assert_close(augment(images.read(ids.numpy())[0], ids, 0), theirs, rtol=0, atol=1e-5)
     loader = TrainLoader(images, Order(count, 512, 0), augment, World.single(), resident(images, CPU))
     per_sample = transforms.Compose(
         [
@@ -185,8 +185,8 @@ _TUNED = v2.Compose(
 def _lockstep(root: Path, workers: int) -> Callable[[], Iterable[object]]:
     images, _ = folders.load_folders(root, SIZE, 0, resized_crop=True)
     augment = Augment(images.mean, images.std, 0, flip=True)
-    order, fetch = Order(len(images), BATCH, 0), streaming(images, CPU, workers)
-    epochs = TrainLoader(images, order, augment, World.single(), fetch).epochs(10**6)
+    order, read = Order(len(images), BATCH, 0), streaming(images, CPU, workers)
+    epochs = TrainLoader(images, order, augment, World.single(), read).epochs(10**6)
     return lambda: next(epochs)
 
 

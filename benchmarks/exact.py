@@ -40,7 +40,7 @@ def measure(world: World, config: Config, steps: int, pairs: int) -> dict[str, l
     sides = {
         "ddp": assemble(config, world),
         "ddp again": assemble(config, world),
-        "exact": assemble(replace(config, shards=world.size), world),
+        "exact": assemble(replace(config, exact=world.size), world),
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
     for pair in range(pairs + 1):

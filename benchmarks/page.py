@@ -23,7 +23,7 @@ ORDER = (
     "features",
     "exact",
     "checkpoint",
-    "predict",
+    "forecast",
     "slow_link",
     "cifar10_speed",
     "gpu",
@@ -44,7 +44,7 @@ AIMS = {  # what a result was meant to be, and why it is not where it is not
     "data": "Aim: 10 times torchvision's way, and no slower than a DataLoader on a folder.",
     "exact": "Aim: at most 1.05. Missed: gloo moves 8-byte integers about three times as slowly as 4-byte floats "
     "(9.1 against 3.0 ms for the MNIST net's 1.2 million gradients over the loopback).",
-    "predict": "Aim: within 15 %.",
+    "forecast": "Aim: within 15 %.",
     "slow_link": "What each variant gives up is in [slow links](slow-links.md). SGD with momentum has as much state as "
     "weights, and local SGD averages both, so 8 steps of it send a quarter of plain DDP's bytes. DiLoCo's outer step "
     "goes past the average, whose statistics batch norm's buffers hold: hence its loss after eight outer steps.",

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, print_table, table, write
+from forecast import Commands, Place, places
 from namespaces import missing
-from predict import Commands, Place, places
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain DDP": (),

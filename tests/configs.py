@@ -73,7 +73,7 @@ executions = st.builds(
     threads=st.integers(0, 64),
     master_addr=names,
     master_port=st.integers(0, 65535),
-    timeout=floats(0, exclude_min=True),
+    collective_timeout=floats(0, exclude_min=True),
     workers=st.integers(0, 16),
     eval_every=counts,
     loader=st.sampled_from(["auto", "resident", "streaming"]),

@@ -100,7 +100,7 @@ def _rank(
 
     answer: tuple[float, bool, Any]
     try:
-        with join(Execution(device="cpu", threads=threads, timeout=timeout)) as world:
+        with join(Execution(device="cpu", threads=threads, collective_timeout=timeout)) as world:
             answer = time.time(), True, fn(world, *args)
     except BaseException:
         answer = time.time(), False, traceback.format_exc()

@@ -19,7 +19,7 @@ from lockstep.commands.forecast.measure import _Clock
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import Batch, EvalLoader
-from lockstep.data.readers import fetcher
+from lockstep.data.readers import reader
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.ddp import distributed
 from lockstep.parallel.sharded import shard, whole
@@ -169,7 +169,7 @@ def test_running_statistics_and_evaluation_are_those_of_all_gpus() -> None:
     pixels, labels = rng.integers(0, 256, (50, 2, 5, 5), dtype=np.uint8), rng.integers(0, 3, 50)
     images = ArraySet("some", ("a", "b", "c"), (0.5, 0.4), (0.2, 0.3), (pixels,), labels, "some")
     world = World.single(gpus[0])
-    loader = EvalLoader(images, Augment(images.mean, images.std), world, fetcher(images, gpus[0]), 7)
+    loader = EvalLoader(images, Augment(images.mean, images.std), world, reader(images, gpus[0]), 7)
     model = _model(gpus[0])
     assert evaluate(model, loader, world, devices=gpus) == evaluate(model, loader, world)
 
@@ -180,7 +180,7 @@ def test_running_statistics_and_evaluation_are_those_of_all_gpus() -> None:
 @pytest.mark.gpu
 def test_processes_that_share_a_gpu_train_the_same_bits(tmp_path: Path) -> None:
     _need(1)
-    flags = {"shards": 4, "epochs": 1, "fraction": 0.2, "threads": 1, "gpus": 0, "backend": "gloo"}
+    flags = {"exact": 4, "epochs": 1, "fraction": 0.2, "threads": 1, "gpus": 0, "backend": "gloo"}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     ends = []
     for nproc in ("1", "2"):

@@ -69,8 +69,8 @@ examples:
   lockstep train folder --data-dir ~/flowers            your own train/ and val/ class folders
   torchrun --nproc-per-node 4 -m lockstep train mnist   started by another launcher
   lockstep eval runs/digits-20260101-120000 --nproc 1
-  lockstep verify digits --nproc 1,2,4 --shards 8       the same bits on 1, 2 and 4 processes?
-  lockstep chaos digits --shards 4 --kills 10           does it come back, and as the same run?
+  lockstep verify digits --nproc 1,2,4 --exact 8       the same bits on 1, 2 and 4 processes?
+  lockstep chaos digits --exact 4 --kills 10           does it come back, and as the same run?
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2
   lockstep forecast cifar10 --nproc 1,2,4,8 --interconnect 10gbit
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh

@@ -148,7 +148,7 @@ def test_the_tutorials_samples_are_the_sets() -> None:
     samples = gpu.Samples(images, np.array)
     for index in (0, 63):
         pixels, label = samples[index]
-        assert np.array_equal(pixels.transpose(2, 0, 1), images.fetch(np.array([index]))[0][0].numpy())
+        assert np.array_equal(pixels.transpose(2, 0, 1), images.read(np.array([index]))[0][0].numpy())
         assert label == index % 10
 
 

@@ -35,9 +35,9 @@ _links = (
     | st.builds(lambda kind, steps: {kind: steps}, st.sampled_from(["local", "diloco"]), st.integers(1, 99))
 )
 _strategies = st.builds(
-    lambda base, shards, precision, accumulate, switches, link, stages: Strategy(
-        "ddp" if shards else base,
-        shards,
+    lambda base, slices, precision, accumulate, switches, link, stages: Strategy(
+        "ddp" if slices else base,
+        slices,
         precision,
         accumulate,
         stages=stages,
@@ -89,8 +89,8 @@ def test_any_words_are_a_strategy_or_an_error_with_a_remedy(words: list[str]) ->
         ("dpp", "unknown strategy 'dpp'.*dp"),
         ("ddp+bf61", "unknown modifier 'bf61'.*bf16"),
         ("ddp+sync_bn", "unknown modifier 'sync_bn'.*syncbn"),
-        ("exact", "number of shards"),
-        ("exact0", "number of shards"),
+        ("exact", "number of slices"),
+        ("exact0", "number of slices"),
         ("ddp+accumulate", "number of micro-batches"),
         ("ddp+bf16+fp16", "bf16 and fp16 at once"),
         ("ddp+compile+compile", "compile stands there twice"),
@@ -107,7 +107,7 @@ def test_modifiers_change_the_config_and_nothing_else() -> None:
     changed = parse("ddp+bf16+accumulate4+syncbn").applied(config)
     assert (changed.precision, changed.accumulate, changed.model.sync_bn) == ("bf16", 4, True)
     assert replace(changed, precision="fp32", accumulate=1, model=config.model) == config
-    assert parse("exact8").applied(config) == replace(config, shards=8)
+    assert parse("exact8").applied(config) == replace(config, exact=8)
 
 
 # The plan

@@ -1,4 +1,4 @@
-"""The laws of the model, what a plan refuses, and one real prediction."""
+"""The laws of the model, what a plan refuses, and one real forecast."""
 
 import json
 import math
@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from lockstep.commands.forecast.model import (
     Curve,
+    Forecast,
     Limits,
     Link,
-    Prediction,
     Reductions,
     Timeline,
     fit_line,
     fit_link,
+    forecast,
     limits,
     moved,
-    predict,
 )
 from lockstep.commands.forecast.plan import LINKS, Layout, Plan, layout, own_cost
 from lockstep.commands.forecast.show import describe
@@ -55,13 +55,13 @@ def steps(draw: st.DrawFn) -> tuple[Timeline, Reductions]:
 
 
 def slow(n: int, own: Timeline, link: Link, sends: Reductions, **how: Any) -> float:
-    return predict(n, own, link, sends, **how).step_s
+    return forecast(n, own, link, sends, **how).step_s
 
 
 @given(steps(), links)
 def test_one_process_communicates_nothing(step: tuple[Timeline, Reductions], link: Link) -> None:
     own, sends = step
-    alone = predict(1, own, link, sends)
+    alone = forecast(1, own, link, sends)
     assert (alone.all_reduce_s, alone.exposed_s, alone.hidden) == (0, 0, 0)
     assert alone.step_s == pytest.approx(own.load_s + own.total_s)
 
@@ -71,7 +71,7 @@ def test_overlap_is_no_slower_than_none_and_no_faster_than_the_computation(
     step: tuple[Timeline, Reductions], link: Link, n: int, threads: int, crowding: float
 ) -> None:
     own, sends = step
-    found = predict(n, own, link, sends, threads=threads, crowding=crowding)
+    found = forecast(n, own, link, sends, threads=threads, crowding=crowding)
     computing = crowding * (own.load_s + own.total_s)
     assert computing * (1 - 1e-9) <= found.step_s <= (computing + found.all_reduce_s) * (1 + 1e-9)
     assert -1e-9 <= found.hidden <= 1
@@ -102,9 +102,11 @@ def test_a_link_without_cost_leaves_the_computation(step: tuple[Timeline, Reduct
 def test_efficiency_is_at_most_one_where_images_cost_the_same_everywhere(
     each: float, batch: int, link: Link, n: int
 ) -> None:
-    def step(count: int) -> Prediction:
+    def step(count: int) -> Forecast:
         share = -(-batch // count)
-        return predict(count, Timeline(0.0, (each * share / 2,), each * share, each * share), link, Reductions((1000,)))
+        return forecast(
+            count, Timeline(0.0, (each * share / 2,), each * share, each * share), link, Reductions((1000,))
+        )
 
     assert step(1).step_s / step(n).step_s <= n * (1 + 1e-9)
 
@@ -114,7 +116,7 @@ def test_a_prefetching_loader_catches_up_while_the_step_waits(
     step: tuple[Timeline, Reductions], link: Link, n: int, load: float
 ) -> None:
     own, sends = replace(step[0], load_s=load), step[1]
-    serial, beside = (predict(n, own, link, sends, prefetched=ahead) for ahead in (False, True))
+    serial, beside = (forecast(n, own, link, sends, prefetched=ahead) for ahead in (False, True))
     assert beside.step_s == pytest.approx(own.total_s + max(load, serial.exposed_s))
     assert beside.step_s <= serial.step_s * (1 + 1e-9)
 
@@ -177,15 +179,15 @@ def test_a_curve_gives_back_what_was_measured_and_the_line_between_and_beyond(
 
 
 def test_limits() -> None:
-    def row(n: int, seconds: float) -> Prediction:
-        return Prediction(n, seconds, 0.0, 0.0, 0.0, 0.0)
+    def row(n: int, seconds: float) -> Forecast:
+        return Forecast(n, seconds, 0.0, 0.0, 0.0, 0.0)
 
     assert limits([row(1, 8.0), row(2, 4.0), row(4, 3.0), row(8, 2.5), row(16, 2.6)]) == Limits(8, 8, 16)
     assert limits([row(1, 8.0), row(2, 4.0)]) == Limits(None, 2, 2)
 
 
 def test_the_bottleneck_is_the_largest_part() -> None:
-    base = Prediction(2, 4.0, 1.0, 1.0, 1.0, 1.0)
+    base = Forecast(2, 4.0, 1.0, 1.0, 1.0, 1.0)
     assert base.bottleneck == "compute"
     assert replace(base, cores_s=5.0).bottleneck == "cores oversubscribed"
     assert replace(base, loader_s=5.0).bottleneck == "loader"
@@ -217,15 +219,15 @@ def test_a_plan_refuses(chosen: dict[str, Any], message: str) -> None:
 
 def test_a_plan_is_of_plain_ddp() -> None:
     base = recipe("digits")
-    with pytest.raises(UserError, match="--shards 4"):
-        Plan.of(replace(base, shards=4))
+    with pytest.raises(UserError, match="--exact 4"):
+        Plan.of(replace(base, exact=4))
     with pytest.raises(UserError, match="--strategy single"):
         Plan.of(replace(base, execution=replace(base.execution, strategy="single", nproc=1)))
     for other in (
         replace(base, link=LinkConfig(sync_every=4)),
         replace(base, execution=replace(base.execution, model_parallel=2)),
     ):
-        with pytest.raises(UserError, match="it predicts plain DDP"):
+        with pytest.raises(UserError, match="it forecasts plain DDP"):
             Plan.of(other)
     far = replace(base.execution, nnodes=2, master_addr="10.0.0.1", master_port=29500)
     with pytest.raises(UserError, match="an interconnect is named, too"):
@@ -270,16 +272,16 @@ def test_flags_are_words() -> None:
 
 
 def test_unknown_interconnect(tmp_path: Path) -> None:
-    ended = run_lockstep("predict", "--interconnect", "token-ring", cwd=tmp_path)
+    ended = run_lockstep("forecast", "--interconnect", "token-ring", cwd=tmp_path)
     assert ended.code == 2, ended.text
     assert "unknown interconnect 'token-ring'" in ended.err
     assert "100mbit" in ended.err
 
 
 @pytest.mark.slow
-def test_a_real_prediction(tmp_path: Path) -> None:
+def test_a_real_forecast(tmp_path: Path) -> None:
     flags = ["--nproc", "1,2", "--seconds", "0.05", "--device", "cpu", "--threads", "1", "--out", "found.json"]
-    ended = run_lockstep("predict", "digits", *flags, cwd=tmp_path, timeout=120)
+    ended = run_lockstep("forecast", "digits", *flags, cwd=tmp_path, timeout=120)
     assert ended.code == 0, ended.text
     assert not ended.orphans
     found = json.loads((tmp_path / "found.json").read_text())

@@ -1,4 +1,4 @@
-"""The check of predictions against runs over a limited link: it works, and leaves nothing behind."""
+"""The check of forecasts against runs over a limited link: it works, and leaves nothing behind."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
     pytest.mark.skipif(not (shutil.which("ip") and shutil.which("tc")), reason="needs iproute2"),
 ]
-CHECK = Path(__file__).parents[2] / "benchmarks/predict.py"
+CHECK = Path(__file__).parents[2] / "benchmarks/forecast.py"
 
 
 def namespaces() -> str:
@@ -30,15 +30,15 @@ def check(*flags: str, cwd: Path) -> Command:
     return Command(sys.executable, str(CHECK), *words, cwd=cwd)
 
 
-def test_predicted_and_measured_over_a_limited_link(tmp_path: Path) -> None:
+def test_forecast_and_measured_over_a_limited_link(tmp_path: Path) -> None:
     ended = check("--json", "found.json", cwd=tmp_path).end(200)
     assert ended.code == 0, ended.text
     assert not ended.orphans
     (row,) = json.loads((tmp_path / "found.json").read_text())["rows"].values()
     assert 80 < row["link"]["bandwidth_mbit"] < 110  # what the token bucket lets through
-    assert row["predicted_ms"] > row["exposed_ms"] > 0
-    assert row["error"] == pytest.approx(row["predicted_ms"] / row["measured_ms"] - 1)
-    assert "predicted" in ended.out
+    assert row["forecast_ms"] > row["exposed_ms"] > 0
+    assert row["error"] == pytest.approx(row["forecast_ms"] / row["measured_ms"] - 1)
+    assert "forecast" in ended.out
 
 
 def test_ctrl_c_leaves_no_namespace_and_no_process(tmp_path: Path) -> None:

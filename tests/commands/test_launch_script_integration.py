@@ -18,7 +18,7 @@ from tests.slurm import slurm
 from tests.subprocesses import Command, Ended, run_lockstep
 
 pytestmark = pytest.mark.integration
-TRAIN = ("--shards", "4", "--threads", "1", "--nproc", "2")
+TRAIN = ("--exact", "4", "--threads", "1", "--nproc", "2")
 LONG = ("--epochs", "8", *TRAIN)
 SCRIPTS = str(Path(sys.executable).parent)
 PATH = {"PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
@@ -209,7 +209,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int]:
 
 @pytest.mark.parametrize("elastic", [(), ("--min-nnodes", "1")])
 def test_torchrun_lines_are_one_run(tmp_path: Path, own: tuple[str, str, int], elastic: tuple[str, ...]) -> None:
-    flags = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--shards", "4", "--threads", "1", "--nproc", "1")
+    flags = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--exact", "4", "--threads", "1", "--nproc", "1")
     text = written(
         "torchrun",
         *flags,

@@ -67,7 +67,7 @@ def _names(report: Report) -> dict[int, list[str]]:
 
 
 def test_a_right_exact_run_has_the_same_bits_on_every_number_of_processes(tmp_path: Path) -> None:
-    plan = _plan(1, 2, 3, model="dropping_net", shards=4, flip=True, ema=0.9, steps=6, out=str(tmp_path / "kept"))
+    plan = _plan(1, 2, 3, model="dropping_net", exact=4, flip=True, ema=0.9, steps=6, out=str(tmp_path / "kept"))
     report = _verify(replace(plan, json=str(tmp_path / "found.json")))
     assert report.holds
     assert not report.causes
@@ -91,7 +91,7 @@ def _train(world: World, config: Config, folder: str) -> None:
 
 
 def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
-    fields = {"model": "dropping_net", "shards": 4, "flip": True, "ema": 0.9, "clip_norm": 0.1, "warmup_epochs": 1}
+    fields = {"model": "dropping_net", "exact": 4, "flip": True, "ema": 0.9, "clip_norm": 0.1, "warmup_epochs": 1}
     report = _verify(_plan(1, 2, steps=100, **fields))
     base = report.base
     assert report.holds
@@ -134,9 +134,9 @@ WRONG = {
     "rate times N": ({"patch": "rate_times_size"}, "learning rate"),
     "rate and augmentation": ({"patch": "two_bugs"}, "augmentation and learning rate"),
     "evaluation of one part": ({"patch": "evaluate_one_part"}, "evaluation"),
-    "evaluation of one part, exact": ({"patch": "evaluate_one_part", "shards": 4}, "evaluation"),
+    "evaluation of one part, exact": ({"patch": "evaluate_one_part", "exact": 4}, "evaluation"),
     "evaluation that averages averages": ({"patch": "evaluate_means"}, "evaluation"),
-    "dropout by rank, exact": ({"patch": "dropout_by_rank", "model": "dropping_net", "shards": 4}, "dropout"),
+    "dropout by rank, exact": ({"patch": "dropout_by_rank", "model": "dropping_net", "exact": 4}, "dropout"),
     "a sum for an average": ({"patch": "sum_for_average"}, "gradient scale"),
     "drifting replicas": ({"patch": "drifting_replicas"}, "replicas"),
 }
@@ -169,7 +169,7 @@ def test_a_mean_of_means_is_named_where_shares_are_uneven_and_only_there() -> No
 
 
 def test_floats_added_by_ddp_are_not_exact_and_named() -> None:
-    report = _verify(_plan(1, 4, patch="float_all_reduce", shards=8, steps=8))
+    report = _verify(_plan(1, 4, patch="float_all_reduce", exact=8, steps=8))
     assert _names(report) == {4: ["summation order"]}
     assert not report.holds
     assert report.comparisons[0].row("weights").largest < 1e-5
@@ -195,7 +195,7 @@ def test_a_patched_step_needs_its_optimizer() -> None:
 
 
 def test_the_command_shows_a_table_and_ends_with_0(tmp_path: Path) -> None:
-    flags = ["--nproc", "1,2", "--shards", "4", "--steps", "3"]
+    flags = ["--nproc", "1,2", "--exact", "4", "--steps", "3"]
     ended = run_lockstep("verify", "digits", *flags, cwd=tmp_path, timeout=120)
     assert ended.code == 0, ended.text
     assert "N = 2 against 1" in ended.out
@@ -241,13 +241,13 @@ def test_verify_takes_the_flags_of_train() -> None:
     from lockstep.commands.shared.arguments import parse
     from lockstep.config.recipes import recipe
 
-    words = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--shards", "8", "--threads", "2", "--data-dir", "d"]
+    words = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--exact", "8", "--threads", "2", "--data-dir", "d"]
     plan = parse(Plan, Plan.of(recipe("cifar10")), words, "verify", "")
     config = plan.config_for(4, 3)
     assert type(config) is Config
     assert type(config.execution) is Execution
     assert (plan.nproc, config.execution.nproc, config.execution.threads) == ((1, 4), 4, 3)
-    assert (config.optim.lr, config.data.flip, config.shards, config.execution.data_dir) == (0.5, True, 8, "d")
+    assert (config.optim.lr, config.data.flip, config.exact, config.execution.data_dir) == (0.5, True, 8, "d")
     assert config.model == recipe("cifar10").model
 
 
@@ -361,7 +361,7 @@ def test_suspects_are_those_that_the_traces_show() -> None:
 
     assert found(Config()) == []
     assert found(Config(), shares=[[(4,), (4,)], [(4,), (3,)]]) == ["uneven shares"]
-    assert found(Config(shards=4), shares=[[(4, 4), (4, 4)]] * 2) == []
+    assert found(Config(exact=4), shares=[[(4, 4), (4, 4)]] * 2) == []
     assert found(Config(), images=[0, 7], draws=True) == ["augmentation", "dropout"]
     assert found(Config(), lr=[[0.1], [0.2]], batch_norm=True) == ["learning rate", "batch statistics"]
 
@@ -370,7 +370,7 @@ def test_suspects_are_those_that_the_traces_show() -> None:
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=4), st.integers(1, 300), st.integers(1, 4), st.booleans())
 def test_an_even_batch_is_divided_by_all(processes: list[int], batch: int, pieces: int, exact: bool) -> None:
     batch = max(batch, pieces)
-    config = Config(batch_size=batch, **({"shards": pieces} if exact else {"accumulate": pieces}))
+    config = Config(batch_size=batch, **({"exact": pieces} if exact else {"accumulate": pieces}))
     even = even_batch(config, processes)
     assert all(even % (n if exact else n * pieces) == 0 for n in processes)
     assert not exact or even % pieces == 0

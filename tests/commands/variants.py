@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lockstep.config import Config
 from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.ddp import DDPSync
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
@@ -95,7 +95,7 @@ def evaluate_one_part(run: Run, world: World, config: Config) -> None:
         def __iter__(self) -> Any:
             return iter(whole) if world.rank == 0 else iter(())
 
-    run.val = OnePart(whole.images, whole.augment, world, whole.fetch, whole.batch_size)
+    run.val = OnePart(whole.images, whole.augment, world, whole.read, whole.batch_size)
 
 
 class _Means(EvalLoader):
@@ -110,7 +110,7 @@ class _Means(EvalLoader):
 def evaluate_means(run: Run, world: World, config: Config) -> None:
     """Every sample seems to count, and some count for others."""
     val = run.val
-    run.val = _Means(val.images, val.augment, val.world, val.fetch, val.batch_size)
+    run.val = _Means(val.images, val.augment, val.world, val.read, val.batch_size)
 
 
 def step_without_optimizer(run: Run, world: World, config: Config) -> None:
@@ -118,9 +118,9 @@ def step_without_optimizer(run: Run, world: World, config: Config) -> None:
 
 
 def float_all_reduce(run: Run, world: World, config: Config) -> None:
-    """Exact mode's shards, but their gradients added as floats, by DDP's own average."""
+    """Exact mode's slices, but their gradients added as floats, by DDP's own average."""
     model = parallelize(run.model, world)
-    run.step.model, run.step.sync = model, DataParallelSync(model)
+    run.step.model, run.step.sync = model, DDPSync(model)
 
 
 def sum_for_average(run: Run, world: World, config: Config) -> None:

@@ -130,9 +130,9 @@ def test_an_error_in_preparing_comes_through_and_leaves_the_stream(monkeypatch: 
 def loader(device: torch.device, workers: int | None) -> TrainLoader:
     pixels = np.random.default_rng(0).integers(0, 256, (300, 3, 32, 32), dtype=np.uint8)
     images = ArraySet("some", ("a", "b"), (0.5,) * 3, (0.2,) * 3, (pixels,), np.arange(300) % 2, "some")
-    fetch = resident(images, device) if workers is None else streaming(images, device, workers)
+    read = resident(images, device) if workers is None else streaming(images, device, workers)
     augment = Augment(images.mean, images.std, 3, crop_padding=4, flip=True, cutout=5)
-    return TrainLoader(images, Order(300, 64, 1), augment, World(0, 1, 0, 1, device, "none"), fetch)
+    return TrainLoader(images, Order(300, 64, 1), augment, World(0, 1, 0, 1, device, "none"), read)
 
 
 @pytest.mark.gpu

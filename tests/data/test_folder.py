@@ -38,7 +38,7 @@ def test_classes_and_files_are_sorted_and_labelled(tmp_path):
         for path in (tmp_path / "train").rglob("*.*")
         if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
     )
-    images, labels = train.fetch(np.arange(13), None)
+    images, labels = train.read(np.arange(13), None)
     assert images.shape == (13, 3, 16, 16)
     assert images.dtype == torch.uint8
     assert labels.tolist() == [0] * 6 + [1] * 7
@@ -57,20 +57,20 @@ def test_a_crop_is_a_function_of_seed_epoch_and_sample(tmp_path):
     write_folders(tmp_path, count=4)
     train, _ = load_folders(tmp_path, 24, 3, resized_crop=True)
     ids = np.arange(8)
-    images, labels = train.fetch(ids, 5)
+    images, labels = train.read(ids, 5)
     shuffled = np.array([6, 1, 1, 3])
     again = pickle.loads(pickle.dumps(train))
-    assert torch.equal(again.fetch(shuffled, 5)[0], images[shuffled])
-    assert torch.equal(again.fetch(shuffled, 5)[1], labels[shuffled])
-    assert torch.equal(torch.cat([train.fetch(ids[i : i + 1], 5)[0] for i in range(8)]), images)
+    assert torch.equal(again.read(shuffled, 5)[0], images[shuffled])
+    assert torch.equal(again.read(shuffled, 5)[1], labels[shuffled])
+    assert torch.equal(torch.cat([train.read(ids[i : i + 1], 5)[0] for i in range(8)]), images)
     images = images[3:]
     ids = ids[3:]
     for path in (train.path(1), train.path(2)):
         shutil.copy(train.path(0), path)  # one image three times
-    twins = train.fetch(np.arange(3), 5)[0]
+    twins = train.read(np.arange(3), 5)[0]
     assert len({twin.numpy().tobytes() for twin in twins}) == 3
     other_seed, _ = load_folders(tmp_path, 24, 4, resized_crop=True)
-    for others in (train.fetch(ids, 6)[0], other_seed.fetch(ids, 5)[0], train.fetch(ids, None)[0]):
+    for others in (train.read(ids, 6)[0], other_seed.read(ids, 5)[0], train.read(ids, None)[0]):
         assert not any(torch.equal(a, b) for a, b in zip(images, others, strict=True))
 
 
@@ -79,10 +79,10 @@ def test_evaluation_and_training_without_random_crops_see_the_centre(tmp_path):
     plain, val = load_folders(tmp_path, 24, 3, resized_crop=False)
     random, _ = load_folders(tmp_path, 24, 3, resized_crop=True)
     ids = np.arange(6)
-    assert torch.equal(plain.fetch(ids, 0)[0], plain.fetch(ids, None)[0])
-    assert torch.equal(plain.fetch(ids, 7)[0], random.fetch(ids, None)[0])
+    assert torch.equal(plain.read(ids, 0)[0], plain.read(ids, None)[0])
+    assert torch.equal(plain.read(ids, 7)[0], random.read(ids, None)[0])
     _, val_random = load_folders(tmp_path, 24, 3, resized_crop=True)
-    assert torch.equal(val_random.fetch(ids, 9)[0], val.fetch(ids, None)[0])
+    assert torch.equal(val_random.read(ids, 9)[0], val.read(ids, None)[0])
 
 
 @given(height=sides, width=sides, draws=draws22)
@@ -186,12 +186,12 @@ def test_a_truncated_or_foreign_file_is_named_with_its_sample(suffix, tmp_path):
         path.write_bytes(harmed)
         for epoch in (0, None):
             with pytest.raises(UserError) as caught:
-                train.fetch(np.array([0, 1]), epoch)
+                train.read(np.array([0, 1]), epoch)
             assert f"{path} (sample 1)" in caught.value.message
             assert caught.value.remedy
     path.unlink()
     with pytest.raises(UserError, match=r"\(sample 1\)"):
-        train.fetch(np.array([1]), 0)
+        train.read(np.array([1]), 0)
 
 
 def test_the_fingerprint_follows_paths_sizes_and_classes(tmp_path):

@@ -20,7 +20,7 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, micro_batches, several_at_once
 from lockstep.data.order import Order
-from lockstep.data.readers import fetcher, resident, streaming
+from lockstep.data.readers import reader, resident, streaming
 from lockstep.errors import UserError
 from lockstep.processes.world import World, share_of
 from lockstep.training import assemble
@@ -54,16 +54,16 @@ class Files:
     def __len__(self) -> int:
         return 23
 
-    def fetch(self, ids: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+    def read(self, ids: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
         if self.bad in ids:
             raise UserError(f"img/{self.bad}.png is truncated (sample {self.bad})", "Replace the file.")
         images = torch.from_numpy(ids.astype(np.uint8))[:, None, None, None].expand(-1, 1, 4, 4)
         return images.clone(), torch.full((len(ids),), os.getpid())
 
 
-def train_loader(world: World, fetch: readers.Fetch, accumulate: int = 1, batch: int = 6) -> TrainLoader:
+def train_loader(world: World, read: readers.Read, accumulate: int = 1, batch: int = 6) -> TrainLoader:
     images = numbered()
-    return TrainLoader(images, Order(len(images), batch, 1), AUGMENT, world, fetch, accumulate)
+    return TrainLoader(images, Order(len(images), batch, 1), AUGMENT, world, read, accumulate)
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -133,10 +133,10 @@ def test_streaming_brings_what_the_resident_loader_does(workers: int) -> None:
 
 
 def test_workers_stay_and_their_errors_reach_the_user_as_they_are() -> None:
-    fetch = streaming(Files(bad=17), CPU, 2)
+    read = streaming(Files(bad=17), CPU, 2)
 
     def processes(ids: Iterable[int]) -> set[int]:
-        answers = fetch((np.array([i]), None) for i in ids)
+        answers = read((np.array([i]), None) for i in ids)
         return {int(label) for _, labels, _ in answers for label in labels}
 
     before = processes(range(6))
@@ -187,16 +187,16 @@ def test_evaluation_cuts_the_set_alike_on_any_number_of_ranks(samples: int, size
 
 def test_the_resident_loader_serves_an_array_from_its_own_pages() -> None:
     images = numbered()
-    fetch = fetcher(images, CPU, "auto", workers=3)
-    pixels, labels, ids = next(fetch([(np.array([4, 2]), 0)]))
+    read = reader(images, CPU, "auto", workers=3)
+    pixels, labels, ids = next(read([(np.array([4, 2]), 0)]))
     assert torch.equal(pixels, torch.from_numpy(images.images[0][[4, 2]]))
     assert labels.tolist() == ids.tolist() == [4, 2]
 
 
 def test_a_set_that_is_no_array_goes_through_workers() -> None:
     with pytest.raises(UserError, match="--loader resident: the images of files are no array"):
-        fetcher(Files(), CPU, "resident")
-    pixels, labels, _ = next(fetcher(Files(), CPU, "auto", 0)([(np.array([3]), 0)]))
+        reader(Files(), CPU, "resident")
+    pixels, labels, _ = next(reader(Files(), CPU, "auto", 0)([(np.array([3]), 0)]))
     assert pixels.unique().tolist() == [3]
     assert labels.tolist() == [os.getpid()]
 
@@ -205,12 +205,12 @@ def test_steps_are_asked_for_no_earlier_than_needed() -> None:
     """A huge epoch must not be laid out before its first step."""
     asked = []
 
-    def fetch(requests: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def read(requests: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for ids, _ in requests:
             asked.append(len(ids))
             yield torch.zeros(len(ids), 1, 4, 4, dtype=torch.uint8), torch.zeros(len(ids)), torch.from_numpy(ids)
 
-    loader = TrainLoader(numbered(), Order(10**12, 8192, 0), AUGMENT, World.single(), fetch)
+    loader = TrainLoader(numbered(), Order(10**12, 8192, 0), AUGMENT, World.single(), read)
     batch = next(loader.epoch(0, start=10**8))
     assert batch.step == 10**8
     assert asked == [8192]

@@ -98,7 +98,7 @@ def test_fetch_is_the_gather_of_all_samples(ids, tmp_path_factory):
             write_official(data, root, per_file=44)
         train, _ = load_official(resummed(data, root), root, ALONE)
         images, labels = train.load_all()
-        picked, their_labels = train.fetch(ids, 3)
+        picked, their_labels = train.read(ids, 3)
         assert (picked.dtype, their_labels.dtype, picked.shape) == (torch.uint8, torch.int64, (len(ids), *data.shape))
         assert torch.equal(picked, images[ids])
         assert torch.equal(their_labels, labels[ids])
@@ -110,9 +110,9 @@ def test_an_id_outside_the_set_is_an_index_error(data, wrong, tmp_path):
     small, _ = write_official(data, tmp_path)
     train, _ = load_official(small, tmp_path, ALONE)
     with pytest.raises(IndexError):
-        train.fetch(np.array([0, wrong]), None)
+        train.read(np.array([0, wrong]), None)
     with pytest.raises(IndexError):
-        train.fetch(np.array([len(train)]), None)
+        train.read(np.array([len(train)]), None)
 
 
 def test_pixels_stay_in_the_file_and_pickling_takes_only_its_path(tmp_path):
@@ -131,7 +131,7 @@ def test_pixels_stay_in_the_file_and_pickling_takes_only_its_path(tmp_path):
     raw[1] ^= 255
     with path.open("r+b") as file:
         file.write(raw)
-    assert train.fetch(np.array([0]))[0][0, 0, 0, 0] == raw[1] == again.fetch(np.array([0]))[0][0, 0, 0, 0]
+    assert train.read(np.array([0]))[0][0, 0, 0, 0] == raw[1] == again.read(np.array([0]))[0][0, 0, 0, 0]
 
 
 def test_fingerprints_tell_sets_and_splits_apart(tmp_path):
@@ -437,7 +437,7 @@ def test_a_pair_of_tensors_becomes_an_array_set(user):
     assert isinstance(train, ArraySet)
     images, labels = train.load_all()
     assert (train.classes, val.classes) == (tuple("0123"),) * 2
-    assert torch.equal(train.fetch(np.array([4, 0]), 0)[0], images[[4, 0]])
+    assert torch.equal(train.read(np.array([4, 0]), 0)[0], images[[4, 0]])
     assert labels.tolist() == [0, 1, 2, 0, 1, 2]
     scaled = images.double().transpose(0, 1).flatten(1) / 255
     assert train.mean == pytest.approx(scaled.mean(1).tolist()) == val.mean
@@ -457,11 +457,11 @@ def test_float_images_pass_through_unchanged(user):
         def pair():
             return [(images, torch.zeros(5, dtype=torch.int32))] * 2
     """)
-    images, labels = train.fetch(np.array([2, 0]), None)
+    images, labels = train.read(np.array([2, 0]), None)
     assert images.dtype == torch.float32
     assert torch.equal(images, torch.linspace(-2, 2, 60).reshape(5, 3, 2, 2)[[3, 1]])
     assert (labels.tolist(), train.classes, len(train), len(val)) == ([1, 1], ("a", "b"), 3, 5)
-    assert train.fetch(np.array([], np.int64), 0)[0].shape == (0, 3, 2, 2)
+    assert train.read(np.array([], np.int64), 0)[0].shape == (0, 3, 2, 2)
 
 
 def test_a_dataset_of_pil_images_becomes_uint8(user, tmp_path):
@@ -477,7 +477,7 @@ def test_a_dataset_of_pil_images_becomes_uint8(user, tmp_path):
             assert data_dir.name == "sets"
             return Pictures(data_dir), Pictures(data_dir)
     """)
-    images, labels = train.fetch(np.array([2, 1]), 0)
+    images, labels = train.read(np.array([2, 1]), 0)
     assert images.dtype == torch.uint8
     assert images[:, :, 0, 0].tolist() == [[2, 10, 255], [1, 10, 255]]
     assert (train.shape, labels.tolist(), train.mean) == ((3, 2, 4), [1, 2], (0.1, 0.2, 0.3))
@@ -531,7 +531,7 @@ def test_an_image_set_of_the_users_is_taken_as_it_is(user):
             "train is empty",
         ),
         (
-            "class D:\n  classes = ()\n  def fetch(self, ids, epoch): ...\ndef make(): return D(), D()",
+            "class D:\n  classes = ()\n  def read(self, ids, epoch): ...\ndef make(): return D(), D()",
             "an ImageSet without __len__, fingerprint, mean, name, shape, std",
         ),
     ],
@@ -551,9 +551,9 @@ def test_bad_samples_of_a_dataset_are_named(user):
         def make(): return D(), D()
     """)
     with pytest.raises(UserError, match="sample 1 has label 7"):
-        train.fetch(np.array([0, 1]), 0)
+        train.read(np.array([0, 1]), 0)
     with pytest.raises(UserError, match=r"sample 2 is \[1, 2, 3\]"):
-        train.fetch(np.array([0, 2]), 0)
+        train.read(np.array([0, 2]), 0)
 
 
 @pytest.mark.parametrize(

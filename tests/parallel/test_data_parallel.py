@@ -21,12 +21,12 @@ from lockstep.config.recipes import recipe
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
-from lockstep.data.readers import fetcher
+from lockstep.data.readers import reader
 from lockstep.errors import UserError
 from lockstep.parallel import data_parallel as module
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import Replicas, copies, data_parallel, driven, replica_devices, require_gpus
-from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.ddp import DDPSync
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.memory import peak_gib, peaks_gib
 from lockstep.processes.world import World
@@ -251,7 +251,7 @@ def test_evaluation_over_several_devices_is_that_of_one_to_the_bit(tta: str) -> 
     rng = np.random.default_rng(0)
     pixels, labels = rng.integers(0, 256, (50, 2, 5, 5), dtype=np.uint8), rng.integers(0, 3, 50)
     images = ArraySet("some", ("a", "b", "c"), (0.5, 0.4), (0.2, 0.3), (pixels,), labels, "some")
-    loader = EvalLoader(images, Augment(images.mean, images.std), SINGLE, fetcher(images, SINGLE.device), 7)
+    loader = EvalLoader(images, Augment(images.mean, images.std), SINGLE, reader(images, SINGLE.device), 7)
     model = network().float()
     used: list[nn.Module] = []
     model.register_forward_pre_hook(lambda copy, _: used.append(copy))
@@ -262,7 +262,7 @@ def test_evaluation_over_several_devices_is_that_of_one_to_the_bit(tta: str) -> 
 
 
 def test_nobody_can_tell_how_long_its_gpus_waited() -> None:
-    assert DataParallelSync(OnCpu(network(), 2)).waited_ms() is None
+    assert DDPSync(OnCpu(network(), 2)).waited_ms() is None
 
 
 def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.data.loaders import Batch, micro_batches
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import average_buffers
-from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.ddp import DDPSync
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
@@ -179,7 +179,7 @@ def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
 def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
     model = network()
     assert parallelize(model, SINGLE, strategy=strategy) is model
-    sync = DataParallelSync(model)
+    sync = DDPSync(model)
     assert sync.average_over == 1
     for last in (False, True):
         with sync.piece(3, last):
@@ -190,7 +190,7 @@ def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
 def _waits(world: World, late_s: float) -> float | None:
     """Milliseconds that this rank waited per step, where the last rank is late for each backward pass."""
     model = parallelize(network(), world)
-    sync = DataParallelSync(model)
+    sync = DDPSync(model)
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
     for t in range(6):
         time.sleep(late_s if world.rank == world.size - 1 else 0)
@@ -201,7 +201,7 @@ def _waits(world: World, late_s: float) -> float | None:
 def test_the_wait_for_a_late_rank_is_seen_on_the_others() -> None:
     first, last = run_ranks(_waits, 2, 0.1)
     assert first >= 50 > last
-    assert DataParallelSync(network()).waited_ms() == 0.0
+    assert DDPSync(network()).waited_ms() == 0.0
 
 
 def _mean_of_means(world: World) -> list[float]:

@@ -27,8 +27,8 @@ def small_net(in_channels: int, num_classes: int) -> nn.Module:
 
 
 BASE = Config(
-    batch_size=50,  # 8 shards of 7 and 6
-    shards=8,
+    batch_size=50,  # 8 slices of 7 and 6
+    exact=8,
     epochs=2,
     data=DataConfig(dataset="digits", fraction=0.15, crop_padding=1, flip=True, cutout=2),  # last batch: 16 samples
     model=ModelConfig(model="tests.parallel.test_exact:small_net"),
@@ -50,7 +50,7 @@ CASES = {
     "muon": changed(optim={"optimizer": "muon", "lr": 0.01}),
     "adadelta, label smoothing": changed(optim={"optimizer": "adadelta", "lr": 1.0, "label_smoothing": 0.1}),
     "bf16, channels last": changed(precision="bf16", model={"channels_last": True}),
-    "fewer samples than shards in the last batch": changed(data={"fraction": 53 / 1437}),
+    "fewer samples than slices in the last batch": changed(data={"fraction": 53 / 1437}),
 }
 SAME_AS_SGD = {
     "again": BASE,
@@ -84,7 +84,7 @@ def test_one_digest_for_every_number_of_processes() -> None:
     for name in SAME_AS_SGD:
         assert alone[name] == alone["sgd"], name
     assert len({alone[name][0] for name in CASES}) == len(CASES)  # the cases do differ from each other
-    for n in (3, 8):  # 3 does not divide the shards; 8 leaves ranks without one in the last batch
+    for n in (3, 8):  # 3 does not divide the slices; 8 leaves ranks without one in the last batch
         for rank, results in enumerate(run_ranks(all_cases, n, CASES, timeout=180)):
             for name, result in results.items():
                 assert result == alone[name], f"{name}: rank {rank} of {n}"
@@ -92,13 +92,13 @@ def test_one_digest_for_every_number_of_processes() -> None:
 
 def test_the_canary_plain_ddp_differs() -> None:
     """If adding floats gave one digest too, the tests above would prove nothing."""
-    plain = dataclasses.replace(BASE, shards=0, model=ModelConfig(model="mlp"), data=DataConfig(fraction=0.2))
+    plain = dataclasses.replace(BASE, exact=0, model=ModelConfig(model="mlp"), data=DataConfig(fraction=0.2))
     digests = {run_ranks(all_cases, n, {"plain": plain}, timeout=60)[0]["plain"][0] for n in (1, 4)}
     assert len(digests) == 2
 
 
 def poisoned(world: World, config: Config, precision: str) -> tuple[list[bool], str]:
-    """One rank's shard overflows: what do the ranks' gradients say?"""
+    """One rank's slice overflows: what do the ranks' gradients say?"""
     run = assemble(dataclasses.replace(config, precision=precision), world)
     batch = next(run.train.epoch(0))
     if world.rank == world.size - 1:
@@ -112,7 +112,7 @@ def poisoned(world: World, config: Config, precision: str) -> tuple[list[bool], 
     return seen, "kept" if digest(run.model) == before else "moved"
 
 
-def test_a_non_finite_shard_is_seen_by_all_ranks_alike() -> None:
+def test_a_non_finite_slice_is_seen_by_all_ranks_alike() -> None:
     config = changed(model={"model": "mlp"}, optim={"clip_norm": 0.0})
     answers = run_ranks(poisoned, 3, config, "fp32")
     assert all(any(seen) for seen, _ in answers)
@@ -137,7 +137,7 @@ def test_ranks_that_round_differently_are_refused() -> None:
         ({"model": {"compile": True}}, "--compile"),
         ({"execution": {"strategy": "dp"}}, "order of its own"),
         ({"precision": "tf32"}, "TF32"),
-        ({"shards": 51}, "a shard needs a sample"),
+        ({"exact": 51}, "a slice needs a sample"),
         ({"execution": {"nproc": 9}}, "can't be shared out over 9 processes"),
     ],
 )
@@ -164,5 +164,5 @@ def unrepeatable() -> nn.Module:
 
 def test_an_operator_without_a_deterministic_kernel_is_named() -> None:
     config = changed(model={"model": "tests.parallel.test_exact:unrepeatable"})
-    with pytest.raises(RankFailed, match=r"UserError: --shards 8: put_.*\n.*Replace that operator"):
+    with pytest.raises(RankFailed, match=r"UserError: --exact 8: put_.*\n.*Replace that operator"):
         run_ranks(all_cases, 1, {"unrepeatable": config})

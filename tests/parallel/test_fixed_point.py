@@ -20,7 +20,7 @@ magnitudes = st.floats(min_value=-126, max_value=120)
 
 
 @given(
-    shards=st.integers(1, 64),
+    slices=st.integers(1, 64),
     top=magnitudes,
     spread=st.floats(0, 60),
     seed=st.integers(0, 2**31),
@@ -28,23 +28,23 @@ magnitudes = st.floats(min_value=-126, max_value=120)
 )
 @settings(deadline=None)
 def test_order_and_grouping_change_no_bit(
-    shards: int, top: float, spread: float, seed: int, dtype: torch.dtype
+    slices: int, top: float, spread: float, seed: int, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    scale = torch.exp2(top - spread * torch.rand(shards, 50, generator=generator, dtype=torch.float64))
-    parts = list((torch.randn(shards, 50, generator=generator, dtype=torch.float64) * scale).to(dtype))
-    order = torch.randperm(shards, generator=generator).tolist()
+    scale = torch.exp2(top - spread * torch.rand(slices, 50, generator=generator, dtype=torch.float64))
+    parts = list((torch.randn(slices, 50, generator=generator, dtype=torch.float64) * scale).to(dtype))
+    order = torch.randperm(slices, generator=generator).tolist()
     assert torch.equal(exact_sum(parts), exact_sum([parts[i] for i in order]))
 
 
-@given(shards=st.integers(1, 64), top=st.floats(-60, 120), seed=st.integers(0, 2**31))
+@given(slices=st.integers(1, 64), top=st.floats(-60, 120), seed=st.integers(0, 2**31))
 @settings(deadline=None)
-def test_rounding_stays_below_2_to_the_minus_30_of_the_largest(shards: int, top: float, seed: int) -> None:
+def test_rounding_stays_below_2_to_the_minus_30_of_the_largest(slices: int, top: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     # exponents from the top down by 50 binary orders within one tensor
-    scale = torch.exp2(top - 50 * torch.rand(shards, 200, generator=generator, dtype=torch.float64))
-    parts = list((torch.randn(shards, 200, generator=generator, dtype=torch.float64) * scale).float())
-    into, out_of = scales(exponents(parts).max(), shards, torch.float32)
+    scale = torch.exp2(top - 50 * torch.rand(slices, 200, generator=generator, dtype=torch.float64))
+    parts = list((torch.randn(slices, 200, generator=generator, dtype=torch.float64) * scale).float())
+    into, out_of = scales(exponents(parts).max(), slices, torch.float32)
     total = sum((to_fixed(p, into) for p in parts), torch.zeros(200, dtype=torch.int64))
     error = (total.double() * out_of.double() - torch.stack(parts).double().sum(0)).abs().max()
     assert error <= torch.stack(parts).abs().max().double() * 2.0**-30
@@ -63,10 +63,10 @@ def test_small_gradients_keep_their_bits_beside_large_ones() -> None:
 
 def test_the_largest_values_do_not_overflow() -> None:
     biggest = torch.full((4,), torch.finfo(torch.float32).max / 64)
-    for shards in (1, 2, 7, 64):
-        assert torch.allclose(exact_sum([biggest] * shards).double(), biggest.double() * shards, rtol=1e-7)
-        into, _ = scales(exponents([biggest]).max(), shards, torch.float32)
-        assert sum(int(to_fixed(biggest, into)[0]) for _ in range(shards)) < 2**63
+    for slices in (1, 2, 7, 64):
+        assert torch.allclose(exact_sum([biggest] * slices).double(), biggest.double() * slices, rtol=1e-7)
+        into, _ = scales(exponents([biggest]).max(), slices, torch.float32)
+        assert sum(int(to_fixed(biggest, into)[0]) for _ in range(slices)) < 2**63
 
 
 def test_zeros_and_non_finite_values() -> None:

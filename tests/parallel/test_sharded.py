@@ -14,7 +14,7 @@ from lockstep.checkpoint.snapshot import contribute, snapshot
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
-from lockstep.data.readers import fetcher
+from lockstep.data.readers import reader
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.sharded import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
 from lockstep.processes.world import World
@@ -177,8 +177,8 @@ def evaluated(world: World) -> list[tuple[float, float]]:
     images = run.val.images
     results = []
     for size in (400, 180, 120, 100, 80):
-        fetch = fetcher(images, world.device, "resident", 0)
-        loader = EvalLoader(images, Augment(images.mean, images.std), world, fetch, size)
+        read = reader(images, world.device, "resident", 0)
+        loader = EvalLoader(images, Augment(images.mean, images.std), world, read, size)
         metrics = evaluate(run.model, loader, world)
         assert loader.short == (len(list(loader)) < -(-loader.chunks // world.size))
         results.append((metrics.top1, metrics.loss))

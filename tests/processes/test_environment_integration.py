@@ -11,7 +11,7 @@ from tests.slurm import slurm
 from tests.subprocesses import Command
 
 pytestmark = pytest.mark.integration
-TRAIN = ("train", "digits", "--shards", "4", "--epochs", "2", "--threads", "1", "--fraction", "0.2")
+TRAIN = ("train", "digits", "--exact", "4", "--epochs", "2", "--threads", "1", "--fraction", "0.2")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
 MPIRUN = ("mpirun", "--oversubscribe", "-np", "2")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -205,7 +205,16 @@ def test_two_machines(tmp_path: Path) -> None:
 def test_a_machine_that_stays_alone_says_so(tmp_path: Path) -> None:
     argv = ("--nnodes", "2", "--node-rank", "0", "--nproc", "1", "--ip", "localhost", "--port", str(free_port()))
     ended = Command(
-        sys.executable, "-m", "lockstep", "train", *argv, "--timeout", "3", "--hang-timeout", "2", cwd=tmp_path
+        sys.executable,
+        "-m",
+        "lockstep",
+        "train",
+        *argv,
+        "--collective-timeout",
+        "3",
+        "--hang-timeout",
+        "2",
+        cwd=tmp_path,
     ).end(120)
     assert ended.code == 2, ended.text
     assert "machine 0 of 2 did not meet the others at localhost:" in ended.err

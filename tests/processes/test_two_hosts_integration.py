@@ -16,9 +16,9 @@ pytestmark = pytest.mark.integration
 
 LOCKSTEP = (sys.executable, "-m", "lockstep")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--nnodes", "2")
-TRAIN = ("train", "digits", "--shards", "4", "--epochs", "2", "--threads", "1", "--fraction", "0.2")
-LONG = ("train", "digits", "--shards", "4", "--epochs", "12", "--threads", "1", "--log-every", "1")
-WATCHED = ("--checkpoint-every", "10steps", "--timeout", "60", "--hang-timeout")
+TRAIN = ("train", "digits", "--exact", "4", "--epochs", "2", "--threads", "1", "--fraction", "0.2")
+LONG = ("train", "digits", "--exact", "4", "--epochs", "12", "--threads", "1", "--log-every", "1")
+WATCHED = ("--checkpoint-every", "10steps", "--collective-timeout", "60", "--hang-timeout")
 PORT = "29500"  # free in a namespace of our own
 Words = Callable[[int, Link, tuple[str, ...]], tuple[str, ...]]
 

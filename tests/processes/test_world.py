@@ -103,7 +103,7 @@ def test_a_meeting_that_nobody_comes_to_ends_in_an_error(port: str, monkeypatch:
         for name, value in (WHOLE | {"MASTER_PORT": port}).items():
             monkeypatch.setenv(name, value)  # torch reads the process's own environment
         with pytest.raises(UserError, match=f"rank 1 of 4 could not meet the others at localhost:{port}") as caught:
-            join(Execution(device="cpu", threads=1, timeout=1.0)).__enter__()
+            join(Execution(device="cpu", threads=1, collective_timeout=1.0)).__enter__()
     assert "expected, but not set" not in caught.value.message
     assert "port is free and open" in caught.value.remedy
 

@@ -27,12 +27,12 @@ def test_the_official_files_hold_what_their_publishers_say(
 ) -> None:
     train_set, test_set = load_official(official, real_data, World.single())
     assert (len(train_set), len(test_set)) == (train_count, 10_000)
-    images, labels = train_set.fetch(np.arange(train_count), None)
+    images, labels = train_set.read(np.arange(train_count), None)
     assert labels.bincount().shape == (10,)
     pixels = images.numpy()
     assert (pixels.mean((0, 2, 3)) / 255).tolist() == pytest.approx(official.mean, abs=1e-4)
     assert (pixels.std((0, 2, 3)) / 255).tolist() == pytest.approx(official.std, abs=1e-4)
-    assert test_set.fetch(np.arange(10_000), None)[1].bincount(minlength=10).min() > 800
+    assert test_set.read(np.arange(10_000), None)[1].bincount(minlength=10).min() > 800
 
 
 def _mnist(world: World, data: str, out: str) -> list[dict[str, Any]]:

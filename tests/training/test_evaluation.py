@@ -15,7 +15,7 @@ from lockstep.checkpoint.weights import digest
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
-from lockstep.data.readers import fetcher
+from lockstep.data.readers import reader
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training.evaluation import _sums, averaged, evaluate
@@ -34,7 +34,7 @@ def images(samples: int, classes: int = CLASSES) -> ArraySet:
 
 
 def loader(data: ArraySet, world: World, size: int, kind: str = "resident") -> EvalLoader:
-    return EvalLoader(data, Augment((0.5,), (0.3,)), world, fetcher(data, world.device, kind), size)
+    return EvalLoader(data, Augment((0.5,), (0.3,)), world, reader(data, world.device, kind), size)
 
 
 def network(norm: bool = True) -> nn.Module:

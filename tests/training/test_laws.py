@@ -20,7 +20,7 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.order import EMPTY_LEDGER, Order, extend_ledger
-from lockstep.data.readers import fetcher
+from lockstep.data.readers import reader
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, share_of
@@ -46,7 +46,7 @@ WAYS = [(1, "resident", 0), (3, "resident", 0), (2, "streaming", 0), (1, "stream
 
 
 def numbered() -> ArraySet:
-    """Images of which each is different; the label is the sample id, so that a batch says what was really fetched."""
+    """Images of which each is different; the label is the sample id, so that a batch says what was really read."""
     pixels = np.random.default_rng(0).integers(0, 256, (SAMPLES, 2, 6, 6), dtype=np.uint8)
     classes = tuple(map(str, range(SAMPLES)))
     return ArraySet("numbered", classes, (0.5, 0.4), (0.2, 0.3), (pixels,), np.arange(SAMPLES), "numbered")
@@ -98,7 +98,7 @@ def plain_training(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
     for epoch in range(EPOCHS):
         for t, ids in enumerate(order.steps(epoch)):
             optimizer.param_groups[0]["lr"] = optim.lr * schedule(optim, epoch * SAMPLES + t * BATCH)
-            pixels, labels = images.fetch(ids)
+            pixels, labels = images.read(ids)
             inputs = augment()(pixels, torch.from_numpy(ids), epoch)
             total = 0.0
             cuts = min(accumulate, len(ids))
@@ -118,7 +118,7 @@ def plain_training(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
 def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, Any]:
     optim, model, images = OPTIMIZERS[name], net(norm), numbered()
     loader = TrainLoader(
-        images, Order(SAMPLES, BATCH, SEED), augment(), world, fetcher(images, world.device), accumulate
+        images, Order(SAMPLES, BATCH, SEED), augment(), world, reader(images, world.device), accumulate
     )
     wrapped = parallelize(model, world, sync_bn=norm)
     optimizer = optimizers.build(model, optim, optim.lr)
@@ -137,7 +137,7 @@ def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, 
     return {"weights": after, "ema": state(ema.module), "losses": losses, "moved by averaging": moved}
 
 
-def fetched(world: World, batch: int, fraction: float, accumulate: int, kind: str, workers: int) -> dict[str, Any]:
+def was_read(world: World, batch: int, fraction: float, accumulate: int, kind: str, workers: int) -> dict[str, Any]:
     """Two epochs: the ledger, the samples that really came, and a digest of each sample as augmented."""
     images = numbered()
     loader = TrainLoader(
@@ -145,7 +145,7 @@ def fetched(world: World, batch: int, fraction: float, accumulate: int, kind: st
         Order(SAMPLES, batch, SEED, fraction),
         augment(),
         world,
-        fetcher(images, world.device, kind, workers),
+        reader(images, world.device, kind, workers),
         accumulate,
     )
     ledger, came, digests = EMPTY_LEDGER, [], {}
@@ -165,7 +165,7 @@ def everything(world: World) -> dict[str, Any]:
             # worker processes are slow to start: where there are many ranks one each is enough, and for one order
             if way[2] and ((batch, fraction) != ORDERS[1] or way[2] * world.size > 4):
                 continue
-            found["data", batch, fraction, way] = fetched(world, batch, fraction, *way)
+            found["data", batch, fraction, way] = was_read(world, batch, fraction, *way)
     for name in OPTIMIZERS:
         for accumulate in (1, 3):
             found["train", name, False, accumulate] = training(world, name, False, accumulate)
@@ -213,7 +213,7 @@ def test_a_sample_is_augmented_alike_on_any_rank_worker_and_loader(n: int) -> No
     expected = {}
     for epoch in range(2):
         for sample in range(SAMPLES):  # alone in its batch, in this process
-            pixels, _ = images.fetch(np.array([sample]))
+            pixels, _ = images.read(np.array([sample]))
             image = augment()(pixels, torch.tensor([sample]), epoch)[0]
             expected[epoch, sample] = hashlib.sha256(image.numpy().tobytes()).hexdigest()
     assert len(set(expected.values())) == 2 * SAMPLES, "another epoch, another image"
@@ -269,7 +269,7 @@ def test_all_ranks_hold_the_same_bits() -> None:
 def test_the_tolerance_would_show_a_mean_of_means() -> None:
     """What equal weights for unequal shares would do, so that 1e-10 is known to be a tight bound."""
     model, images, order = net(False), numbered(), Order(SAMPLES, BATCH, SEED)
-    pixels, labels = images.fetch(order.step(0, 0))
+    pixels, labels = images.read(order.step(0, 0))
     outputs = model(augment()(pixels, torch.from_numpy(order.step(0, 0)), 0))
     shares = [share_of(BATCH, rank, 3) for rank in range(3)]
     means = torch.stack([loss(outputs[share], labels[share]) for share in shares]).mean()

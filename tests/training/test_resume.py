@@ -20,7 +20,7 @@ from tests.ranks import RankFailed, run_ranks
 
 EXACT = Config(
     batch_size=30,
-    shards=4,
+    exact=4,
     epochs=3,
     data=DataConfig(dataset="digits", fraction=0.1, crop_padding=1, flip=True),  # 144 samples: 5 steps, the last of 24
     model=ModelConfig(model="tests.parallel.test_exact:small_net"),
@@ -28,7 +28,7 @@ EXACT = Config(
     execution=Execution(log_every=3, eval_batch_size=200),
     recovery=Recovery(checkpoint_every="4steps", check_every=3, hang_timeout=60),
 )
-PLAIN = dataclasses.replace(EXACT, shards=0, accumulate=2, optim=OptimConfig(lr=0.05))
+PLAIN = dataclasses.replace(EXACT, exact=0, accumulate=2, optim=OptimConfig(lr=0.05))
 STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
 STEPS = 15
 
@@ -84,7 +84,7 @@ def check(tmp_path: Path, cases: list[tuple[str, Config, int, int, int]]) -> Non
         assert end["status"] == "completed", name
         assert end["steps"] == whole["steps"] == STEPS
         assert end["ledger_sha256"] == whole["ledger_sha256"], name
-        if config.shards:
+        if config.exact:
             assert end["weights_sha256"] == whole["weights_sha256"], name
             assert (end["top1"], end["loss"]) == (whole["top1"], whole["loss"]), name
 

@@ -16,7 +16,7 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import Batch, TrainLoader, micro_batches
 from lockstep.data.order import Order
-from lockstep.data.readers import fetcher
+from lockstep.data.readers import reader
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
@@ -311,7 +311,7 @@ def training_parts(world: World) -> tuple[TrainLoader, TrainStep]:
     model = parallelize(model.to(world.device), world, sync_bn=True)
     augment = Augment((0.5,), (0.2,), 0, crop_padding=1, flip=True, cutout=2)
     images = small_set()
-    loader = TrainLoader(images, Order(24, 8, 0), augment, world, fetcher(images, world.device), accumulate=2)
+    loader = TrainLoader(images, Order(24, 8, 0), augment, world, reader(images, world.device), accumulate=2)
     optimizer = optimizers.build(model, OptimConfig(lr=0.1), 0.1)
     step = TrainStep(
         model, F.cross_entropy, optimizer, precision="bf16", clip_norm=1.0, schedule=lambda samples: 0.5 + samples / 100
@@ -321,8 +321,8 @@ def training_parts(world: World) -> tuple[TrainLoader, TrainStep]:
 
 def test_nothing_is_read_back_in_a_step() -> None:
     loader, step = training_parts(SINGLE)
-    fetch = loader.fetch
-    loader.fetch = lambda requests: iter(list(fetch(requests)))  # numpy arrays become tensors before the first step
+    read = loader.read
+    loader.read = lambda requests: iter(list(read(requests)))  # numpy arrays become tensors before the first step
     batches = loader.epoch(0)
     step(next(batches))  # the first may: it fills caches
     with Waits() as waits:
@@ -349,5 +349,5 @@ def test_no_step_waits_for_the_gpu() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     images = small_set()
-    evaluation = EvalLoader(images, Augment((0.5,), (0.2,)), world, fetcher(images, world.device), 7)
+    evaluation = EvalLoader(images, Augment((0.5,), (0.2,)), world, reader(images, world.device), 7)
     assert evaluate(step.model, evaluation, world).count == 24

@@ -151,12 +151,12 @@ def asked_to_stop(world: World, config: Config, folder: str, step: int) -> None:
     ("changes", "message"),
     [
         (
-            {"shards": 4, "execution": Execution(strategy="fsdp")},
-            r"--shards 4 with --strategy fsdp: its reduce-scatter",
+            {"exact": 4, "execution": Execution(strategy="fsdp")},
+            r"--exact 4 with --strategy fsdp: its reduce-scatter",
         ),
-        ({"shards": 4, "execution": Execution(model_parallel=2)}, "--shards 4 with --model-parallel 2"),
-        ({"shards": 4, "link": LinkConfig(compress="bf16")}, "--shards 4 with --compress bf16"),
-        ({"shards": 4, "link": LinkConfig(sync_every=2)}, "--shards 4 with --sync-every 2"),
+        ({"exact": 4, "execution": Execution(model_parallel=2)}, "--exact 4 with --model-parallel 2"),
+        ({"exact": 4, "link": LinkConfig(compress="bf16")}, "--exact 4 with --compress bf16"),
+        ({"exact": 4, "link": LinkConfig(sync_every=2)}, "--exact 4 with --sync-every 2"),
         ({"link": LinkConfig("bf16"), "execution": Execution(strategy="fsdp")}, "--compress bf16 with --strategy fsdp"),
         ({"link": LinkConfig("powersgd:1"), "precision": "fp16"}, "--compress powersgd:1 with --precision fp16"),
         ({"link": LinkConfig("powersgd:1"), "on_nonfinite": "skip"}, "with --on-nonfinite skip: what PowerSGD"),

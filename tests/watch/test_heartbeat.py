@@ -57,7 +57,7 @@ def process(scenario: Scenario, env: dict[str, str], folder: Path) -> None:
         (folder / f"record-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
 
     with (
-        join(Execution(device="cpu", threads=1, timeout=DEADLINE)) as world,
+        join(Execution(device="cpu", threads=1, collective_timeout=DEADLINE)) as world,
         Heartbeat(world, run_store(world), TIMEOUT, folder, note) as beat,
     ):
         scenario(world, beat, folder)
@@ -201,7 +201,7 @@ class SleepyImages:
     def __len__(self) -> int:
         return 1000
 
-    def fetch(self, ids: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+    def read(self, ids: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
         answer_for_stacks()
         self.asked += 1
         while self.sleepy and self.asked > 5:
@@ -214,10 +214,10 @@ class SleepyImages:
 
 def lose_the_loader(world: World, beat: Heartbeat, folder: Path) -> None:
     with beat.pause("start"):  # worker processes import torch
-        fetched = streaming(SleepyImages(world.rank == 1), world.device, 1)((np.arange(4), 0) for _ in range(100))
-        next(fetched)
+        was_read = streaming(SleepyImages(world.rank == 1), world.device, 1)((np.arange(4), 0) for _ in range(100))
+        next(was_read)
     beat.at(1, "loader")
-    for step, _ in enumerate(fetched, 2):
+    for step, _ in enumerate(was_read, 2):
         (folder / "ready").touch()
         beat.at(step, "forward-backward")
         world.sum(torch.ones(3))

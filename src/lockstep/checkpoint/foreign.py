@@ -84,7 +84,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise UserError(f"{path} is a damaged safetensors file: {error}", "Fetch or export it again.") from error
+        raise UserError(f"{path} is a damaged safetensors file: {error}", "Read or export it again.") from error
 
 
 def _read_torch(path: Path) -> Any:

@@ -71,7 +71,7 @@ class Report:
 def chaos(plan: Plan, say: Callable[[str], None]) -> Report:
     """Run the plan; the undisturbed run comes first."""
     draw = random.Random(plan.chaos_seed)
-    report = Report(exact=bool(plan.config.shards))
+    report = Report(exact=bool(plan.config.exact))
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as folder:
         base = _prepared(plan.config)
         calm = Attempt(base, Path(folder, "calm"), say)
@@ -167,7 +167,7 @@ def main(args: list[str]) -> int:
 
     about = (
         "Train by the recipe `{}` while killing processes and the launcher at random moments, let it recover, and "
-        "compare ledger and (with --shards) weights with an undisturbed run. Exit code 0: all came back the same."
+        "compare ledger and (with --exact) weights with an undisturbed run. Exit code 0: all came back the same."
     )
     plan: Plan = planned("chaos", Plan, often, args, about)
     show(report := chaos(plan, say=complain))
@@ -197,7 +197,7 @@ def show(report: Report) -> None:
     console.print(
         f"{len(report.faults)} of {total} faults recovered in {report.runs} run(s); "
         f"{len(report.ledgers)} ledger digest(s), {len(report.weights)} weights digest(s)"
-        + ("" if report.exact else " (only exact mode, --shards, promises one)")
+        + ("" if report.exact else " (only exact mode, --exact, promises one)")
     )
     for text in (*report.lost, *sorted(report.ledgers), *(sorted(report.weights) if report.exact else ())):
         console.print(text, soft_wrap=True)

@@ -53,8 +53,8 @@ class Config:
     """Global batch size: samples per optimizer step over all processes."""
     accumulate: int = 1
     """Cut each global batch into this many micro-batches (less memory, same step)."""
-    shards: int = 0
-    """Exact mode: cut each batch into so many shards; the same bits on any number of processes up to that (0: off)."""
+    exact: int = 0
+    """Exact mode: cut each batch into so many slices; the same bits on any number of processes up to that (0: off)."""
     seed: int = 0
     """Seed of weights, order, augmentation and dropout."""
     precision: Precision = "fp32"
@@ -80,21 +80,22 @@ class Config:
         )
         combinations.require_sound(self)
         require(
-            self.recovery.hang_timeout < self.execution.timeout,
-            f"--hang-timeout {self.recovery.hang_timeout:g} is not below --timeout {self.execution.timeout:g}",
-            "A collective would give up before the report of who keeps it waiting: raise --timeout.",
+            self.recovery.hang_timeout < self.execution.collective_timeout,
+            f"--hang-timeout {self.recovery.hang_timeout:g} is not below --collective-timeout "
+            f"{self.execution.collective_timeout:g}",
+            "A collective would give up before the report of who keeps it waiting: raise --collective-timeout.",
         )
         nproc, nodes = self.execution.nproc, self.execution.nnodes
         if nproc != "auto":
             self.require_batch_for(nproc * nodes)
 
     def require_batch_for(self, processes: int) -> None:
-        """Raise UserError where some process would have no sample in a full batch, or no shard."""
-        if self.shards:
+        """Raise UserError where some process would have no sample in a full batch, or no slice."""
+        if self.exact:
             require(
-                processes <= self.shards,
-                f"--shards {self.shards} can't be shared out over {processes} processes",
-                f"Use at most --nproc {self.shards}, or more shards.",
+                processes <= self.exact,
+                f"--exact {self.exact} can't be shared out over {processes} processes",
+                f"Use at most --nproc {self.exact}, or more slices.",
             )
             return
         require(

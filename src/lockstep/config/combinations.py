@@ -9,7 +9,7 @@ Config = Any  # lockstep.config's, which imports this file
 
 def require_sound(config: Config) -> None:
     """Raise UserError for settings of a config that exclude each other."""
-    if config.shards:
+    if config.exact:
         _exact(config)
     if config.link.compress != "none":
         _compressed(config)
@@ -31,10 +31,10 @@ def _exclude(mode: str, reasons: dict[str, tuple[bool, str]]) -> None:
 
 def _exact(config: Config) -> None:
     """What exact mode can't make the same on any number of processes."""
-    mode, execution, link = f"--shards {config.shards}", config.execution, config.link
+    mode, execution, link = f"--exact {config.exact}", config.execution, config.link
     require(
-        1 <= config.shards <= config.batch_size,
-        f"{mode} of a batch of {config.batch_size}: a shard needs a sample",
+        1 <= config.exact <= config.batch_size,
+        f"{mode} of a batch of {config.batch_size}: a slice needs a sample",
         f"Use 1 to {config.batch_size} (0: off).",
     )
     adds = {
@@ -57,7 +57,7 @@ def _exact(config: Config) -> None:
             ),
             "--sync-bn": (
                 config.model.sync_bn,
-                "each shard has its own batch statistics, the same on any number of processes",
+                "each slice has its own batch statistics, the same on any number of processes",
             ),
             "--compile": (
                 config.model.compile,

@@ -20,7 +20,7 @@ class Execution:
     out: Annotated[str, arg(help_behavior_hint="(default: runs/RECIPE-DATE-TIME)")] = ""
     """Run folder: config.json, journal.jsonl, weights/."""
     data_dir: Annotated[str, arg(help_behavior_hint="(default: $LOCKSTEP_DATA, else ./data)")] = ""
-    """Where data sets live, or are put when they are fetched."""
+    """Where data sets live, or are put when they are downloaded."""
     nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
     """Processes on this machine; auto: one per GPU, else one per core, at most 8."""
     strategy: Strategy = "ddp"
@@ -43,7 +43,7 @@ class Execution:
     """Address of machine 0."""
     master_port: Annotated[int, arg(aliases=["--port"], help_behavior_hint="(default: a free one)")] = 0
     """Port on machine 0, where the processes meet; with --nnodes the same number on each machine."""
-    timeout: float = 600.0
+    collective_timeout: float = 600.0
     """Seconds that any rank waits for the others before the run ends with an error."""
     workers: int = 2
     """Processes that read images, for each training process (streaming loader)."""
@@ -70,7 +70,11 @@ class Execution:
         for name in ("workers", "threads"):
             flag = name.replace("_", "-")
             require(getattr(self, name) >= 0, f"--{flag} {getattr(self, name)} is negative", "Use 0 or more.")
-        require(self.timeout > 0, f"--timeout {self.timeout} is not positive", "Give seconds, as 600.")
+        require(
+            self.collective_timeout > 0,
+            f"--collective-timeout {self.collective_timeout} is not positive",
+            "Give seconds, as 600.",
+        )
         require(0 <= self.master_port < 65536, f"--master-port {self.master_port} is not a port", "Use 1 to 65535.")
         require(
             0 <= self.node_rank < self.nnodes,

@@ -31,7 +31,7 @@ class ImageSet(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of fetched images."""
+        """Channels, height and width of the images as they are read."""
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -47,7 +47,7 @@ class ImageSet(Protocol):
 
     def __len__(self) -> int: ...
 
-    def fetch(self, ids: Ids, epoch: int | None) -> tuple[Tensor, Tensor]:
+    def read(self, ids: Ids, epoch: int | None) -> tuple[Tensor, Tensor]:
         """Images [b, C, H, W], uint8 or floating-point (taken as normalised), and labels int64 [b].
 
         epoch None: evaluation, nothing random.
@@ -112,7 +112,7 @@ class ArraySet:
     def _starts(self) -> Ids:
         return np.cumsum([0] + [len(array) for array in self.images], dtype=np.int64)
 
-    def fetch(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Images uint8 [b, C, H, W] and labels int64 [b] of these ids, in their order; nothing else is read.
 
         Raises:
@@ -173,5 +173,5 @@ def check_labels(where: str, labels: Array, classes: int, first_id: int = 0) -> 
         raise UserError(
             f"{where}: sample {first_id + place} has label {labels[place]}, and there are {classes} classes"
             + (f" ({len(bad)} such labels in all)" if len(bad) > 1 else ""),
-            f"Labels run from 0 to {classes - 1}: put the data right, or fetch it again.",
+            f"Labels run from 0 to {classes - 1}: put the data right, or download it again.",
         )

@@ -65,7 +65,7 @@ def ensure(release: Release, root: Path) -> None:
 def verify(path: Path, size: int, checksum: str, called: str = "") -> None:
     """Raise UserError where a file, `called` so or by its path, has not this size and checksum."""
     called = called or str(path)
-    remedy = "Delete it and run again to have it fetched, or put the published file in its place."
+    remedy = "Delete it and run again to have it downloaded, or put the published file in its place."
     found_size = path.stat().st_size
     if found_size != size:
         short = "short" if found_size < size else "too long"
@@ -128,7 +128,7 @@ def _unpack(archive: Path, names: Sequence[str], into: Path) -> None:
             raise  # of the file system, as a full disk; a damaged package has no errno
         raise UserError(
             f"{archive} cannot be unpacked: {error}",
-            "Delete it and run again to have it fetched, or put the published package in its place.",
+            "Delete it and run again to have it downloaded, or put the published package in its place.",
         ) from error
 
 
@@ -193,7 +193,7 @@ def _unavailable(release: Release, root: Path, missing: Sequence[str], reasons: 
     tried = "; ".join(f"{mirror}: {reason}" for mirror, reason in reasons.items())
     return UserError(
         f"{release.name}: {', '.join(missing)} missing from {folder}, and not to be had from here ({tried})",
-        f"On a machine with a network fetch {', '.join(packages)} from {release.mirrors[0]} and put "
+        f"On a machine with a network download {', '.join(packages)} from {release.mirrors[0]} and put "
         f"{'it' if len(packages) == 1 else 'them'}, packed or unpacked, into {folder}; or {_ELSEWHERE}, "
         f"the folder that holds {release.folder}.",
     )

@@ -33,7 +33,7 @@ _decode_jpeg = getattr(torchvision_io, "decode_jpeg", None)  # its removal is an
 
 @dataclass(frozen=True, eq=False)
 class FolderSet:
-    """The image files below one folder, decoded when they are fetched. Sample ids follow classes and paths, sorted.
+    """The image files below one folder, decoded when they are read. Sample ids follow classes and paths, sorted.
 
     In training with `resized_crop` an image is a random crop, each draw a hash of (seed, epoch, sample id). Otherwise
     its short side becomes size * 256 / 224 and the centre is cut out. Resizing is bilinear with antialiasing. An EXIF
@@ -61,7 +61,7 @@ class FolderSet:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of fetched images."""
+        """Channels, height and width of the images as they are read."""
         return 3, self.size, self.size
 
     @cached_property
@@ -78,7 +78,7 @@ class FolderSet:
         start = int(self.ends[sample - 1]) + 1 if sample else 0
         return self.root / os.fsdecode(self.paths[start : int(self.ends[sample])])
 
-    def fetch(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:
         """Images uint8 [b, 3, size, size] and labels int64 [b]; epoch None: nothing random.
 
         Raises:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.data.ahead import ahead
 from lockstep.data.augment import Augment
 from lockstep.data.order import Order
-from lockstep.data.readers import Fetch, Request
+from lockstep.data.readers import Read, Request
 from lockstep.data.sources import ImageSet
 from lockstep.processes.world import World, share_of
 
@@ -66,8 +66,8 @@ def micro_batches(count: int, accumulate: int, world: World) -> list[Piece]:
     return pieces
 
 
-def shards(count: int, total: int, world: World) -> list[Piece]:
-    """This rank's shards of a global batch of `count` samples cut into `total`: whole ones, one after the other."""
+def slices(count: int, total: int, world: World) -> list[Piece]:
+    """This rank's slices of a global batch of `count` samples cut into `total`: whole ones, one after the other."""
     cuts = min(total, count)
     return [Piece(v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)]]
 
@@ -76,9 +76,9 @@ class TrainLoader:
     """The training set in the run's order. `loader.epoch(e, start)` yields a Batch for each step from `start` on."""
 
     def __init__(
-        self, images: ImageSet, order: Order, augment: Augment, world: World, fetch: Fetch, accumulate: int = 1
+        self, images: ImageSet, order: Order, augment: Augment, world: World, read: Read, accumulate: int = 1
     ) -> None:
-        self.images, self.order, self.augment, self.world, self.fetch = images, order, augment, world, fetch
+        self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
         self.pieces: Callable[[int], list[Piece]] = lambda count: micro_batches(count, accumulate, world)
         self.wait_ms = 0.0  # time that the training loop stood waiting for data, since somebody set it to zero
 
@@ -104,9 +104,9 @@ class TrainLoader:
                 else:  # a rank without a piece asks for no sample, and its turn must not be lost
                     yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
 
-        fetched, augment = self.fetch(requests()), self.augment
+        batches, augment = self.read(requests()), self.augment
         prepared = ahead(
-            ((augment(images, mine, epoch), labels) for images, labels, mine in fetched), self.world.device
+            ((augment(images, mine, epoch), labels) for images, labels, mine in batches), self.world.device
         )
         share_bytes = self.order.batch_size // self.world.size * math.prod(self.images.shape) * 4
         prepared = several_at_once(prepared, _TOGETHER_BYTES // max(1, share_bytes))
@@ -140,8 +140,8 @@ class EvalLoader:
     on any number of ranks.
     """
 
-    def __init__(self, images: ImageSet, augment: Augment, world: World, fetch: Fetch, batch_size: int) -> None:
-        self.images, self.augment, self.world, self.fetch, self.batch_size = images, augment, world, fetch, batch_size
+    def __init__(self, images: ImageSet, augment: Augment, world: World, read: Read, batch_size: int) -> None:
+        self.images, self.augment, self.world, self.read, self.batch_size = images, augment, world, read, batch_size
 
     @property
     def chunks(self) -> int:
@@ -163,5 +163,5 @@ class EvalLoader:
         mine = range(self.chunks)[self.world.share(self.chunks)]
         n, size = len(self.images), self.batch_size
         requests = ((np.arange(chunk * size, min(n, (chunk + 1) * size)), None) for chunk in mine)
-        for chunk, (images, labels, ids) in zip(mine, self.fetch(requests), strict=True):
+        for chunk, (images, labels, ids) in zip(mine, self.read(requests), strict=True):
             yield chunk, self.augment(images, ids, None), labels

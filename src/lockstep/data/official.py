@@ -31,7 +31,7 @@ class Official:
 
 
 def load_official(data: Official, root: Path, world: World) -> tuple[ArraySet, ArraySet]:
-    """Training and test set from `root / data.release.folder`, fetched and verified by one rank per host.
+    """Training and test set from `root / data.release.folder`, downloaded and verified by one rank per host.
 
     Raises:
         UserError: see `download.ensure`, `records`, `idx` and `arrays.check_labels`.
@@ -62,7 +62,7 @@ def records(path: Path, shape: tuple[int, int, int], label_bytes: int) -> Part:
     if size == 0 or size % stride:
         raise UserError(
             f"{path} is damaged: {size} bytes are no whole number of records of {stride}",
-            "Delete it and run again to have it fetched, or put the published file in its place.",
+            "Delete it and run again to have it downloaded, or put the published file in its place.",
         )
     return Part(size // stride, Column(path, label_bytes, stride), Column(path, label_bytes - 1, stride))
 
@@ -76,7 +76,7 @@ def idx(images: Path, labels: Path, shape: tuple[int, int, int]) -> Part:
         raise UserError(
             f"{images} holds {count} images of {sides[0]}x{sides[1]}, {labels.name} {label_count} labels; "
             f"expected {height}x{width} and as many labels as images",
-            "Delete both and run again to have them fetched, or put the published files in their place.",
+            "Delete both and run again to have them downloaded, or put the published files in their place.",
         )
     return Part(count, Column(images, 16, math.prod(shape)), Column(labels, 8, 1))
 
@@ -89,7 +89,7 @@ def _idx_header(path: Path, dimensions: int) -> list[int]:
     if magic != 0x0800 + dimensions or size != length + math.prod(sizes) or sizes[0] == 0:  # 0x08: unsigned bytes
         raise UserError(
             f"{path} is damaged: it is no IDX file of {dimensions} dimension(s), or not as long as its header says",
-            "Delete it and run again to have it fetched, or put the published file in its place.",
+            "Delete it and run again to have it downloaded, or put the published file in its place.",
         )
     return sizes
 

@@ -16,16 +16,16 @@ from lockstep.processes.memory import free_bytes
 from lockstep.processes.signals import serve, start_servers
 
 Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
-Fetch = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
+Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
 
 
-def resident(images: ArraySet, device: torch.device) -> Fetch:
-    """Fetch from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise."""
+def resident(images: ArraySet, device: torch.device) -> Read:
+    """Read from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise."""
     if device.type == "cpu":
 
         def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             for ids, epoch in requests:
-                yield *images.fetch(ids, epoch), torch.from_numpy(ids)
+                yield *images.read(ids, epoch), torch.from_numpy(ids)
 
         return from_pages
     pixels, classes = (tensor.to(device) for tensor in images.load_all())
@@ -38,8 +38,8 @@ def resident(images: ArraySet, device: torch.device) -> Fetch:
     return from_device
 
 
-def streaming(images: ImageSet, device: torch.device, workers: int) -> Fetch:
-    """Fetch through `workers` processes that stay alive between epochs (0: in this process)."""
+def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
+    """Read through `workers` processes that stay alive between epochs (0: in this process)."""
     requested = _Requested()
     context = None
     if workers:
@@ -91,12 +91,12 @@ class _Requestable(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
     def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor] | UserError:
         ids, epoch = request
         try:
-            return *self.images.fetch(ids, epoch), torch.from_numpy(ids)
+            return *self.images.read(ids, epoch), torch.from_numpy(ids)
         except UserError as error:  # handed over and raised there: a loader would wrap it in the worker's traceback
             return error
 
 
-def fetcher(images: ImageSet, device: torch.device, loader: str = "auto", workers: int = 0) -> Fetch:
+def reader(images: ImageSet, device: torch.device, loader: str = "auto", workers: int = 0) -> Read:
     """The way to a set's samples: resident where it is an array that fits the device, else streaming.
 
     Raises:

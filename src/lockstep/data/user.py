@@ -124,7 +124,7 @@ class DatasetSet:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def fetch(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Images [b, C, H, W] of the Dataset's type, and labels int64 [b].
 
         Raises:
@@ -162,7 +162,7 @@ def _as_image(image: Any, where: str) -> Tensor:
 
 
 def _adapted(name: str, value: Any) -> ImageSet:
-    if hasattr(value, "fetch"):
+    if hasattr(value, "read"):
         wanted = ("name", "classes", "shape", "mean", "std", "fingerprint", "__len__")
         if missing := set(wanted) - set(dir(value)):
             raise UserError(f"{name} is an ImageSet without {', '.join(sorted(missing))}", _EXPECTED)

@@ -27,25 +27,25 @@ class Bucket:
         self.work: dist.Work | None = None
         self.waited = 0.0  # seconds
 
-    def _shards_of(self, p: nn.Parameter, held: list[dict[nn.Parameter, Tensor]]) -> list[Tensor]:
+    def _slices_of(self, p: nn.Parameter, held: list[dict[nn.Parameter, Tensor]]) -> list[Tensor]:
         grads = [grads[p] for grads in held if p in grads]
         return grads if p.grad is None else [*grads, p.grad]
 
     def start_maximum(self, world: World, held: list[dict[nn.Parameter, Tensor]]) -> None:
         """Start the all-reduce of the parameters' exponents."""
-        self.exponents = largest([self._shards_of(p, held) for p in self.parameters], world.device)
+        self.exponents = largest([self._slices_of(p, held) for p in self.parameters], world.device)
         if world.size > 1:
             self.work = dist.all_reduce(self.exponents, dist.ReduceOp.MAX, async_op=True)
 
-    def start_sum(self, world: World, shards: int, held: list[dict[nn.Parameter, Tensor]]) -> None:
+    def start_sum(self, world: World, slices: int, held: list[dict[nn.Parameter, Tensor]]) -> None:
         """Start the all-reduce of the integers."""
         self._wait()
         self.sums = torch.empty(sum(self.sizes), dtype=torch.int64, device=world.device)
         self.out_of = []
         for p, e, part in zip(self.parameters, self.exponents, torch.split(self.sums, self.sizes), strict=True):
-            into, out = scales(e, shards, p.dtype)
+            into, out = scales(e, slices, p.dtype)
             self.out_of.append(out)
-            add_fixed(_like(part, p), self._shards_of(p, held), into)
+            add_fixed(_like(part, p), self._slices_of(p, held), into)
         if world.size > 1:
             self.work = dist.all_reduce(self.sums, async_op=True)
 

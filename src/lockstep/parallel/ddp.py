@@ -42,7 +42,7 @@ def distributed(
     return ddp
 
 
-class DataParallelSync(GradientSync):
+class DDPSync(GradientSync):
     """DDP's own all-reduce, during the backward pass of the last piece; nothing for a module that is not DDP."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,11 +1,11 @@
 """Exact mode: the same bits on any number of processes.
 
-The global batch is cut into V shards, whatever the number of processes; a rank owns a contiguous run of them and takes
-each through the model by itself, with its own dropout seed and its own batch statistics. What is added over shards
+The global batch is cut into V slices, whatever the number of processes; a rank owns a contiguous run of them and takes
+each through the model by itself, with its own dropout seed and its own batch statistics. What is added over slices
 (gradients, and the changes of buffers) is added as integers on a scale of this step's global maximum (`fixed_point`):
 integer addition has no order, so ring, bucket and N can't change a bit, and there is no state to save.
 
-Memory beyond plain DDP's: the gradients once more for each further shard of this rank, and 8 bytes a parameter for the
+Memory beyond plain DDP's: the gradients once more for each further slice of this rank, and 8 bytes a parameter for the
 sums.
 """
 
@@ -34,7 +34,7 @@ def configure(world: World, threads: int) -> None:
         UserError: where devices, torch versions or thread counts differ between ranks, and on MPS.
     """
     if world.device.type == "mps":
-        raise UserError("--shards on mps: its sums are scaled in float64, which MPS has not", "Use --device cpu.")
+        raise UserError("--exact on mps: its sums are scaled in float64, which MPS has not", "Use --device cpu.")
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
@@ -46,7 +46,7 @@ def configure(world: World, threads: int) -> None:
         for rank, theirs in enumerate(everyone):
             if theirs[what] != first:
                 raise UserError(
-                    f"--shards: {what} is {first} on rank 0 and {theirs[what]} on rank {rank}, which round differently",
+                    f"--exact: {what} is {first} on rank 0 and {theirs[what]} on rank {rank}, which round differently",
                     "Run on machines of one kind with the same software and the same --threads.",
                 )
 
@@ -57,16 +57,16 @@ def rounding(device: torch.device) -> dict[str, str | int]:
 
 
 class ExactSync(GradientSync):
-    """Gradients of a global batch's shards, added exactly.
+    """Gradients of a global batch's slices, added exactly.
 
     Args:
         model: the bare module, the same on all ranks; this makes rank 0's weights and buffers everyone's.
         world: the ranks.
-        shards: V, the same for every N that shall agree.
+        slices: V, the same for every N that shall agree.
     """
 
-    def __init__(self, model: nn.Module, world: World, shards: int) -> None:
-        self.world, self.shards = world, shards
+    def __init__(self, model: nn.Module, world: World, slices: int) -> None:
+        self.world, self.slices = world, slices
         self.buckets = buckets_of(model)
         self.buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.counters = [b for b in model.buffers() if not b.is_floating_point() and b.dtype != torch.bool]
@@ -78,8 +78,8 @@ class ExactSync(GradientSync):
         self._begin()
 
     def _begin(self) -> None:
-        self.held: list[dict[nn.Parameter, Tensor]] = []  # gradients of this rank's shards but the last
-        self.changes: list[list[Tensor]] = []  # of buffers and counters, by shard
+        self.held: list[dict[nn.Parameter, Tensor]] = []  # gradients of this rank's slices but the last
+        self.changes: list[list[Tensor]] = []  # of buffers and counters, by slice
         self.launched = 0
         self.listening = False
         for bucket in self.buckets:
@@ -87,18 +87,18 @@ class ExactSync(GradientSync):
 
     @contextmanager
     def piece(self, size: int, last: bool) -> Iterator[None]:
-        """Around one shard's passes: buffers start from the step's beginning each time, gradients are set aside."""
+        """Around one slice's passes: buffers start from the step's beginning each time, gradients are set aside."""
         del size
         before = [b.clone() for b in (*self.buffers, *self.counters)]
-        self.listening = last  # the last shard's backward starts the reduction, bucket by bucket
+        self.listening = last  # the last slice's backward starts the reduction, bucket by bucket
         try:
             yield
         except RuntimeError as error:
             if "deterministic" not in str(error):
                 raise
             raise UserError(
-                f"--shards {self.shards}: {str(error).splitlines()[0]}",
-                "Replace that operator in the model, or train without --shards.",
+                f"--exact {self.slices}: {str(error).splitlines()[0]}",
+                "Replace that operator in the model, or train without --exact.",
             ) from error
         self.listening = False
         now = [*self.buffers, *self.counters]
@@ -125,7 +125,7 @@ class ExactSync(GradientSync):
         if self.launched < len(self.buckets):
             self.buckets[self.launched].start_maximum(self.world, self.held)
         if self.launched > 0:
-            self.buckets[self.launched - 1].start_sum(self.world, self.shards, self.held)
+            self.buckets[self.launched - 1].start_sum(self.world, self.slices, self.held)
         self.launched += 1
 
     def finish(self) -> None:
@@ -153,14 +153,14 @@ class ExactSync(GradientSync):
             dist.all_reduce(exponent, dist.ReduceOp.MAX)
         sums, out_of = [torch.tensor([len(self.changes)], device=self.world.device)], []
         for buffer, changes, e in zip(self.buffers, floats, exponent, strict=True):
-            into, out = scales(e, self.shards, buffer.dtype)
+            into, out = scales(e, self.slices, buffer.dtype)
             out_of.append(out)
             sums.append(_summed([to_fixed(c, into) for c in changes], buffer).flatten())
         sums += [_summed(changes, counter).flatten() for changes, counter in zip(whole, self.counters, strict=True)]
         flat = self.world.sum(torch.cat(sums))
         count, *totals = torch.split(flat, [s.numel() for s in sums])
         for buffer, total, out in zip(self.buffers, totals, out_of, strict=False):
-            # one division of the summed changes, in float64: the average over all shards of all ranks
+            # one division of the summed changes, in float64: the average over all slices of all ranks
             buffer += (total.to(torch.float64) * out / count).to(buffer.dtype).view_as(buffer)
         for counter, total in zip(self.counters, totals[len(self.buffers) :], strict=True):
             counter += (total // count).to(counter.dtype).view_as(counter)

@@ -6,7 +6,7 @@ from torch import nn
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import convert_sync_batchnorm
 from lockstep.parallel.data_parallel import data_parallel
-from lockstep.parallel.ddp import DataParallelSync, distributed
+from lockstep.parallel.ddp import DDPSync, distributed
 from lockstep.parallel.sharded import ShardedSync, is_sharded, shard
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
@@ -54,7 +54,7 @@ def parallelize(
 
 def sync_of(model: nn.Module) -> GradientSync:
     """How the gradients of what `parallelize` returned come together."""
-    return ShardedSync(model) if is_sharded(model) else DataParallelSync(model)
+    return ShardedSync(model) if is_sharded(model) else DDPSync(model)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -163,7 +163,7 @@ def _start(
             run_id="lockstep",
             rdzv_backend="c10d" if execution.nnodes == 1 else "static",
             rdzv_endpoint=endpoint,
-            rdzv_configs={"rank": execution.node_rank, "timeout": int(execution.timeout)}
+            rdzv_configs={"rank": execution.node_rank, "timeout": int(execution.collective_timeout)}
             if execution.nnodes > 1
             else {"is_host": True},
             max_restarts=0,
@@ -189,7 +189,7 @@ def _start(
         except (DistError, RendezvousError) as error:
             raise UserError(
                 f"machine {execution.node_rank} of {execution.nnodes} did not meet the others at {endpoint} "
-                f"in {execution.timeout:g} s: {error}",
+                f"in {execution.collective_timeout:g} s: {error}",
                 "Check that the address is machine 0's, the port is open, and the command runs on every machine.",
             ) from error
     return [values[rank] for rank in sorted(values)]

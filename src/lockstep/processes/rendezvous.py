@@ -131,7 +131,7 @@ def fresh(store: Store, rank: int, size: int, seconds: float) -> Store:
         if missing and time.monotonic() > until:
             raise UserError(
                 f"rank(s) {', '.join(map(str, sorted(missing)))} of {size} did not come in {seconds:g} s",
-                "Check that they were started, and what they said; --timeout gives them longer.",
+                "Check that they were started, and what they said; --collective-timeout gives them longer.",
             )
         time.sleep(_POLL_S if missing else 0)
     return PrefixStore(attempt, store)

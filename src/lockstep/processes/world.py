@@ -60,7 +60,7 @@ class World:
         return tensor.tolist()
 
     def barrier(self) -> None:
-        """Wait for all ranks, at most as long as the run's --timeout."""
+        """Wait for all ranks, at most as long as the run's --collective-timeout."""
         if self.size > 1:
             dist.barrier(device_ids=None if self.backend == "gloo" else [self.device.index])
 
@@ -160,9 +160,9 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
         return
     backend = execution.backend if execution.backend != "auto" else dist.get_default_backend_for_device(device)
     names = backend if backend == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
-    limit = timedelta(seconds=execution.timeout)
+    limit = timedelta(seconds=execution.collective_timeout)
     try:
-        store = _store(environ, rank, size, execution.timeout)
+        store = _store(environ, rank, size, execution.collective_timeout)
         if local_size < size:
             choose_interface(store, environ["MASTER_ADDR"], rank, size, environ)
         dist.init_process_group(names, timeout=limit, store=store, rank=rank, world_size=size)

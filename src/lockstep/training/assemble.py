@@ -16,9 +16,9 @@ from lockstep.checkpoint.foreign import load_weights
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader, TrainLoader, shards
+from lockstep.data.loaders import EvalLoader, TrainLoader, slices
 from lockstep.data.order import Order
-from lockstep.data.readers import fetcher
+from lockstep.data.readers import reader
 from lockstep.data.sources import ImageSet
 from lockstep.errors import UserError
 from lockstep.parallel import exact
@@ -77,10 +77,10 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         cutout=data.cutout,
         image_size=data.image_size,
     )
-    fetch = fetcher(images, world.device, execution.loader, execution.workers)
-    loader = TrainLoader(images, order, augment, world, fetch, config.accumulate)
-    if config.shards:
-        loader.pieces = lambda count: shards(count, config.shards, world)
+    read = reader(images, world.device, execution.loader, execution.workers)
+    loader = TrainLoader(images, order, augment, world, read, config.accumulate)
+    if config.exact:
+        loader.pieces = lambda count: slices(count, config.exact, world)
     return loader
 
 
@@ -88,8 +88,8 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
     """The evaluation loader of a config over a set."""
     execution = config.execution
     augment = Augment(images.mean, images.std, image_size=config.data.image_size)
-    fetch = fetcher(images, world.device, execution.loader, execution.workers)
-    return EvalLoader(images, augment, world, fetch, execution.eval_batch_size)
+    read = reader(images, world.device, execution.loader, execution.workers)
+    return EvalLoader(images, augment, world, read, execution.eval_batch_size)
 
 
 def build_model(config: Config, images: ImageSet, device: torch.device) -> nn.Module:
@@ -100,7 +100,7 @@ def build_model(config: Config, images: ImageSet, device: torch.device) -> nn.Mo
     model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
     if fit_to := getattr(model, "fit_to", None):  # a layer computed from the data, as a whitening one
         first = np.arange(min(5000, len(images)))
-        pixels, _ = images.fetch(first, None)
+        pixels, _ = images.read(first, None)
         fit_to(Augment(images.mean, images.std, image_size=size)(pixels, torch.from_numpy(first), None))
     if config.model.init:
         load_weights(model, config.model.init)
@@ -114,7 +114,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     `dtype` is that of the parameters and floating-point buffers, where it is not the model's own.
     """
     precision.configure(config.precision, world.device)
-    if config.shards:
+    if config.exact:
         # one thread unless told otherwise: a default by cores and processes would round differently on another N
         exact.configure(world, config.execution.threads or 1)
     train_set, val_set = load_data(config, world)
@@ -129,8 +129,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     ema = AveragedModel(model, multi_avg_fn=average) if average else None  # now: what FSDP has sharded can't be copied
     wrapped: nn.Module = model
     sync: GradientSync | None = None
-    if config.shards:
-        sync = exact.ExactSync(model, world, config.shards)
+    if config.exact:
+        sync = exact.ExactSync(model, world, config.exact)
     elif config.link.sync_every == 1:
         wrapped = _parallelized(config, world, model)
         if ema is not None and config.execution.strategy == "fsdp":

@@ -76,9 +76,9 @@ def introduce(config: Config, world: World, run: Run) -> list[str]:
         f"{order.samples_per_epoch:,} images an epoch, "
         f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {where}, {config.precision}"
     ]
-    if config.shards:
+    if config.exact:
         lines.append(
-            f"exact mode: {config.shards} shards; the same weights, bit by bit, on 1 to {config.shards} processes"
+            f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
         )
     lines += _spread(config, world) + _gives_up(config, world)
     if optim.scale_lr != "none":
@@ -86,12 +86,12 @@ def introduce(config: Config, world: World, run: Run) -> list[str]:
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
             f"{optim.base_batch_size or config.batch_size} = {config.lr:g}"
         )
-    if not config.shards and unsynchronised_batchnorm(run.model, copies or world.size):
+    if not config.exact and unsynchronised_batchnorm(run.model, copies or world.size):
         lines.append(
             "note: batch norm takes its statistics over each GPU's own part of a batch, so results depend a little on "
             "their number; --strategy ddp --sync-bn takes them over the whole batch"
             if copies
             else "note: batch norm takes its statistics over each process's own share, so results depend a little on "
-            "--nproc; --sync-bn takes them over the whole batch, --shards makes every bit the same"
+            "--nproc; --sync-bn takes them over the whole batch, --exact makes every bit the same"
         )
     return lines

@@ -101,7 +101,7 @@ def log(live: Session, window: Window) -> None:
 def compare(live: Session) -> None:
     """Stop the run where the ranks no longer hold the same weights."""
     live.beat.at(live.state.steps, "comparison of ranks")
-    same_buffers = bool(live.config.shards) or any(isinstance(m, SyncBatchNorm) for m in live.run.model.modules())
+    same_buffers = bool(live.config.exact) or any(isinstance(m, SyncBatchNorm) for m in live.run.model.modules())
     desync.check(live.world, live.state.steps, live.run.model, live.run.step.optimizer, buffers=same_buffers)
 
 

@@ -93,7 +93,7 @@ def _refuse_another(config: Config, world: World, run: Run, loaded: Loaded) -> N
     others = diff_configs(saved, now, ignore=("execution", "recovery", "recipe", *_ORDER, *allowed))
     before, after = loaded.state["data"], run.train.images.fingerprint
     data = [f"contents of {run.train.images.name}: {before[:12]} -> {after[:12]}"] if before != after else []
-    exact = bool(config.shards) and "rounding" not in allowed
+    exact = bool(config.exact) and "rounding" not in allowed
     kernels = diff_configs(loaded.state["rounding"], rounding(world.device), ignore=()) if exact else []
     if not (order or others or data or kernels):
         return

@@ -202,7 +202,9 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
             bar,
             Control(world, request, every, len(run.train)),
             beat,
-            Writer(folder / "checkpoints", recovery.keep, execution.timeout) if main and every.count else None,
+            Writer(folder / "checkpoints", recovery.keep, execution.collective_timeout)
+            if main and every.count
+            else None,
         )
         journal.write("run", **describe(config, world, run), resumed_from=state.steps)
         for line in [*introduce(config, world, run), *resumed.splitlines()]:

@@ -57,7 +57,7 @@ class Plan:
     """What to compare."""
 
     strategies: Names = ("single", "ddp")
-    """BASE[+MODIFIER...]: single, dp, ddp, fsdp, exact8 (--shards 8); bf16, fp16, tf32, accumulate4, fp16grads,
+    """BASE[+MODIFIER...]: single, dp, ddp, fsdp, exact8 (--exact 8); bf16, fp16, tf32, accumulate4, fp16grads,
     bf16grads and powersgd4 (--compress), local8 and diloco8 (--sync-every 8), stages2 (--model-parallel 2), syncbn,
     compile, channels_last."""
     nproc: Annotated[Ints, arg(help_behavior_hint="(default: 1,2,4 as far as there are cores or GPUs)")] = ()

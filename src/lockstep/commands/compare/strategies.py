@@ -16,7 +16,7 @@ _COMPRESSIONS = {"fp16grads": "fp16", "bf16grads": "bf16"}  # beside powersgd4
 _LINKS = ("powersgd", "local", "diloco")  # each with a number; they and _COMPRESSIONS exclude each other
 _SWITCHES = {"syncbn": "sync_bn", "compile": "compile", "channels_last": "channels_last"}
 _COUNTED = {
-    "exact": "the number of shards, as exact8",
+    "exact": "the number of slices, as exact8",
     "accumulate": "the number of micro-batches, as accumulate4",
     "powersgd": "the rank of what is sent, as powersgd4",
     "local": "the steps between two averagings, as local8",
@@ -32,7 +32,7 @@ class Strategy:
     """One way to train. What a modifier does not set stays as the config has it."""
 
     base: str = "ddp"  # of config.Strategy
-    shards: int = 0  # exact mode
+    exact: int = 0  # exact mode
     precision: str = ""
     accumulate: int = 0
     compress: str = ""  # of config.LinkConfig
@@ -44,7 +44,7 @@ class Strategy:
     @property
     def name(self) -> str:
         """As on the command line, modifiers in a fixed order."""
-        words = [f"exact{self.shards}" if self.shards else self.base]
+        words = [f"exact{self.exact}" if self.exact else self.base]
         words += [self.precision] if self.precision else []
         words += [f"accumulate{self.accumulate}"] if self.accumulate else []
         if self.compress:
@@ -58,7 +58,7 @@ class Strategy:
         """The config with what the strategy says of the experiment. Raises UserError where they don't go together."""
         model: dict[str, Any] = dict.fromkeys(self.switches, True)
         chosen: dict[str, Any] = {
-            "shards": self.shards or config.shards,
+            "exact": self.exact or config.exact,
             "precision": self.precision or config.precision,
             "accumulate": self.accumulate or config.accumulate,
         }
@@ -75,8 +75,8 @@ class Strategy:
 def parse(text: str) -> Strategy:
     """The strategy that a text names. Raises UserError, with the nearest known names."""
     base, *modifiers = text.split("+")
-    shards = _numbered("exact", base)
-    if not shards and base not in BASES:
+    exact = _numbered("exact", base)
+    if not exact and base not in BASES:
         raise unknown("strategy", base, [*BASES, "exact8"], _GRAMMAR)
     precisions = [word for word in modifiers if word in _PRECISIONS]
     counts = {word: (kind, k) for word in modifiers for kind in _NUMBERED if (k := _numbered(kind, word))}
@@ -96,8 +96,8 @@ def parse(text: str) -> Strategy:
     powersgd = numbers.pop("powersgd")
     compress = next((_COMPRESSIONS[word] for word in linked if word in _COMPRESSIONS), "")
     return Strategy(
-        base="ddp" if shards else base,
-        shards=shards,
+        base="ddp" if exact else base,
+        exact=exact,
         precision=precisions[0] if precisions else "",
         compress=f"powersgd:{powersgd}" if powersgd else compress,
         switches=tuple(field for word, field in _SWITCHES.items() if word in switches),

@@ -1,4 +1,4 @@
-"""`lockstep predict`: measure what one process does, and say what N would."""
+"""`lockstep forecast`: measure what one process does, and say what N would."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.commands.forecast import model
 from lockstep.commands.forecast.measure import Job, Measured, measure
-from lockstep.commands.forecast.model import Curve, Limits, Link, Prediction, Reductions, Timeline
+from lockstep.commands.forecast.model import Curve, Forecast, Limits, Link, Reductions, Timeline
 from lockstep.commands.forecast.plan import MEASURED, Layout, Plan, layout, own_cost
 from lockstep.errors import UserError
 from lockstep.processes.devices import cores, devices
@@ -25,7 +25,7 @@ Group = tuple[int, int, bool]  # threads of a process, processes measured at onc
 
 @dataclass(frozen=True)
 class Report:
-    """What predict found."""
+    """What forecast found."""
 
     plan: Plan
     device: str
@@ -34,18 +34,18 @@ class Report:
     measured: dict[Group, Measured]
     sends: Reductions
     layouts: list[Layout]
-    predictions: list[Prediction]  # for N = 1, then for --nproc
+    forecasts: list[Forecast]  # for N = 1, then for --nproc
     limits: Limits
 
     @property
-    def shown(self) -> list[tuple[Layout, Prediction]]:
+    def shown(self) -> list[tuple[Layout, Forecast]]:
         """The rows that were asked for."""
-        rows = zip(self.layouts, self.predictions, strict=True)
+        rows = zip(self.layouts, self.forecasts, strict=True)
         return [(where, p) for where, p in rows if p.processes in self.plan.nproc]
 
-    def speedup(self, prediction: Prediction) -> float:
+    def speedup(self, forecast: Forecast) -> float:
         """Over one process."""
-        return self.predictions[0].step_s / prediction.step_s
+        return self.forecasts[0].step_s / forecast.step_s
 
     def loader_rate(self, where: Layout) -> float:
         """Images/s that the loaders of all processes can deliver."""
@@ -94,8 +94,8 @@ class Report:
         }
 
 
-def predict(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Report | None:
-    """Measure and predict; None on machines other than the first, which only take part.
+def forecast(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Report | None:
+    """Measure and forecast; None on machines other than the first, which only take part.
 
     Raises:
         UserError: for what can't be measured here.
@@ -127,7 +127,7 @@ def check(plan: Plan) -> int:
 
     if joined():
         raise UserError(
-            "predict starts its own processes, and a launcher has started this one",
+            "forecast starts its own processes, and a launcher has started this one",
             "Run it without torchrun or mpirun; for a link between machines on each of them with --nnodes.",
         )
     check_names(plan.config)
@@ -191,9 +191,9 @@ def _report(
     sends = Reductions(largest.buckets, largest.blocking)
     curves = {group: Curve(found.steps) for group, found in measured.items()}
 
-    def row(where: Layout) -> Prediction:
+    def row(where: Layout) -> Forecast:
         own: Timeline = curves[where.group].at(plan.pieces(where.processes)[0])
-        return model.predict(
+        return model.forecast(
             where.processes,
             own,
             link,
@@ -203,18 +203,18 @@ def _report(
             prefetched=measured[where.group].prefetched,
         )
 
-    predictions = [row(where) for where in layouts]
+    forecasts = [row(where) for where in layouts]
     last, most = layouts[-1].processes, plan.config.batch_size // plan.config.accumulate
     beyond = [layout(plan, n, here, gpus) for n in range(last + 1, min(most, _LOOK) + 1)]
     # where more processes leave each fewer threads, nothing was measured that says how fast those are
     further = [row(where) for where in beyond if where.group in measured and last > 1]
-    found = model.limits([*predictions, *further])
-    return Report(plan, largest.device, here, link, measured, sends, layouts, predictions, found)
+    found = model.limits([*forecasts, *further])
+    return Report(plan, largest.device, here, link, measured, sends, layouts, forecasts, found)
 
 
 def write(report: Report, out: str) -> Path:
-    """Keep the report: `out` is a file that ends in .json, or a folder that gets predict.json."""
-    path = Path(out) if out.endswith(".json") else Path(out) / "predict.json"
+    """Keep the report: `out` is a file that ends in .json, or a folder that gets forecast.json."""
+    path = Path(out) if out.endswith(".json") else Path(out) / "forecast.json"
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")

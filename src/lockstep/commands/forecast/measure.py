@@ -19,7 +19,7 @@ from lockstep.commands.forecast.model import Timeline
 from lockstep.config import Config
 from lockstep.data.loaders import Batch, TrainLoader
 from lockstep.data.sources import ArraySet
-from lockstep.parallel.ddp import DataParallelSync
+from lockstep.parallel.ddp import DDPSync
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble, load_data, train_loader
@@ -76,7 +76,7 @@ class _Clock:
         return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
 
 
-class _WatchedSync(DataParallelSync):
+class _WatchedSync(DDPSync):
     """DDP without its all-reduce: notes when each bucket is complete, and when the backward pass is over."""
 
     def __init__(self, model: torch.nn.Module, clock: _Clock) -> None:
@@ -103,7 +103,7 @@ class _WatchedSync(DataParallelSync):
 
 def measure(world: World, job: Job) -> Measured:
     """Measure on this rank; all ranks of the group call it together and return the same."""
-    load_data(job.configs[0], world)  # one process of a machine fetches what is missing
+    load_data(job.configs[0], world)  # one process of a machine downloads what is missing
     alone = World.single(world.device)
     run = assemble(job.configs[0], alone)
     clock = _Clock(world.device)
@@ -159,7 +159,7 @@ def _piece(config: Config) -> int:
 def _loader(config: Config, run: Run, world: World) -> TrainLoader:
     """A loader of another batch size over the run's set; they share one set of workers."""
     loader = train_loader(config, run.train.images, world)
-    loader.fetch = run.train.fetch
+    loader.read = run.train.read
     return loader
 
 

@@ -127,7 +127,7 @@ class Reductions:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Forecast:
     """A step on N processes; the parts add up to it."""
 
     processes: int
@@ -159,7 +159,7 @@ class Prediction:
         return max(parts, key=lambda name: parts[name])
 
 
-def predict(
+def forecast(
     processes: int,
     own: Timeline,
     link: Link,
@@ -168,7 +168,7 @@ def predict(
     threads: int = 1,
     crowding: float = 1.0,
     prefetched: bool = False,
-) -> Prediction:
+) -> Forecast:
     """The step of N processes that each take `own` alone.
 
     Bucket i starts when it is complete and bucket i - 1 has been reduced; the update starts when the backward pass and
@@ -194,7 +194,7 @@ def predict(
         blocking = sum(link.all_reduce_s(processes, nbytes) for nbytes in sends.blocking)
         exposed, all_reduce = exposed + blocking, buckets + blocking
     load = max(0.0, slow.load_s - exposed) if prefetched else slow.load_s  # it catches up while the step stands
-    return Prediction(processes, own.total_s, slow.total_s - own.total_s, load, exposed, all_reduce)
+    return Forecast(processes, own.total_s, slow.total_s - own.total_s, load, exposed, all_reduce)
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ class Limits:
     looked_at: int
 
 
-def limits(predictions: Sequence[Prediction]) -> Limits:
-    """Where scaling stops, among predictions for growing N, the first for N = 1."""
-    one = predictions[0].step_s
-    half = next((p.processes for p in predictions if one / p.step_s < 0.5 * p.processes), None)
-    fastest = min(predictions, key=lambda p: p.step_s).processes
-    return Limits(half, fastest, predictions[-1].processes)
+def limits(forecasts: Sequence[Forecast]) -> Limits:
+    """Where scaling stops, among forecasts for growing N, the first for N = 1."""
+    one = forecasts[0].step_s
+    half = next((p.processes for p in forecasts if one / p.step_s < 0.5 * p.processes), None)
+    fastest = min(forecasts, key=lambda p: p.step_s).processes
+    return Limits(half, fastest, forecasts[-1].processes)

@@ -1,4 +1,4 @@
-"""What `lockstep predict` takes: its own flags beside those of `train`, checked before anything starts."""
+"""What `lockstep forecast` takes: its own flags beside those of `train`, checked before anything starts."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -28,10 +28,10 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What to predict."""
+    """What to forecast."""
 
     nproc: Annotated[Ints, arg(aliases=["--nproc-per-node"])] = (1, 2, 4, 8, 16)
-    """Numbers of processes to predict, over all machines."""
+    """Numbers of processes to forecast, over all machines."""
     interconnect: str = MEASURED
     """measured: between processes of this machine, or of --nnodes machines; or 100mbit, 1gbit, 10gbit, 25gbit, 100gbit,
     pcie4, nvlink."""
@@ -71,18 +71,18 @@ class Plan:
     def _require_plain(self) -> None:
         config, execution = self.config, self.config.execution
         require(
-            not config.shards,
-            f"predict with --shards {config.shards}: the model is that of DDP's reduction, not of exact mode's",
-            "Leave --shards out.",
+            not config.exact,
+            f"forecast with --exact {config.exact}: the model is that of DDP's reduction, not of exact mode's",
+            "Leave --exact out.",
         )
         require(
             execution.strategy == "ddp",
-            f"predict with --strategy {execution.strategy}: it predicts DDP",
+            f"forecast with --strategy {execution.strategy}: it forecasts DDP",
             "Leave --strategy out.",
         )
         require(
             config.link == LinkConfig() and execution.model_parallel == 1,
-            "predict with --compress, --sync-every or --model-parallel: it predicts plain DDP",
+            "forecast with --compress, --sync-every or --model-parallel: it forecasts plain DDP",
             "Leave them out.",
         )
         require(

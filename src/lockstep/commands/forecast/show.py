@@ -1,4 +1,4 @@
-"""What `lockstep predict` prints."""
+"""What `lockstep forecast` prints."""
 
 import math
 
@@ -14,7 +14,7 @@ _COLUMNS = ("N", "step ms", "images/s", "speed-up", "efficiency", "compute ms", 
 def tell(report: Report | None) -> None:
     """Print a report and keep it where --out says; None is a machine that only took part."""
     if report is None:
-        print("took part; machine 0 has the prediction")
+        print("took part; machine 0 has the forecast")
         return
     show(report)
     if out := report.plan.config.execution.out:

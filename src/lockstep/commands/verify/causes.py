@@ -28,13 +28,13 @@ _REMEDIES = {
     LEARNING_RATE: "--batch-size is global: the rate is a function of samples seen, and N has no part in it.",
     UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
     COMPRESSION: "--compress rounds what a process sends, and so by its share: leave it out where N must not matter.",
-    DROPOUT: "Masks belong to a process's share. --shards V draws them by shard, the same for every N.",
-    BATCH_NORM: "--sync-bn takes the statistics over the global batch, --shards V over shards that N does not change.",
-    FLOAT64: "Only rounding differs. --shards V adds without an order, and gives the same bits on every N.",
+    DROPOUT: "Masks belong to a process's share. --exact V draws them by slice, the same for every N.",
+    BATCH_NORM: "--sync-bn takes the statistics over the global batch, --exact V over slices that N does not change.",
+    FLOAT64: "Only rounding differs. --exact V adds without an order, and gives the same bits on every N.",
 }
 _REMEDIES_EXACT = {
-    DROPOUT: "Draws must be seeded by seed, step and shard, as TrainStep does.",
-    BATCH_NORM: "Statistics must be a shard's own, and the buffers' changes averaged over all shards.",
+    DROPOUT: "Draws must be seeded by seed, step and slice, as TrainStep does.",
+    BATCH_NORM: "Statistics must be a slice's own, and the buffers' changes averaged over all slices.",
     FLOAT64: "Something adds floats in an order that depends on N: gradients must be added by ExactSync.",
 }
 
@@ -55,7 +55,7 @@ class Cause:
 
 def cause_of(config: Config, *suspects: str, finding: str) -> Cause:
     """The cause that these suspects are, with the remedy for such a run."""
-    table = _REMEDIES | (_REMEDIES_EXACT if config.shards else {})
+    table = _REMEDIES | (_REMEDIES_EXACT if config.exact else {})
     if config.model.sync_bn:
         table[BATCH_NORM] = "--sync-bn is on, and some layer's statistics are still those of one process's share."
     return Cause(suspects, finding, " ".join(table[suspect] for suspect in suspects))

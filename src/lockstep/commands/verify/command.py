@@ -11,7 +11,7 @@ def main(args: list[str]) -> int:
     about = (
         "Run the first steps of the recipe `{}` on several numbers of processes, compare ledger, images, losses, "
         "gradients, weights, buffers and evaluation, and name what makes them differ. Exit code 0: the mode's claim "
-        "holds (--shards: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
+        "holds (--exact: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
     )
     plan: Plan = planned("verify", Plan, Plan.of, args, about)
     from lockstep.commands.verify.run import verify

@@ -40,7 +40,7 @@ class Report:
 
     def harmless(self, cause: Cause) -> bool:
         """True for what the mode does not rule out."""
-        return not self.plan.config.shards and cause.suspects == (FLOAT64,)
+        return not self.plan.config.exact and cause.suspects == (FLOAT64,)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: the config, each row of each comparison, the causes."""
@@ -95,7 +95,7 @@ def verify(plan: Plan, start: Start | None = None, say: Callable[[str], None] = 
                 f"the loss becomes non-finite at step {bad[0]} with --nproc {base.processes}: nothing to compare",
                 "Lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32 or bf16.",
             )
-        exact = plan.config.shards > 0
+        exact = plan.config.exact > 0
         per_step = 0.0 if exact else plan.tolerance or agreement.PER_STEP[plan.config.precision]
         comparisons = [diagnose.Comparison(base, t, agreement.compare(base, t, per_step)) for t in traces[1:]]
         config = plan.config_for(base.processes, runs.threads)
@@ -147,7 +147,7 @@ class _Runs:
         self.plan, self.folder, self.start, self.say = plan, folder, start, say
         # the same for every N, since kernels split their sums by them
         given = plan.config.execution.threads
-        self.threads = given or (1 if plan.config.shards else max(1, cores() // max(plan.nproc)))
+        self.threads = given or (1 if plan.config.exact else max(1, cores() // max(plan.nproc)))
 
     def _job(self, processes: int, name: str, steps: int, what: str = "the run", **rest: Any) -> Job:
 

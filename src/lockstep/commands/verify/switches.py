@@ -40,7 +40,7 @@ def adapted(config: Config, off: Sequence[str], processes: Sequence[int]) -> Con
 
 def even_batch(config: Config, processes: Sequence[int]) -> int:
     """The next smaller batch size that all numbers of processes and pieces divide, or the least such."""
-    unit = math.lcm(*processes, config.shards or 1) * (1 if config.shards else config.accumulate)
+    unit = math.lcm(*processes, config.exact or 1) * (1 if config.exact else config.accumulate)
     return max(config.batch_size // unit, 1) * unit
 
 
@@ -67,9 +67,9 @@ def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) ->
 
 
 def _show_plain_images(run: Run) -> None:
-    loader, plain, fetch = run.train, run.val.augment, run.train.fetch
+    loader, plain, read = run.train, run.val.augment, run.train.read
     loader.augment = lambda images, ids, _: plain(images, ids, None)  # type: ignore[assignment]
-    loader.fetch = lambda requests: fetch((ids, None) for ids, _ in requests)
+    loader.read = lambda requests: read((ids, None) for ids, _ in requests)
 
 
 def _widen_images(run: Run) -> None:
@@ -92,7 +92,7 @@ def _fix_statistics(run: Run, dtype: torch.dtype | None) -> None:
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.momentum = 1.0
-    images, _, ids = next(iter(run.train.fetch([(run.train.order.step(0, 0)[:_CALIBRATION], None)])))
+    images, _, ids = next(iter(run.train.read([(run.train.order.step(0, 0)[:_CALIBRATION], None)])))
     with ExpectedDraws():
         run.model(run.val.augment(images, ids, None).to(dtype))
     for layer, momentum in zip(layers, momenta, strict=True):

@@ -20,7 +20,7 @@ def show(report: Report, console: Console | None = None) -> None:
         console.width = max(console.width, _MARGIN + _COLUMN * len(report.comparisons))
     plan, base = report.plan, report.base
     config = plan.config
-    mode = f"exact mode ({config.shards} shards)" if config.shards else "plain mode"
+    mode = f"exact mode ({config.exact} slices)" if config.exact else "plain mode"
     console.print(
         f"{config.recipe}: {config.model.model} on {config.data.dataset}, {mode}, {config.precision}, {report.device}, "
         f"{len(base.loss)} steps of {config.batch_size}, {report.threads} thread(s) per process"
@@ -51,7 +51,7 @@ def _cell(row: Row) -> Text:
 
 def _foot(report: Report) -> str:
     against = "Differences are relative to the largest magnitude of a tensor or trajectory."
-    if report.plan.config.shards:
+    if report.plan.config.exact:
         return f"{against} Asked for: the same bits (loss and gradient norm, added up for this table: {REPORTED:g})."
     end = report.per_step * len(report.base.loss)
     return (
@@ -62,9 +62,9 @@ def _foot(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     counts = ", ".join(map(str, report.plan.nproc))
-    claim = "the same bits" if report.plan.config.shards else "the same but for rounding"
+    claim = "the same bits" if report.plan.config.exact else "the same but for rounding"
     if not report.holds:
         return f"does not hold: {claim} on N = {counts}"
     top1 = (report.base.metrics or {}).get("top1", math.nan)
-    same = f"; weights_sha256 {report.base.weights_sha256}" if report.plan.config.shards else ""
+    same = f"; weights_sha256 {report.base.weights_sha256}" if report.plan.config.exact else ""
     return f"holds: {claim} on N = {counts} (top-1 {top1:.2%} after {len(report.base.loss)} steps{same})"

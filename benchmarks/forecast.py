@@ -1,11 +1,11 @@
-"""`lockstep predict` against real runs: N = 2, one thread each, over the loopback and over links of known rates.
+"""`lockstep forecast` against real runs: N = 2, one thread each, over the loopback and over links of known rates.
 
-    python benchmarks/predict.py [--links loopback,1gbit,100mbit] [--recipes mnist,cifar10] [--rounds 1]
+    python benchmarks/forecast.py [--links loopback,1gbit,100mbit] [--recipes mnist,cifar10] [--rounds 1]
 
 The limited links are a pair of virtual Ethernet devices between two network namespaces, both ends behind a token
 bucket: that needs root, `ip` and `tc`, and is left out with a word where they are missing. In each case `lockstep
-predict` measures in the two namespaces what it needs (with --nnodes 2), and then `lockstep train` runs in them. Prints
-predicted and measured step times side by side and puts them into benchmarks/results/predict.json, in the place of the
+forecast` measures in the two namespaces what it needs (with --nnodes 2), and then `lockstep train` runs in them. Prints
+forecast and measured step times side by side and puts them into benchmarks/results/forecast.json, in the place of the
 same cases. Namespaces and processes are gone afterwards, also after Ctrl-C.
 """
 
@@ -108,10 +108,10 @@ class Commands:
         return self.output.read()[-3000:]
 
 
-def predicted(where: Sequence[Place], recipe: str, flags: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The report of `lockstep predict`, as JSON."""
-    out = folder / "predict.json"
-    words = ["predict", recipe, *flags, "--out", str(out), "--nproc", "1,2"]
+def forecast(where: Sequence[Place], recipe: str, flags: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The report of `lockstep forecast`, as JSON."""
+    out = folder / "forecast.json"
+    words = ["forecast", recipe, *flags, "--out", str(out), "--nproc", "1,2"]
     with Commands(where, *words) as commands:
         commands.wait()
     report: dict[str, Any] = json.loads(out.read_text())
@@ -143,24 +143,24 @@ def _steps(journal: Path, batch: int) -> list[float]:
 
 
 def case(link: str, recipe: str, rounds: int, data_dir: str) -> dict[str, Any]:
-    """Predict and run, in turns."""
+    """Forecast and run, in turns."""
     flags = ["--batch-size", str(BATCHES[recipe]), "--threads", "1", "--device", "cpu"]
     flags += ["--data-dir", str(Path(data_dir).absolute())] if data_dir else []
     reports, runs = [], []
     with ExitStack() as stack:
         where = stack.enter_context(places(LINKS[link]))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-predict-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-forecast-")))
         for _ in range(rounds):
-            reports.append(predicted(where, recipe, flags, folder))
+            reports.append(forecast(where, recipe, flags, folder))
             runs.append(measured(where, recipe, flags, folder))
     row = [report["rows"][-1] for report in reports]
     said = statistics.median(r["step_s"] * 1e3 for r in row)
     real = statistics.median(statistics.median(run) for run in runs)
     return {
-        "predicted_ms": said,
+        "forecast_ms": said,
         "measured_ms": real,
         "error": said / real - 1,
-        "predicted_rounds_ms": [r["step_s"] * 1e3 for r in row],
+        "forecast_rounds_ms": [r["step_s"] * 1e3 for r in row],
         "measured_rounds_ms": [statistics.median(run) for run in runs],
         "compute_ms": statistics.median(r["compute_s"] * 1e3 for r in row),
         "all_reduce_ms": statistics.median(r["all_reduce_s"] * 1e3 for r in row),
@@ -171,9 +171,9 @@ def case(link: str, recipe: str, rounds: int, data_dir: str) -> dict[str, Any]:
 
 
 def tabled(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """All cases, predicted and measured side by side."""
-    columns = ["case", "predicted ms", "measured ms", "error", "compute ms", "all-reduce ms", "of it not hidden ms"]
-    keys = ("predicted_ms", "measured_ms", "error", "compute_ms", "all_reduce_ms", "exposed_ms")
+    """All cases, forecast and measured side by side."""
+    columns = ["case", "forecast ms", "measured ms", "error", "compute ms", "all-reduce ms", "of it not hidden ms"]
+    keys = ("forecast_ms", "measured_ms", "error", "compute_ms", "all_reduce_ms", "exposed_ms")
     cells = [
         [name, *(f"{row[key]:+.1%}" if key == "error" else f"{row[key]:.1f}" for key in keys)]
         for name, row in rows.items()
@@ -182,13 +182,13 @@ def tabled(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "N = 2 processes of one thread; a step's median time. Links of 1 Gbit/s and 100 Mbit/s stand between two "
         "network namespaces, limited at both ends."
     ]
-    return table("`lockstep predict` and real runs", columns, cells, notes)
+    return table("`lockstep forecast` and real runs", columns, cells, notes)
 
 
 def describe(row: dict[str, Any]) -> str:
     """A case in one line."""
     parts = f"compute {row['compute_ms']:.1f}, all-reduce {row['all_reduce_ms']:.1f}, exposed {row['exposed_ms']:.1f}"
-    sides = f"predicted {row['predicted_ms']:8.1f} ms   measured {row['measured_ms']:8.1f} ms"
+    sides = f"forecast {row['forecast_ms']:8.1f} ms   measured {row['measured_ms']:8.1f} ms"
     return f"{sides}   error {row['error']:+6.1%}   ({parts})"
 
 
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--json", default="", help="write here instead, without the environment")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is open is closed
-    lacking, kept = missing(), RESULTS / "predict.json"
+    lacking, kept = missing(), RESULTS / "forecast.json"
     rows = json.loads(kept.read_text(encoding="utf-8"))["rows"] if kept.exists() and not args.json else {}
     for link in args.links.split(","):
         if LINKS[link] and lacking:
@@ -218,7 +218,7 @@ def main() -> None:
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     else:
-        write("predict", result)
+        write("forecast", result)
 
 
 if __name__ == "__main__":
