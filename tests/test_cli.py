@@ -14,10 +14,10 @@ import pytest
 
 import lockstep
 from lockstep import cli
-from lockstep.commands import runs
+from lockstep.commands import train
 from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, Execution
-from lockstep.config.flags import known_flags, sort_words
+from lockstep.config.flags import known_flags, split_arguments
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.processes.world import World
 from lockstep.training.evaluation import Metrics
@@ -46,11 +46,11 @@ def test_help_names_every_command_and_each_has_its_own(capsys: pytest.CaptureFix
 
 def test_every_example_of_the_help_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(runs, "_launch", lambda fn, *args, **how: seen.append(args) or 0)
+    monkeypatch.setattr(train, "launched", lambda fn, *args, **how: seen.append(args) or 0)
     examples = re.findall(r"^  .*lockstep (train .*?)(?:  .*)?$", cli._HELP.partition("examples:")[2], re.MULTILINE)
     assert len(examples) >= 5
     for line in examples:
-        names, rest = sort_words(line.split(), Config)
+        names, rest = split_arguments(line.split(), Config)
         assert names[0] == "train"
         parse(Config, recipe(names[1] if names[1:] else "digits"), rest, "", "")
 
@@ -97,7 +97,7 @@ def test_a_user_s_own_recipe_and_flags_before_the_name(tmp_path: Path, monkeypat
     )
     monkeypatch.chdir(tmp_path)
     seen: list[Config] = []
-    monkeypatch.setattr(runs, "_launch", lambda fn, config, *args, **how: seen.append(config) or 0)
+    monkeypatch.setattr(train, "launched", lambda fn, config, *args, **how: seen.append(config) or 0)
     for line in ("train my_recipes:quick --seed 7", "train --seed 7 my_recipes:quick"):
         with pytest.raises(SystemExit) as end:
             cli.main([*line.split(), "--nproc", "1"])

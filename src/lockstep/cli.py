@@ -10,7 +10,7 @@ from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
 from lockstep.commands.launch_script import command as launch_script
-from lockstep.commands.shared.arguments import complain, tell
+from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.verify import command as verify
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.processes.failures import WorkerFailed
@@ -88,15 +88,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = _dispatch(args)
     except UserError as error:
-        complain(str(error), once_a_host=True)
+        print_error(str(error), once_a_host=True)
         code = EXIT_USER_ERROR
     except WorkerFailed as failed:
-        code = tell(failed)
+        code = print_failure(failed)
     except PeerError as error:
-        complain(str(error))
+        print_error(str(error))
         code = EXIT_FAILURE
     except KeyboardInterrupt:
-        complain("interrupted", once_a_host=True)
+        print_error("interrupted", once_a_host=True)
         code = EXIT_INTERRUPTED
     if os.environ.get("RANK") and "torch.distributed" in sys.modules:
         leave(code)  # an ordinary end may abort: gloo's threads outlive the group, and want the interpreter's lock

@@ -204,7 +204,7 @@ def test_strangers_do_no_harm() -> None:
             line = master.Line(caller)
             assert "versions" in line.ask('lockstep-doctor {"host": "node7"}')
             assert abs(int(line.ask("clock")) - time.time_ns()) < 60 * 10**9
-            line.say("bye")
+            line.send("bye")
     assert theirs[-1].status == "ok"
     assert "node7 (127.0.0.1)" in theirs[-1].message
     assert [each.status for each in theirs].count("warn") >= 2

@@ -26,7 +26,7 @@ from lockstep.commands.forecast.model import (
 from lockstep.commands.forecast.plan import LINKS, Layout, Plan, layout, own_cost
 from lockstep.commands.forecast.show import describe
 from lockstep.config import Config, LinkConfig
-from lockstep.config.flags import sort_words
+from lockstep.config.flags import split_arguments
 from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
 from tests.subprocesses import run_lockstep
@@ -267,7 +267,7 @@ def test_where_processes_run() -> None:
 
 
 def test_flags_are_words() -> None:
-    assert sort_words(["mnist", "--nproc", "1,2", "--interconnect", "nvlink", "--lr", "1"], Plan)[0] == ["mnist"]
+    assert split_arguments(["mnist", "--nproc", "1,2", "--interconnect", "nvlink", "--lr", "1"], Plan)[0] == ["mnist"]
     assert isinstance(Plan.of(Config()).config_for(7), Config)
 
 

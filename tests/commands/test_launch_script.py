@@ -23,7 +23,7 @@ from lockstep.commands.launch_script.targets import TARGETS
 from lockstep.commands.launch_script.torchrun import TorchrunPlan
 from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, OptimConfig
-from lockstep.config.flags import sort_words
+from lockstep.config.flags import split_arguments
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
 
@@ -32,14 +32,14 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), max_s
 
 def plan(target: str, *words: str, name: str = "digits") -> Any:
     cls, _ = TARGETS[target]
-    free, flags = sort_words(words, cls)
+    free, flags = split_arguments(words, cls)
     assert not free
     return parse(cls, cls.of(recipe(name)), flags, "lockstep", "about")
 
 
 def parsed(words: list[str]) -> Config:
     """What `lockstep train` makes of its words."""
-    (name,), flags = sort_words(words, Config)
+    (name,), flags = split_arguments(words, Config)
     config: Config = parse(Config, recipe(name), flags, "lockstep", "about")
     return config
 

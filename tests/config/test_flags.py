@@ -8,14 +8,14 @@ from hypothesis import given, settings
 
 from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config
-from lockstep.config.flags import as_command, known_flags, sort_words
+from lockstep.config.flags import as_command, known_flags, split_arguments
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
 from tests.configs import configs
 
 
 def parsed(default: Config, words: list[str]) -> Config:
-    free, rest = sort_words(words, Config)
+    free, rest = split_arguments(words, Config)
     assert not free
     made: Config = parse(Config, default, rest, "test", "")
     return made
@@ -51,11 +51,11 @@ def test_short_names_and_other_spellings() -> None:
 
 
 def test_other_words_are_sorted_out_wherever_they_stand() -> None:
-    assert sort_words(["mnist", "--flip", "--epochs", "3", "more", "--lr", "-1"], Config) == (
+    assert split_arguments(["mnist", "--flip", "--epochs", "3", "more", "--lr", "-1"], Config) == (
         ["mnist", "more"],
         ["--flip", "--epochs", "3", "--lr", "-1"],
     )
-    assert sort_words(["--flip", "mnist"], Config) == (["mnist"], ["--flip"])
+    assert split_arguments(["--flip", "mnist"], Config) == (["mnist"], ["--flip"])
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_other_words_are_sorted_out_wherever_they_stand() -> None:
 )
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        sort_words(words, Config)
+        split_arguments(words, Config)
     assert message in str(caught.value)

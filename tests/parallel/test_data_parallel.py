@@ -34,9 +34,9 @@ from lockstep.training import assemble as assembling
 from lockstep.training import step as stepping
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
-from lockstep.training.introduce import introduce
 from lockstep.training.loop import train as training
 from lockstep.training.step import TrainStep
+from lockstep.training.summary import summary
 from tests.parallel.test_ddp import SINGLE, batch_of, network, state, train
 from tests.ranks import run_ranks
 
@@ -218,10 +218,10 @@ def test_a_whole_run_over_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_a_run_says_over_how_many_gpus_it_goes_and_what_batch_norm_does(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(recipe("digits"), execution=Execution(device="cpu", threads=1))
     run = assemble(config, World.single())
-    assert " x 64 on cpu," in introduce(config, World.single(), run)[0]
+    assert " x 64 on cpu," in summary(config, World.single(), run)[0]
     run.model = network()
     run.step.model = OnCpu(run.model, 2)
-    first, *rest = introduce(config, World.single(), run)
+    first, *rest = summary(config, World.single(), run)
     assert " x 64 on 2 x cpu," in first
     assert any("each GPU's own part" in line for line in rest)
     assert not any("--nproc" in line for line in rest)

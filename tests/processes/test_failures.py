@@ -19,7 +19,7 @@ from lockstep.processes.failures import (
     is_peer_loss,
     last_line,
     other_failure,
-    said_already,
+    reported_already,
 )
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer")
@@ -116,6 +116,6 @@ def test_last_line() -> None:
 
 def test_the_same_error_is_told_by_the_first_rank_that_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert said_already("x")  # before the ranks have met, local rank 0 speaks
+    assert reported_already("x")  # before the ranks have met, local rank 0 speaks
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert not said_already("x")
+    assert not reported_already("x")

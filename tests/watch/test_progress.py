@@ -17,7 +17,7 @@ from tests.subprocesses import Command
 DRAW = """
 from lockstep.watch.progress import ProgressBar
 bar = ProgressBar(20, 2, enabled={enabled}, done=4)
-bar.say("digits: [bold]digits_net[/bold] on digits/train")
+bar.write("digits: [bold]digits_net[/bold] on digits/train")
 for step in (5, 10, 20):
     bar.update(step, 1 + step // 11, 1 / step, 0.1, 12345.6)
 bar.close()
@@ -75,7 +75,7 @@ def test_plain_lines_where_there_is_no_terminal(plain: io.StringIO, monkeypatch:
     clock = iter(range(0, 1000, 4))
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
     bar = ProgressBar(100, 2, enabled=True)
-    bar.say("a line that is longer than the forty columns of this console stays one line")
+    bar.write("a line that is longer than the forty columns of this console stays one line")
     for step in range(10, 60, 10):
         bar.update(step, 1, 0.5, 0.01, 1000.0)
     bar.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.commands.shared.arguments import complain, planned
+from lockstep.commands.shared.arguments import planned, print_error
 from lockstep.commands.shared.attempt import Attempt, Lost, stepped
 from lockstep.config import Config
 from lockstep.errors import EXIT_FAILURE, UserError
@@ -68,18 +68,18 @@ class Report:
         return not self.lost and len(self.ledgers) == 1 and (not self.exact or len(self.weights) == 1)
 
 
-def chaos(plan: Plan, say: Callable[[str], None]) -> Report:
+def chaos(plan: Plan, log: Callable[[str], None]) -> Report:
     """Run the plan; the undisturbed run comes first."""
     draw = random.Random(plan.chaos_seed)
     report = Report(exact=bool(plan.config.exact))
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as folder:
         base = _prepared(plan.config)
-        calm = Attempt(base, Path(folder, "calm"), say)
+        calm = Attempt(base, Path(folder, "calm"), log)
         calm.finish()
         _compare(report, calm.folder)
-        say(f"undisturbed: {calm.journal()[-1]['steps']} steps, ledger {next(iter(report.ledgers))[:12]}")
+        log(f"undisturbed: {calm.journal()[-1]['steps']} steps, ledger {next(iter(report.ledgers))[:12]}")
         while len(report.faults) + len(report.lost) < plan.kills:
-            _disturbed_run(plan, base, Path(folder, f"run-{report.runs}"), draw, report, say)
+            _disturbed_run(plan, base, Path(folder, f"run-{report.runs}"), draw, report, log)
             report.runs += 1
     return report
 
@@ -94,21 +94,21 @@ def _prepared(config: Config) -> Config:
 
 
 def _disturbed_run(
-    plan: Plan, base: Config, folder: Path, draw: random.Random, report: Report, say: Callable[[str], None]
+    plan: Plan, base: Config, folder: Path, draw: random.Random, report: Report, log: Callable[[str], None]
 ) -> None:
     most = int(base.execution.nproc)
-    attempt = Attempt(base, folder, say)
+    attempt = Attempt(base, folder, log)
     try:
         while len(report.faults) < plan.kills:
             if not attempt.wait_for_step():
                 break  # it is complete
-            struck = _strike(attempt, base, folder, draw, most, say)
+            struck = _strike(attempt, base, folder, draw, most, log)
             if struck is None:
                 break
             fault, attempt = struck
             report.faults.append(fault)
             number = f"{len(report.faults)}/{plan.kills}"
-            say(f"{number}: {fault.what} killed {fault.moment}; back after {fault.recovered_s:.1f} s")
+            log(f"{number}: {fault.what} killed {fault.moment}; back after {fault.recovered_s:.1f} s")
         attempt.finish()
         _compare(report, folder)
     except Lost as lost:
@@ -127,7 +127,7 @@ def _compare(report: Report, folder: Path) -> None:
 
 
 def _strike(
-    attempt: Attempt, base: Config, folder: Path, draw: random.Random, most: int, say: Callable[[str], None]
+    attempt: Attempt, base: Config, folder: Path, draw: random.Random, most: int, log: Callable[[str], None]
 ) -> tuple[Fault, Attempt] | None:
     """Kill one process at a random moment and wait for the recovery; None where the run was complete before."""
     while_writing = draw.random() < 0.4
@@ -147,7 +147,7 @@ def _strike(
         attempt.wait_until_gone(pids)
         detected = time.monotonic() - began
         count = draw.randint(1, most)
-        attempt = Attempt(replace(base, execution=replace(base.execution, nproc=count)), folder, say)
+        attempt = Attempt(replace(base, execution=replace(base.execution, nproc=count)), folder, log)
     else:
         attempt.wait_until_gone(pids)
         detected = time.monotonic() - began
@@ -170,7 +170,7 @@ def main(args: list[str]) -> int:
         "compare ledger and (with --exact) weights with an undisturbed run. Exit code 0: all came back the same."
     )
     plan: Plan = planned("chaos", Plan, often, args, about)
-    show(report := chaos(plan, say=complain))
+    show(report := chaos(plan, log=print_error))
     return 0 if report.holds else EXIT_FAILURE
 
 

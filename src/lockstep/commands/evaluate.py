@@ -4,7 +4,7 @@ import dataclasses
 
 from lockstep.commands.shared.arguments import launched, one_name, parse
 from lockstep.config import Config, Execution
-from lockstep.config.flags import sort_words
+from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
 
 
@@ -12,7 +12,7 @@ def main(args: list[str]) -> int:
     """Evaluate a run's saved weights again."""
     from lockstep.training.folder import Evaluation, evaluate_run, read_config
 
-    names, rest = sort_words(args, Evaluation)
+    names, rest = split_arguments(args, Evaluation)
     run_folder = one_name("eval", "run folder", names)
     if not run_folder and not {"-h", "--help"} & set(rest):
         raise UserError("eval needs a run folder", "As `lockstep eval runs/digits-20260101-120000`.")

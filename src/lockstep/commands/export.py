@@ -1,7 +1,7 @@
 """`lockstep export`: a run's weights as one file for other programs."""
 
 from lockstep.commands.shared.arguments import one_name, parse
-from lockstep.config.flags import sort_words
+from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
 
 
@@ -9,7 +9,7 @@ def main(args: list[str]) -> int:
     """Write a run's weights for other programs."""
     from lockstep.checkpoint.foreign import Export, export
 
-    names, rest = sort_words(args, Export)
+    names, rest = split_arguments(args, Export)
     run_folder = one_name("export", "run folder", names)
     if not run_folder and not {"-h", "--help"} & set(rest):
         raise UserError("export needs a run folder", "As `lockstep export runs/digits-20260101-120000`.")

@@ -4,13 +4,13 @@ from functools import partial
 
 from lockstep.commands.shared.arguments import launched, one_name, parse
 from lockstep.config import Config
-from lockstep.config.flags import sort_words
+from lockstep.config.flags import split_arguments
 from lockstep.config.recipes import RECIPES, recipe
 
 
 def main(args: list[str]) -> int:
     """Train by a recipe."""
-    names, rest = sort_words(args, Config)
+    names, rest = split_arguments(args, Config)
     name = one_name("train", "recipe", names) or "digits"
     config: Config = parse(
         Config,

@@ -81,7 +81,7 @@ def _values(hint: Any) -> tuple[tuple[str, ...], Callable[[str], object] | None,
     return (), *_READERS[hint]
 
 
-def sort_words(words: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
+def split_arguments(words: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
     """The words that belong to no flag, and the flags with their values, each in order.
 
     Raises:
@@ -116,20 +116,20 @@ def sort_words(words: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
 
 def as_flags(config: Any) -> list[str]:
     """A config as words of a command line that give this config again. Empty values are left out."""
-    return [word for words in _as_words(config) for word in words]
+    return [word for words in _as_arguments(config) for word in words]
 
 
 def as_command(command: str, config: Any) -> str:
     """A config as a command for the shell, one flag a line, that gives this config again. Empty values are left out."""
-    return " \\\n".join([command, *(f"  {shlex.join(words)}" for words in _as_words(config))])
+    return " \\\n".join([command, *(f"  {shlex.join(words)}" for words in _as_arguments(config))])
 
 
-def _as_words(config: Any) -> Iterator[list[str]]:
+def _as_arguments(config: Any) -> Iterator[list[str]]:
     hints = typing.get_type_hints(type(config), include_extras=True)
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), item.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
-            yield from _as_words(value)
+            yield from _as_arguments(value)
         elif isinstance(value, bool):
             yield [f"--{flag}" if value else f"--no-{flag}"]
         elif _FIXED not in typing.get_args(hints[item.name]) and value not in ("", ()):

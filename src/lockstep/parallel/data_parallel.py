@@ -62,7 +62,7 @@ def _average_buffers(module: nn.Module, replicas: Sequence[nn.Module]) -> None:
     mean = sum((other.to(flat[0].device) for other in flat[1:]), flat[0]) / len(flat)  # equal ones keep their bits
     ours = [b for b in module.buffers() if b.is_floating_point()]
     for buffer, values in zip(ours, torch.split(mean, [b.numel() for b in ours]), strict=True):
-        # by .data: autograd kept the buffer for a backward pass that does not read it, and would complain
+        # by .data: autograd kept the buffer for a backward pass that does not read it, and would print_error
         buffer.data.copy_(values.view(buffer.shape))
 
 

@@ -1,4 +1,4 @@
-"""How a worker's failure reaches the user: each leaves word in a file, and the launcher picks the first cause."""
+"""How a worker's failure reaches the user: each leaves a file, and the launcher picks the first cause."""
 
 import hashlib
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
-from lockstep.processes.signals import leave, told_to_stop
+from lockstep.processes.signals import leave, stop_requested
 
-WORDS = "LOCKSTEP_WORDS"  # the environment's name for the folder of the files
+FAILURES = "LOCKSTEP_FAILURES"  # the environment variable that names the folder of the files
 SHUTDOWN_S = 5  # what a worker gets to close its journal
 _SIGNALLED = (128 + 15, 128 + 1)  # SystemExit by SIGTERM and by SIGHUP
 
@@ -29,10 +29,10 @@ class WorkerFailed(Exception):
 
 
 def fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
-    """End this worker; a file in `folder` tells the launcher why."""
+    """End this worker; a file in `folder` has the reason, for the launcher."""
     lost = isinstance(error, PeerError) or is_peer_loss(error)
     message, trace, code = last_line(error), "", EXIT_FAILURE
-    told_to = isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in _SIGNALLED)
+    asked_to = isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in _SIGNALLED)
     if lost:
         message = f"lost another rank: {message}"
     elif isinstance(error, UserError):
@@ -43,28 +43,28 @@ def fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
         code = error.code if isinstance(error.code, int) else EXIT_FAILURE
     else:
         trace = "".join(traceback.format_exception(error))
-    word = {"rank": rank, "message": message, "code": code, "trace": trace, "time_ns": time.time_ns()}
-    word["cause"] = not lost and not told_to
+    failure = {"rank": rank, "message": message, "code": code, "trace": trace, "time_ns": time.time_ns()}
+    failure["cause"] = not lost and not asked_to
     try:
         part = folder / f"failure-{rank}.part"
-        part.write_text(json.dumps(word), encoding="utf-8")
+        part.write_text(json.dumps(failure), encoding="utf-8")
         part.rename(part.with_suffix(".json"))
-        if lost and not other_failure(folder) and not told_to_stop.is_set():
+        if lost and not other_failure(folder) and not stop_requested.is_set():
             time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
     finally:
         leave(code)
 
 
 def other_failure(folder: Path) -> PeerError | None:
-    """The failure that a rank of this machine left word of, for those that stop because of it."""
-    words = [word for word in _words(folder) if word["cause"]]
-    return PeerError(f"rank {words[0]['rank']}: {words[0]['message']}") if words else None
+    """The failure that a rank of this machine left, for those that stop because of it."""
+    failures = [failure for failure in _failures(folder) if failure["cause"]]
+    return PeerError(f"rank {failures[0]['rank']}: {failures[0]['message']}") if failures else None
 
 
-def _words(folder: Path) -> list[dict[str, Any]]:
-    """What failed ranks left, by the clock; those that lost another rank or were told to stop come last."""
-    words = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
-    return sorted(words, key=lambda word: (not word["cause"], word["time_ns"]))
+def _failures(folder: Path) -> list[dict[str, Any]]:
+    """What failed ranks left, by the clock; those that lost another rank or were asked to stop come last."""
+    failures = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
+    return sorted(failures, key=lambda failure: (not failure["cause"], failure["time_ns"]))
 
 
 def last_line(error: BaseException) -> str:
@@ -83,23 +83,23 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 def first_failure(folder: Path, failed: Any) -> WorkerFailed:
-    """The failure to tell of: the first by the clock of those that did not just lose another rank."""
-    words = _words(folder)
-    rank, failure = failed.get_first_failure()
-    code = failure.exitcode
-    if code < 0 and not any(word["rank"] == rank for word in words):
+    """The failure to report: the first by the clock of those that did not just lose another rank."""
+    failures = _failures(folder)
+    rank, first_ended = failed.get_first_failure()
+    code = first_ended.exitcode
+    if code < 0 and not any(failure["rank"] == rank for failure in failures):
         hint = " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
         return WorkerFailed(rank, f"killed by {signal.Signals(-code).name}{hint}", EXIT_FAILURE, transient=True)
     hung = any(f.exitcode == EXIT_HANG for f in failed.failures.values())
-    if words and not hung:
-        first = words[0]
+    if failures and not hung:
+        first = failures[0]
         return WorkerFailed(first["rank"], first["message"], first["code"], first["trace"], not first["cause"])
     if hung:
         return WorkerFailed(rank, "no progress for --hang-timeout; the report is above", EXIT_HANG, transient=True)
     return WorkerFailed(rank, f"ended with exit code {code}", code)
 
 
-def said_already(message: str) -> bool:
+def reported_already(message: str) -> bool:
     """True where another rank was quicker to report the same error; the first one asked gets False."""
     import torch.distributed as dist
 
@@ -107,6 +107,6 @@ def said_already(message: str) -> bool:
         return int(os.environ["LOCAL_RANK"]) > 0
     key = hashlib.sha256(message.encode()).hexdigest()
     try:
-        return bool(dist.distributed_c10d._get_default_store().add(f"lockstep/said/{key}", 1) > 1)
+        return bool(dist.distributed_c10d._get_default_store().add(f"lockstep/reported/{key}", 1) > 1)
     except (dist.DistError, RuntimeError):  # the store went with the rank that kept it: better twice than never
         return False

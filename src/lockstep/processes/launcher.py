@@ -17,14 +17,14 @@ from typing import Any
 from lockstep.config import Execution, Recovery
 from lockstep.errors import EXIT_USER_ERROR, PeerError, UserError
 from lockstep.processes.failures import (
+    FAILURES,
     SHUTDOWN_S,
-    WORDS,
     fail,
     first_failure,
     is_peer_loss,
     last_line,
     other_failure,
-    said_already,
+    reported_already,
 )
 from lockstep.processes.failures import WorkerFailed as WorkerFailed
 from lockstep.processes.signals import (
@@ -74,7 +74,7 @@ def launch(
             "launch() was reached again while a worker imported the main script",
             'Put the call under `if __name__ == "__main__":`.',
         )
-        if folder := os.environ.get(WORDS):
+        if folder := os.environ.get(FAILURES):
             fail(error, 0, Path(folder))
         raise error
     execution = spread(execution)
@@ -127,7 +127,7 @@ def _joined(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution)
     try:
         return _here(fn, args, execution)
     except UserError as error:
-        if said_already(str(error)):
+        if reported_already(str(error)):
             raise SystemExit(EXIT_USER_ERROR) from error
         raise WorkerFailed(rank, str(error), EXIT_USER_ERROR) from error
     except Exception as error:
@@ -148,7 +148,7 @@ def _start(
 
     for name in logging.root.manager.loggerDict:
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell of failures too, in a page of their own
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # they report failures too, in a page of their own
 
     def hung_up(number: int, _: object) -> None:
         if not survives_hangup(recovery.on_hangup):
@@ -173,7 +173,7 @@ def _start(
         )
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # else torch talks about it; join() sets threads
-            WORDS: folder,
+            FAILURES: folder,
         }
         try:
             with variables(environment), launching():

@@ -18,7 +18,7 @@ _LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT, signal.SIGUSR1)
 
 
 _ORPHAN_S = 0.8  # that a process outlives its launcher at most
-told_to_stop = threading.Event()  # set by a handler that only takes note of a signal
+stop_requested = threading.Event()  # set by a handler that only takes note of a signal
 
 
 def end_with_parent(by: int = signal.SIGTERM) -> None:

@@ -133,7 +133,7 @@ def evaluate_and_keep(live: Session) -> None:
         devices=replica_devices(run.step.model),
     )
     live.journal.write("eval", epoch=state.epochs, step=state.steps, **metrics.to_dict())
-    live.bar.say(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
+    live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
     best = metrics.top1 > state.best_top1
     if best:
         state.best_top1, state.best_step = metrics.top1, state.steps

@@ -27,8 +27,8 @@ from lockstep.processes.world import World
 from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
-from lockstep.training.introduce import describe, introduce
 from lockstep.training.state import State
+from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
 from lockstep.watch.heartbeat import Heartbeat, run_store
 from lockstep.watch.journal import Journal
@@ -132,7 +132,7 @@ class Session:
         self.journal.write(
             "fault", fault="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, error=bad.message
         )
-        self.bar.say(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
+        self.bar.write(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
 
     def _require_finite(self) -> None:
         """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device."""
@@ -206,9 +206,9 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
             if main and every.count
             else None,
         )
-        journal.write("run", **describe(config, world, run), resumed_from=state.steps)
-        for line in [*introduce(config, world, run), *resumed.splitlines()]:
-            bar.say(line)
+        journal.write("run", **run_record(config, world, run), resumed_from=state.steps)
+        for line in [*summary(config, world, run), *resumed.splitlines()]:
+            bar.write(line)
         yield from _until_its_end(live)
 
 

@@ -16,7 +16,7 @@ class ProgressBar:
         self.console = Console(highlight=False)
         self.epochs, self.total, self.done = epochs, total_steps, done
         self.enabled, self.live = enabled, enabled and self.console.is_terminal
-        self.began = self.said = time.monotonic()
+        self.began = self.written = time.monotonic()
         self.start = done
         self.drawn = float("-inf")
         if self.live:
@@ -44,18 +44,18 @@ class ProgressBar:
             self.drawn = now
             where = f"epoch {epoch}/{self.epochs}"
             self.bar.update(self.task, completed=done, epoch=where, numbers=numbers, refresh=True)
-        elif now - self.said >= _PLAIN_SECONDS:
-            self.said = now
-            left = (self.said - self.began) / max(1, done - self.start) * (self.total - done)
-            self.say(f"epoch {epoch}/{self.epochs}  step {done}/{self.total}  {numbers}  {left:.0f} s left")
+        elif now - self.written >= _PLAIN_SECONDS:
+            self.written = now
+            left = (self.written - self.began) / max(1, done - self.start) * (self.total - done)
+            self.write(f"epoch {epoch}/{self.epochs}  step {done}/{self.total}  {numbers}  {left:.0f} s left")
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """A line above the bar."""
         if self.enabled:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def silence(self) -> None:
-        """Say no more: the terminal is gone, and writing to it would fail."""
+        """Write no more: the terminal is gone, and writing to it would fail."""
         self.enabled = self.live = False
 
     def close(self) -> None:

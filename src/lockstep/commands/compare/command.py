@@ -1,6 +1,6 @@
 """What `lockstep compare` takes, and its exit code."""
 
-from lockstep.commands.shared.arguments import complain, planned
+from lockstep.commands.shared.arguments import planned, print_error
 from lockstep.errors import EXIT_FAILURE
 
 
@@ -17,5 +17,5 @@ def main(args: list[str]) -> int:
     from lockstep.commands.compare.run import compare
     from lockstep.commands.compare.tables import show
 
-    show(results := compare(plan, say=complain))
+    show(results := compare(plan, log=print_error))
     return 0 if results["fair"] else EXIT_FAILURE

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 Measure = Callable[[Config, Path], dict[str, Any]]  # cells.run, or what stands in for it
 
 
-def compare(plan: Plan, say: Say, measure: Measure = measuring.run) -> dict[str, Any]:
+def compare(plan: Plan, log: Say, measure: Measure = measuring.run) -> dict[str, Any]:
     """Run what is missing of the comparison, write everything into its folder, and return what results.json holds.
 
     Raises:
@@ -50,9 +50,9 @@ def compare(plan: Plan, say: Say, measure: Measure = measuring.run) -> dict[str,
     folder = claim(plan, place)
     try:
         with ended_by_sigterm():
-            _rounds(plan, rows, folder, say, measure)
+            _rounds(plan, rows, folder, log, measure)
     except (KeyboardInterrupt, SystemExit):
-        say(f"stopped; the same command with --out {shlex.quote(str(folder))} goes on with what is missing")
+        log(f"stopped; the same command with --out {shlex.quote(str(folder))} goes on with what is missing")
         raise
     names = {result["device"] for row in rows.values() for result in row.rounds.values()}
     results = {
@@ -64,8 +64,8 @@ def compare(plan: Plan, say: Say, measure: Measure = measuring.run) -> dict[str,
     }
     written = write(results, folder)
     if importlib.util.find_spec("matplotlib") is None:
-        say("no picture: it needs matplotlib (pip install 'lockstep[compare]', and the same command with this --out)")
-    say(f"{', '.join(written)} in {folder}")
+        log("no picture: it needs matplotlib (pip install 'lockstep[compare]', and the same command with this --out)")
+    log(f"{', '.join(written)} in {folder}")
     return results
 
 
@@ -102,7 +102,7 @@ def _command(config: Config) -> str:
     return f"lockstep train {config.recipe} {' '.join(rest)}".strip()
 
 
-def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, say: Say, measure: Measure) -> None:
+def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, log: Say, measure: Measure) -> None:
     """Each round runs every row once, every other round backwards, so that a drift of the machine meets all alike."""
     total = sum(not row.not_measured for row in rows.values()) * plan.repeats
     clock = _Clock(total)
@@ -113,12 +113,12 @@ def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, say: Say, measur
                 continue
             place = folder / "cells" / f"{cell.folder}-r{number}"
             done = (place / "result.json").exists()
-            say(f"{clock.place()}: {cell.name}, round {number} of {plan.repeats}" + (", is there" if done else ""))
+            log(f"{clock.place()}: {cell.name}, round {number} of {plan.repeats}" + (", is there" if done else ""))
             try:
                 row.rounds[number] = measure(plan.config_for(cell, cores()), place)
             except NotMeasured as error:
                 row.not_measured = str(error)
-                say(f"{cell.name} can't be measured: {error}")
+                log(f"{cell.name} can't be measured: {error}")
             clock.passed(measured=not done, left_out=plan.repeats - number if row.not_measured else 0)
 
 

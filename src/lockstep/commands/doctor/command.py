@@ -1,7 +1,7 @@
 """What `lockstep doctor` takes, and its exit code."""
 
-from lockstep.commands.shared.arguments import complain, parse
-from lockstep.config.flags import sort_words
+from lockstep.commands.shared.arguments import parse, print_error
+from lockstep.config.flags import split_arguments
 from lockstep.errors import EXIT_FAILURE, UserError
 
 
@@ -9,7 +9,7 @@ def main(args: list[str]) -> int:
     """Try what a run needs from this machine and the network."""
     from lockstep.commands.doctor.plan import Plan
 
-    names, rest = sort_words(args, Plan)
+    names, rest = split_arguments(args, Plan)
     if names:
         raise UserError(
             f"doctor takes flags alone, got {' '.join(names)}", "Values follow a flag: --only host,network."
@@ -22,6 +22,6 @@ def main(args: list[str]) -> int:
     from lockstep.commands.doctor.run import doctor
     from lockstep.commands.doctor.show import as_json, healthy, show, summary
 
-    found = doctor(plan, say=complain, show=(lambda _: None) if plan.json else show)
+    found = doctor(plan, log=print_error, show=(lambda _: None) if plan.json else show)
     print(as_json(found) if plan.json else summary(found))
     return 0 if healthy(found) else EXIT_FAILURE

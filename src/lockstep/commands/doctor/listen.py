@@ -25,10 +25,10 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
     def __init__(
-        self, port: int, seconds: float, mine: dict[str, str], say: Callable[[Finding], None], clock: Callable[[], int]
+        self, port: int, seconds: float, mine: dict[str, str], log: Callable[[Finding], None], clock: Callable[[], int]
     ) -> None:
         super().__init__(("", port), _Talk)
-        self.seconds, self.mine, self.say, self.clock = seconds, mine, say, clock
+        self.seconds, self.mine, self.log, self.clock = seconds, mine, log, clock
         self.asked: list[str] = []  # hosts that came to their end
         self.reducing = threading.Lock()
 
@@ -46,14 +46,14 @@ class _Talk(socketserver.StreamRequestHandler):
             if word != HELLO:
                 return  # a port scanner, or a rank of a run that came too early
             host = f"{json.loads(told)['host']} ({who})"
-            self._say(json.dumps({"host": socket.gethostname(), "versions": self.server.mine}))
+            self._log(json.dumps({"host": socket.gethostname(), "versions": self.server.mine}))
             while (line := self._line()) != "bye":
                 self._answer(line, host)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self.server.say(warn("asked", f"{who} left in the middle: {error}", "See what doctor printed there."))
+            self.server.log(warn("asked", f"{who} left in the middle: {error}", "See what doctor printed there."))
             return
         self.server.asked.append(host)
-        self.server.say(ok("asked", f"{host} asked, and has the findings"))
+        self.server.log(ok("asked", f"{host} asked, and has the findings"))
 
     def _line(self) -> str:
         line = self.rfile.readline(LINE)
@@ -61,13 +61,13 @@ class _Talk(socketserver.StreamRequestHandler):
             raise ConnectionResetError("hung up")
         return line.decode(errors="replace").strip()
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self.wfile.write(text.encode() + b"\n")
 
     def _answer(self, line: str, host: str) -> None:
         word, _, value = line.partition(" ")
         if word == "clock":
-            self._say(str(self.server.clock()))
+            self._log(str(self.server.clock()))
         elif word == "send":
             self.wfile.write(bytes(min(int(value), BULK)))
         elif word == "reduce":
@@ -78,7 +78,7 @@ class _Talk(socketserver.StreamRequestHandler):
     def _reduce(self, host: str, seconds: float) -> None:
         """Rank 0 of two, whose other one is at the other end."""
         if not self.server.reducing.acquire(timeout=seconds):
-            self._say(json.dumps({"busy": True}))
+            self._log(json.dumps({"busy": True}))
             return
         try:
             with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
@@ -86,13 +86,13 @@ class _Talk(socketserver.StreamRequestHandler):
                 seat = collectives.Seat(0, 2, "gloo", "cpu", seconds, found_in=file, sizes=SHARED_SIZES, across=True)
 
                 def invite(_: list[int]) -> None:
-                    self._say(json.dumps({"port": collectives.told_port(file, seconds)}))
+                    self._log(json.dumps({"port": collectives.told_port(file, seconds)}))
 
                 heard = ranks.run([(collectives.reduce, (seat,))], seconds, started=invite)
         finally:
             self.server.reducing.release()
         remedy = "The other machine's doctor says what to do."
-        self.server.say(collectives.judged("gloo", f"with {host}", 2, heard, seconds, remedy))
+        self.server.log(collectives.judged("gloo", f"with {host}", 2, heard, seconds, remedy))
 
 
 def listen(
@@ -101,7 +101,7 @@ def listen(
     seconds: float,
     timeout: float,
     mine: dict[str, str],
-    say: Callable[[Finding], None],
+    log: Callable[[Finding], None],
     clock: Callable[[], int] = time.time_ns,
 ) -> None:
     """Answer at a port until all other machines have asked, or the time is over; with one node: until the time is over.
@@ -116,9 +116,9 @@ def listen(
         clock: nanoseconds since 1970.
     """
     try:
-        server = _Server(port, timeout, mine, say, clock)
+        server = _Server(port, timeout, mine, log, clock)
     except OSError:
-        say(port_finding(port, timeout))
+        log(port_finding(port, timeout))
         return
     with server:
         threading.Thread(target=server.serve_forever, args=(_LOOK_S,), daemon=True).start()
@@ -127,7 +127,7 @@ def listen(
             time.sleep(_LOOK_S)
         server.shutdown()
     hosts = sorted(set(server.asked))
-    say(_summary(hosts, nnodes, seconds, port))
+    log(_summary(hosts, nnodes, seconds, port))
 
 
 def _summary(hosts: list[str], nnodes: int, seconds: float, port: int) -> Finding:

@@ -38,13 +38,13 @@ class Line:
         Raises:
             OSError: where the other end is silent (TimeoutError) or gone.
         """
-        self.say(text)
+        self.send(text)
         answer = self.file.readline(LINE)
         if not answer.endswith(b"\n"):
             raise ConnectionResetError(errno.ECONNRESET, "the other end hung up")
         return answer.decode(errors="replace").strip()
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send a line."""
         self.file.write(text.encode() + b"\n")
         self.file.flush()
@@ -142,7 +142,7 @@ def talk(
         yield clock(*offset(lambda: int(line.ask("clock"))))
         yield link(line, seconds)
         yield from together(line, host, interface, seconds)
-        line.say("bye")
+        line.send("bye")
     except (OSError, ValueError) as error:
         yield fail("master's doctor", f"stopped answering: {error}", "See what it printed on machine 0.")
 
@@ -176,7 +176,7 @@ def link(line: Line, seconds: float) -> Finding:
         began = time.perf_counter()
         line.ask("clock")
         trips.append(time.perf_counter() - began)
-    line.say(f"send {BULK}")
+    line.send(f"send {BULK}")
     began, left = time.perf_counter(), BULK
     while left and time.perf_counter() - began < seconds:
         left -= len(line.file.read1(min(left, 1 << 16))) or _gone()

@@ -27,7 +27,7 @@ _LISTENING = "listening at port {} for {:g} s: on the others `lockstep doctor --
 _OF_DEVICES = ("launcher", "devices", "host", "master", "collectives")  # parts that need to know them
 
 
-def doctor(plan: Plan, say: Say, show: Callable[[Finding], None]) -> list[Finding]:
+def doctor(plan: Plan, log: Say, show: Callable[[Finding], None]) -> list[Finding]:
     """Check what the plan wants; returns the findings.
 
     Args:
@@ -41,16 +41,16 @@ def doctor(plan: Plan, say: Say, show: Callable[[Finding], None]) -> list[Findin
         found.append(finding)
         show(finding)
 
-    for finding in _findings(plan, say, take):
+    for finding in _findings(plan, log, take):
         take(finding)
     return found
 
 
-def _findings(plan: Plan, say: Say, take: Callable[[Finding], None]) -> Iterator[Finding]:
+def _findings(plan: Plan, log: Say, take: Callable[[Finding], None]) -> Iterator[Finding]:
     seen = None
     if any(map(plan.wants, _OF_DEVICES)):
         ranks.prepare()
-        say("looking at torch and the devices")
+        log("looking at torch and the devices")
         seen, heard = machine.look(plan.timeout, plan.device)
         if seen is None:
             yield devices.unseen(heard, plan.timeout)
@@ -63,12 +63,12 @@ def _findings(plan: Plan, say: Say, take: Callable[[Finding], None]) -> Iterator
         yield from network.interface(interfaces())
         yield network.port(0 if plan.master_addr else plan.master_port, plan.timeout)
     if plan.wants("collectives"):
-        say("all-reduces between two processes over gloo")
+        log("all-reduces between two processes over gloo")
         yield collectives.on_host(plan.timeout)
         if seen is not None and seen.count and seen.backend not in ("", "gloo"):
-            say(f"all-reduces between {seen.count} device(s) over {seen.backend}")
+            log(f"all-reduces between {seen.count} device(s) over {seen.backend}")
             yield from pairs.between(seen.backend, seen.kind, seen.count, plan.timeout, os.environ)
-    yield from _others(plan, say, take, seen)
+    yield from _others(plan, log, take, seen)
 
 
 def _host(plan: Plan, gpus: int) -> Iterator[Finding]:
@@ -92,11 +92,11 @@ def _host(plan: Plan, gpus: int) -> Iterator[Finding]:
         yield storage.data(plan.data_dir, os.environ.get("LOCKSTEP_DATA", ""))
 
 
-def _others(plan: Plan, say: Say, take: Callable[[Finding], None], seen: Machine | None) -> Iterator[Finding]:
+def _others(plan: Plan, log: Say, take: Callable[[Finding], None], seen: Machine | None) -> Iterator[Finding]:
     """The other machines: machine 0 from here, or here as machine 0."""
     mine = seen.versions if seen is not None else {}
     if plan.master_addr and plan.wants("master"):
-        say(f"going to {plan.master_addr}:{plan.master_port}")
+        log(f"going to {plan.master_addr}:{plan.master_port}")
         finding, connection = master.reach(plan.master_addr, plan.master_port, plan.timeout, interfaces())
         yield finding
         if connection is not None:
@@ -104,5 +104,5 @@ def _others(plan: Plan, say: Say, take: Callable[[Finding], None], seen: Machine
             with connection:
                 yield from master.talk(connection, plan.master_addr, interface, plan.timeout, mine)
     if plan.listen:
-        say(_LISTENING.format(plan.master_port, plan.listen, network.own_address(), plan.master_port))
+        log(_LISTENING.format(plan.master_port, plan.listen, network.own_address(), plan.master_port))
         listen(plan.master_port, plan.nnodes, plan.listen, plan.timeout, mine, take)

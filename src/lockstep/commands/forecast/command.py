@@ -1,6 +1,6 @@
 """What `lockstep forecast` takes, and its exit code."""
 
-from lockstep.commands.shared.arguments import complain, planned
+from lockstep.commands.shared.arguments import planned, print_error
 
 
 def main(args: list[str]) -> int:
@@ -12,5 +12,5 @@ def main(args: list[str]) -> int:
     from lockstep.commands.forecast.forecast import forecast
     from lockstep.commands.forecast.show import tell
 
-    tell(forecast(plan, say=complain))
+    tell(forecast(plan, log=print_error))
     return 0

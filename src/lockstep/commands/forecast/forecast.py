@@ -94,7 +94,7 @@ class Report:
         }
 
 
-def forecast(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Report | None:
+def forecast(plan: Plan, log: Callable[[str], None] = lambda _: None) -> Report | None:
     """Measure and forecast; None on machines other than the first, which only take part.
 
     Raises:
@@ -112,12 +112,12 @@ def forecast(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Report 
         if execution.node_rank > 0 and not far:
             continue  # one process alone is the first machine's business
         sizes = _few(sorted({plan.pieces(where.processes)[0] for where in members}, reverse=True))
-        say(f"measuring {together} process(es) of {threads} thread(s), {', '.join(map(str, sizes))} images each")
+        log(f"measuring {together} process(es) of {threads} thread(s), {', '.join(map(str, sizes))} images each")
         several = together > 1 or far
         measured[group] = _launch(plan, sizes, group, link=several and (far or plan.stated is None or not gpus))
     if execution.node_rank > 0:
         return None
-    link = _link(plan, measured, gpus, here, say)
+    link = _link(plan, measured, gpus, here, log)
     return _report(plan, layouts, measured, link, gpus, here)
 
 
@@ -168,12 +168,12 @@ def _launch(plan: Plan, sizes: list[int], group: Group, link: bool) -> Measured:
     return found
 
 
-def _link(plan: Plan, measured: dict[Group, Measured], gpus: int, here: int, say: Callable[[str], None]) -> Link:
+def _link(plan: Plan, measured: dict[Group, Measured], gpus: int, here: int, log: Callable[[str], None]) -> Link:
     """The interconnect: fitted to what was measured, or stated, with the software's own cost where that is known."""
     probed = [found for found in measured.values() if found.probes]
     if not probed and not gpus:  # every process has a machine of its own: two share this one for a moment
         threads = max(1, here // _FEW)
-        say(f"measuring the all-reduce of {_FEW} processes of {threads} thread(s) over the loopback")
+        log(f"measuring the all-reduce of {_FEW} processes of {threads} thread(s) over the loopback")
         probed = [_launch(plan, [plan.pieces(_FEW)[0]], (threads, _FEW, True), link=True)]
     if not probed:
         assert plan.stated is not None

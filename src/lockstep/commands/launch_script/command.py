@@ -3,7 +3,7 @@
 from typing import Any
 
 from lockstep.commands.shared.arguments import one_name, parse
-from lockstep.config.flags import sort_words
+from lockstep.config.flags import split_arguments
 from lockstep.config.recipes import recipe
 from lockstep.errors import unknown
 
@@ -20,7 +20,7 @@ def main(args: list[str]) -> int:
         raise unknown("target", args[0], TARGETS, f"As `{usage}`.")
     cls, script = TARGETS[args[0]]
     about = f"Write what starts the recipe `{{}}` by {args[0]}; every flag of `lockstep train` may follow."
-    names, rest = sort_words(args[1:], cls)
+    names, rest = split_arguments(args[1:], cls)
     name = one_name(f"launch-script {args[0]}", "recipe", names) or "digits"
     prog = f"lockstep launch-script {args[0]} {name}"
     plan: Any = parse(cls, cls.of(recipe(name)), rest, prog, about.format(name))

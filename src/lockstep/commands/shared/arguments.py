@@ -7,27 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.config import Config
-from lockstep.config.flags import sort_words
+from lockstep.config.flags import split_arguments
 from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
 
-_TELLING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that tells
+_PRINTING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that prints
 
 
-def complain(message: str, once_a_host: bool = False) -> None:
-    """Tell the user. `once_a_host`: all of torchrun's processes come to the same error, and one of them tells."""
+def print_error(message: str, once_a_host: bool = False) -> None:
+    """A line on standard error. `once_a_host`: torchrun's processes all meet the same error, and one prints it."""
     if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(_TELLING_S)
+        time.sleep(_PRINTING_S)
         return
     print(f"lockstep: {message}", file=sys.stderr, flush=True)
 
 
-def tell(failed: WorkerFailed) -> int:
+def print_failure(failed: WorkerFailed) -> int:
     """Print what a worker left of its failure; returns the exit code."""
     if failed.trace:
         print(failed.trace, file=sys.stderr)
-    complain(str(failed))
+    print_error(str(failed))
     return failed.exit_code
 
 
@@ -49,7 +49,7 @@ def parse(cls: type, default: Any, args: list[str], prog: str, description: str)
 
 def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str], description: str) -> Any:
     """The plan of a command around a recipe: `of` makes one from the recipe's config, the flags change it."""
-    names, rest = sort_words(args, cls)
+    names, rest = split_arguments(args, cls)
     name = one_name(command, "recipe", names) or "digits"
     return parse(cls, of(recipe(name)), rest, f"lockstep {command} {name}", description.format(name))
 

@@ -27,8 +27,8 @@ class Lost(Exception):
 class Attempt:
     """One call of the command, and its run folder."""
 
-    def __init__(self, config: Config, folder: Path, say: Callable[[str], None]) -> None:
-        self.folder, self.say = folder, say
+    def __init__(self, config: Config, folder: Path, log: Callable[[str], None]) -> None:
+        self.folder, self.log = folder, log
         out = replace(config, execution=replace(config.execution, out=str(folder)))
         command = [sys.executable, "-m", "lockstep", "train", config.recipe, *as_flags(out)]
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill_all)

@@ -1,6 +1,6 @@
 """What `lockstep verify` takes, and its exit code."""
 
-from lockstep.commands.shared.arguments import complain, planned
+from lockstep.commands.shared.arguments import planned, print_error
 from lockstep.errors import EXIT_FAILURE
 
 
@@ -17,5 +17,5 @@ def main(args: list[str]) -> int:
     from lockstep.commands.verify.run import verify
     from lockstep.commands.verify.verdict import show
 
-    show(report := verify(plan, say=complain))
+    show(report := verify(plan, log=print_error))
     return 0 if report.holds else EXIT_FAILURE

@@ -78,7 +78,7 @@ def _plain(value: Any) -> Any:
 Start = Callable[..., list[Any]]  # launcher.launch, or what stands in for it
 
 
-def verify(plan: Plan, start: Start | None = None, say: Callable[[str], None] = lambda _: None) -> Report:
+def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = lambda _: None) -> Report:
     """Trace the run on each number of processes, compare, and diagnose what does not hold.
 
     Raises:
@@ -87,7 +87,7 @@ def verify(plan: Plan, start: Start | None = None, say: Callable[[str], None] = 
     """
     check(plan)
     with _folder(plan.config.execution.out) as folder:
-        runs = _Runs(plan, folder, start or launch, say)
+        runs = _Runs(plan, folder, start or launch, log)
         traces = [runs.main(n) for n in plan.nproc]
         base = traces[0]
         if bad := [step for step, loss in enumerate(base.loss, 1) if not math.isfinite(loss)]:
@@ -100,7 +100,7 @@ def verify(plan: Plan, start: Start | None = None, say: Callable[[str], None] = 
         comparisons = [diagnose.Comparison(base, t, agreement.compare(base, t, per_step)) for t in traces[1:]]
         config = plan.config_for(base.processes, runs.threads)
         if any(not row.holds for c in comparisons for row in c.rows):
-            say("something differs: switching suspects off one at a time")
+            log("something differs: switching suspects off one at a time")
         causes = diagnose.diagnose(comparisons, config, runs.again, runs.evaluate)
         for trace in traces[:1] if base.repeats else traces:
             if trace.repeats:
@@ -142,9 +142,9 @@ def _folder(out: str) -> Iterator[Path]:
 class _Runs:
     """Starts traced runs, each number of processes in one launch for all its jobs."""
 
-    def __init__(self, plan: Plan, folder: Path, start: Start, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, folder: Path, start: Start, log: Callable[[str], None]) -> None:
 
-        self.plan, self.folder, self.start, self.say = plan, folder, start, say
+        self.plan, self.folder, self.start, self.log = plan, folder, start, log
         # the same for every N, since kernels split their sums by them
         given = plan.config.execution.threads
         self.threads = given or (1 if plan.config.exact else max(1, cores() // max(plan.nproc)))
@@ -162,7 +162,7 @@ class _Runs:
 
     def main(self, processes: int) -> Trace:
         """The run itself."""
-        self.say(f"N = {processes}: {self.plan.steps} steps")
+        self.log(f"N = {processes}: {self.plan.steps} steps")
         return self._launch([self._job(processes, "run", self.plan.steps)])[0]
 
     def again(
@@ -173,7 +173,7 @@ class _Runs:
         out: dict[tuple[int, Off], Trace] = {}
         lr = tuple(map(tuple, read(self.folder / f"{self.plan.nproc[0]}-run").lr))
         for n in processes:
-            self.say(f"N = {n}: {steps} steps, {'; '.join(map(diagnose.without, offs))}")
+            self.log(f"N = {n}: {steps} steps, {'; '.join(map(diagnose.without, offs))}")
             jobs = []
             for off in offs:
                 name = "without-" + ("+".join(off).replace(" ", "-") or "nothing")
@@ -184,6 +184,6 @@ class _Runs:
 
     def evaluate(self, processes: int) -> dict[str, float]:
         """The metrics of the first run's final weights on so many processes."""
-        self.say(f"N = {processes}: evaluation of the weights of N = {self.plan.nproc[0]}")
+        self.log(f"N = {processes}: evaluation of the weights of N = {self.plan.nproc[0]}")
         start = str(self.folder / f"{self.plan.nproc[0]}-run")
         return self._launch([self._job(processes, "evaluation", 0, start=start)])[0].metrics or {}

@@ -1,4 +1,4 @@
-"""What a run says of itself at the start: the journal's `run` record and a few lines for the person who started it."""
+"""What stands at the start of a run: the journal's `run` record, and a few lines on the console."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ from lockstep.processes.world import World
 from lockstep.training.assemble import Run, unsynchronised_batchnorm
 
 
-def describe(config: Config, world: World, run: Run) -> dict[str, Any]:
+def run_record(config: Config, world: World, run: Run) -> dict[str, Any]:
     """The journal's `run` record: what runs, where, on what. All ranks call it together."""
     return {
         "config": config.to_dict(),
@@ -65,7 +65,7 @@ def _gives_up(config: Config, world: World) -> list[str]:
     return []
 
 
-def introduce(config: Config, world: World, run: Run) -> list[str]:
+def summary(config: Config, world: World, run: Run) -> list[str]:
     """Lines about what is going to happen, and what of it depends on the number of processes."""
     optim, order = config.optim, run.train.order
     per_rank = -(-config.batch_size // world.size)
