@@ -26,14 +26,33 @@ def test_permute_stays_in_range_and_apart(n: int, key: int, data: st.DataObject)
     assert len(set(out.tolist())) == len(positions)
 
 
-@pytest.mark.parametrize("n", [3, 4, 5])
+@pytest.mark.parametrize(
+    "n", [3, 4, 5, pytest.param(6, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)]
+)
 def test_every_permutation_is_as_likely(n: int) -> None:
-    trials = 6000
+    trials = max(6000, 12 * math.factorial(n))
     seen = Counter(tuple(permute(np.arange(n), n, stream(s, "t")).tolist()) for s in range(trials))
     expected = trials / math.factorial(n)
     chi2 = sum((seen[p] - expected) ** 2 / expected for p in itertools.permutations(range(n)))
     dof = math.factorial(n) - 1
     assert chi2 < dof + 5 * math.sqrt(2 * dof)  # five standard deviations; four rounds miss it by hundreds
+
+
+@pytest.mark.parametrize("n", [4, 7, 9, 25, 49, 81, 121])
+def test_even_and_odd_permutations_are_as_likely(n: int) -> None:
+    """Rounds that rotate digits of odd bases are even permutations all: half of the orders would never come."""
+
+    def odd(permutation: list[int]) -> int:
+        cycles, left = 0, set(range(n))
+        while left:
+            cycles, at = cycles + 1, left.pop()
+            while (at := permutation[at]) in left:
+                left.remove(at)
+        return (n - cycles) % 2
+
+    trials = 400
+    count = sum(odd(permute(np.arange(n), n, stream(s, "parity")).tolist()) for s in range(trials))
+    assert abs(count - trials / 2) < 5 * math.sqrt(trials) / 2
 
 
 @given(

@@ -16,7 +16,7 @@ from lockstep.errors import UserError
 from lockstep.randomness import bits_np, stream
 
 # A round costs about 12 us for 256 ids. Over tiny ranges 8 rounds leave some permutations visibly rarer (chi-square
-# over all permutations of 5 and 6 items); 16 leave no trace.
+# over all permutations of 3 to 7 items); 16 leave no trace.
 _ROUNDS, _ROUNDS_SMALL, _SMALL = 8, 16, 1024
 _TOGETHER = 256  # ids computed at once: below it numpy's cost a call outweighs the arithmetic
 
@@ -32,7 +32,8 @@ def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     Returns:
         int64 [b], each in [0, n), all different where the positions are.
     """
-    a = max(math.isqrt(n - 1) + 1, 1)
+    a = math.isqrt(n - 1) + 1
+    a += a % 2  # rotating digits of odd bases makes even permutations alone: one base is even
     b = -(-n // a)
     rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS
     out = _network(positions.astype(np.uint64), a, b, key, rounds)
