@@ -16,27 +16,25 @@ import lockstep
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 
+PAGE = ROOT / "docs/design.md"
+
+
+def floors_of(page: str) -> dict[str, int]:
+    """Module -> floor, by the lines `N  names  what for` of the code block under the heading Floors."""
+    block = page.partition("\n## Floors\n")[2].partition("\n## ")[0].split("```")[1]
+    found: dict[str, int] = {}
+    for line in block.strip().splitlines():
+        number, names, _ = re.split(r" {2,}", line, maxsplit=2)
+        for name in names.split():
+            assert name not in found, f"{name} stands on two floors"
+            found[name] = int(number)
+    modules = {"lockstep" if name == "lockstep" else f"lockstep.{name.replace('/', '.')}": name for name in found}
+    return {module: found[name] for module, name in modules.items()}
+
+
 # A module's floor is that of its longest prefix here; it may import from floors below, or from its own.
-FLOORS = {
-    "lockstep": 0,  # imports nothing until a name of it is used
-    "lockstep.config": 0,
-    "lockstep.errors": 0,
-    "lockstep.processes": 1,
-    "lockstep.randomness": 1,
-    "lockstep.data": 2,
-    "lockstep.models": 2,
-    "lockstep.parallel": 2,
-    "lockstep.checkpoint": 2,
-    "lockstep.watch": 2,
-    "lockstep.training": 3,
-    "lockstep.training.loop": 4,
-    "lockstep.training.folder": 5,
-    "lockstep.processes.failures": 5,
-    "lockstep.processes.launcher": 5,
-    "lockstep.commands": 7,
-    "lockstep.cli": 7,
-    "lockstep.__main__": 8,
-}
+FLOORS = floors_of(PAGE.read_text())
+MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right below src/lockstep; an arrow: an import
 MAX_FILE, MAX_FUNCTION = 280, 60
 LONGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS: dict[str, int] = {}
@@ -55,7 +53,7 @@ def floor(module: str) -> int:
     while known not in FLOORS:
         known = known.rpartition(".")[0]
         if known in ("", "lockstep"):
-            pytest.fail(f"{module} has no floor: give it one in tests/test_structure.py")
+            pytest.fail(f"{module} has no floor: give it one in docs/design.md")
     return FLOORS[known]
 
 
@@ -92,17 +90,42 @@ def test_nothing_imports_from_a_floor_above() -> None:
 
 def test_an_import_from_above_would_be_seen() -> None:
     assert upward("lockstep.processes.world", "def f():\n    from lockstep.data.loaders import Batch") == [
-        "lockstep.processes.world:2 (floor 1) imports lockstep.data.loaders (floor 2)"
+        "lockstep.processes.world:2 (floor 2) imports lockstep.data.loaders (floor 3)"
     ]
     assert upward("lockstep.data.loaders", "import lockstep.training.loop")
     assert upward("lockstep.training.step", "from lockstep.training import loop")
     assert not upward("lockstep.training.loop", "import lockstep\nimport torch\nfrom lockstep.training import step")
 
 
-def test_no_circle() -> None:
+def room(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def arrows() -> dict[str, set[str]]:
+    """Module -> the modules that it imports. The package's own names are imported when they are used: not counted."""
     graph = {name: {other for _, other in imported(name, path.read_text())} for name, path in MODULES.items()}
     graph["lockstep"] = set()
+    return graph
+
+
+def test_no_circle() -> None:
+    graph = arrows()
     list(TopologicalSorter(graph).static_order())  # CycleError names the circle
+    rooms: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        rooms.setdefault(room(name), set()).update(room(other) for other in others if room(other) != room(name))
+    list(TopologicalSorter(rooms).static_order())
+    assert len(rooms) <= MAX_ROOMS
+    assert sum(map(len, rooms.values())) <= MAX_ARROWS
+
+
+def test_the_page_lists_the_house_as_it_is() -> None:
+    assert set(FLOORS) <= set(MODULES), "docs/design.md gives a floor to what is not there"
+    assert sorted(set(FLOORS.values())) == list(range(len(set(FLOORS.values())))), "a floor is empty"
+    assert len(set(FLOORS.values())) <= MAX_FLOORS
+    assert {room(name) for name in MODULES} == {name for name in FLOORS if room(name) == name}
+    with pytest.raises(AssertionError, match="two floors"):
+        floors_of("\n## Floors\n```\n0  a b  this\n1  a  that\n```\n")
 
 
 def test_files_and_functions_stay_short() -> None:
