@@ -43,7 +43,9 @@ def environment() -> dict[str, Any]:
     """Where figures were taken: processor, cores, versions; no name or path of the machine."""
     import torch
 
-    names = ("lockstep", "torchvision", "numpy", "timm", "accelerate", "lightning", "pytorch-ignite")
+    import lockstep
+
+    names = ("torchvision", "numpy", "timm", "accelerate", "lightning", "pytorch-ignite")
     versions = {name: found for name in names if (found := _version(name))}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {
@@ -52,6 +54,7 @@ def environment() -> dict[str, Any]:
         "device": torch.get_device_module(accelerator).get_device_name() if accelerator else "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "lockstep": lockstep.__version__,
         **versions,
     }
 

@@ -199,7 +199,7 @@ def test_timm_names_with_and_without_prefix() -> None:
 def test_without_timm_its_names_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in ("timm/resnet18", "vit_tiny_patch16_224"):
-        with pytest.raises(UserError, match=r"pip install 'lockstep\[timm\]'"):
+        with pytest.raises(UserError, match=r"pip install 'lockstep-torch\[timm\]'"):
             models.check(name)
 
 

@@ -118,5 +118,5 @@ def test_a_package_that_is_missing_is_named_before_anything_is_written(
     with pytest.raises(UserError) as caught:
         open_mirrors(("csv", name), tmp_path, {})
     assert f"--log {name}" in caught.value.message
-    assert f"pip install 'lockstep[{name}]'" in caught.value.remedy
+    assert f"pip install 'lockstep-torch[{name}]'" in caught.value.remedy
     assert not list(tmp_path.iterdir())

@@ -64,8 +64,8 @@ def _builder(name: str) -> Callable[[int, int, int], nn.Module]:
     known = [*names(), *theirs]
     if importlib.util.find_spec("timm") is None:
         if name.startswith(_TIMM):
-            raise UserError(f"model {name} needs timm, which is not installed", "pip install 'lockstep[timm]'")
-        raise unknown("model", name, known, "More names come with timm: pip install 'lockstep[timm]'.")
+            raise UserError(f"model {name} needs timm, which is not installed", "pip install 'lockstep-torch[timm]'")
+        raise unknown("model", name, known, "More names come with timm: pip install 'lockstep-torch[timm]'.")
     import timm
 
     bare = name.removeprefix(_TIMM)

@@ -19,7 +19,8 @@ def check(names: tuple[str, ...]) -> None:
     """Raise UserError where a mirror's package is not installed. Imports nothing."""
     for name in names:
         if name in _PACKAGES and importlib.util.find_spec(name) is None:
-            raise UserError(f"--log {name}: the package {name} is not installed", f"pip install 'lockstep[{name}]'")
+            remedy = f"pip install 'lockstep-torch[{name}]'"
+            raise UserError(f"--log {name}: the package {name} is not installed", remedy)
 
 
 def open_mirrors(names: tuple[str, ...], folder: Path, config: dict[str, Any]) -> tuple[Mirror, ...]:

@@ -64,7 +64,7 @@ def compare(plan: Plan, log: Say, measure: Measure = measuring.run) -> dict[str,
     }
     written = write(results, folder)
     if importlib.util.find_spec("matplotlib") is None:
-        log("no picture: it needs matplotlib (pip install 'lockstep[compare]', and the same command with this --out)")
+        log("no picture: it needs matplotlib (pip install 'lockstep-torch[compare]', then this again with its --out)")
     log(f"{', '.join(written)} in {folder}")
     return results
 

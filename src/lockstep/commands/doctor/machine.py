@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import lockstep
 from lockstep.commands.doctor.ranks import Heard, Tell, run
 
 _TESTED = 512  # rows of the matrices that each device multiplies
@@ -47,7 +48,8 @@ def _look(tell: Tell, wanted: str) -> dict[str, Any]:
     nvidia = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     found: dict[str, Any] = {"nvidia": nvidia, "driver": driver(), "speaks": _speaks() if nvidia else ""}
     found["hidden"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found["versions"] = {name: _version(name) for name in ("lockstep", "torch", "torchvision", "numpy")}
+    installed = {name: _version(name) for name in ("torch", "torchvision", "numpy")}
+    found["versions"] = {"lockstep": lockstep.__version__, **installed}
     tell("importing torch")
     import torch
     import torch.distributed as dist
