@@ -14,6 +14,7 @@ import pytest
 
 import lockstep
 from lockstep import cli
+from lockstep.__main__ import main as start
 from lockstep.commands import train
 from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, Execution
@@ -83,12 +84,35 @@ def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_one_program_however_it_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script,) = entry_points(group="console_scripts", name="lockstep")
-    assert script.load() is cli.main
+    assert script.load() is start
     ended = run_lockstep("--help", cwd=tmp_path)
     assert (ended.code, ended.out, ended.err) == (0, said(capsys, "--help"), "")
     beside = shutil.which("lockstep", path=str(Path(sys.executable).parent))
     if beside:
         assert Command(beside, "--help").end().out == ended.out
+
+
+@pytest.mark.parametrize(
+    "start", ["runpy.run_module('lockstep', run_name='__main__')", "import lockstep; lockstep.launch"]
+)
+def test_windows_gets_one_line_that_names_wsl(start: str, tmp_path: Path) -> None:
+    # what Python lacks there: an import of any of these would end in a traceback
+    posix = ("fcntl", "pty", "pwd", "resource", "termios")
+    program = f"""
+import runpy, signal, sys
+sys.argv = ["lockstep", "recipes"]
+sys.modules.update(dict.fromkeys({posix}))
+del signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.pthread_sigmask
+sys.platform = "win32"
+try:
+    {start}
+except ImportError as error:
+    sys.exit(f"ImportError: {{error}}")
+"""
+    ended = Command(sys.executable, "-c", program, cwd=tmp_path).end()
+    assert (ended.code, ended.out) == (1 if "launch" in start else 2, "")
+    (line,) = ended.err.splitlines()
+    assert "inside WSL2" in line
 
 
 def test_a_user_s_own_recipe_and_flags_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ torch.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    if sys.platform == "win32":
+        from lockstep.errors import NOT_ON_WINDOWS
+
+        raise ImportError(f"lockstep.{name}: {NOT_ON_WINDOWS}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

@@ -8,6 +8,8 @@ EXIT_USER_ERROR = 2
 EXIT_HANG = 124  # no progress for --hang-timeout, as timeout(1) has it
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
 
+NOT_ON_WINDOWS = "this runs on Linux; on Windows install and start it inside WSL2 (`wsl --install` sets that up)"
+
 
 class UserError(Exception):
     """Something that the user can put right.
