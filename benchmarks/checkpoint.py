@@ -25,8 +25,8 @@ from common import print_table, table, write
 from torch import nn
 
 from lockstep import models
-from lockstep.checkpoint.files import fsync
 from lockstep.checkpoint.writer import Writer
+from lockstep.files import fsync
 from lockstep.processes.devices import device_name
 
 

@@ -13,7 +13,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lockstep.checkpoint.files import FileRecord
 from lockstep.checkpoint.format import (
     FORMAT,
     MODEL,
@@ -30,6 +29,7 @@ from lockstep.checkpoint.format import (
     safetensors_pieces,
 )
 from lockstep.errors import UserError
+from lockstep.files import FileRecord
 from tests.checkpoint.moments import bits
 
 REAL = [

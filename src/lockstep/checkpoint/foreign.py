@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tyro.conf import arg
 
-from lockstep.checkpoint.files import fsync, write_error
 from lockstep.checkpoint.weights import fit
 from lockstep.errors import UserError
+from lockstep.files import fsync, write_error
 
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things
 

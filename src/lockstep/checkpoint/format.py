@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lockstep.checkpoint.files import FileRecord
 from lockstep.errors import UserError
+from lockstep.files import FileRecord
 
 FORMAT = 1
 MODEL, OPTIMIZER, EMA, STATE, MANIFEST = (

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.checkpoint.files import HIDDEN, fsync, hide, remove_folder, write_error, write_file
 from lockstep.checkpoint.format import MANIFEST, STATE, Manifest, safetensors_pieces
 from lockstep.checkpoint.snapshot import Snapshot
 from lockstep.errors import UserError
+from lockstep.files import HIDDEN, fsync, hide, remove_folder, write_error, write_file
 
 Phase = Callable[[str], None]  # called between the phases of a write, with the name of the one that begins
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.checkpoint.files import FileRecord
 from lockstep.checkpoint.format import (
     EMA,
     MANIFEST,
@@ -27,6 +26,7 @@ from lockstep.checkpoint.format import (
 )
 from lockstep.checkpoint.store import name_of, set_aside, steps
 from lockstep.errors import UserError
+from lockstep.files import FileRecord
 
 _MAX_MANIFEST = 1 << 16  # bytes; four files need 700
 _MAX_STATE = 1 << 28

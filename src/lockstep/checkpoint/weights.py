@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lockstep.checkpoint.files import fsync, write_error
 from lockstep.checkpoint.format import octets
 from lockstep.errors import UserError
+from lockstep.files import fsync, write_error
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import unwrap
 
