@@ -110,14 +110,14 @@ def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.de
                 stalls[name].append(took)
     writer.close()
     saved = writer.finished()
-    durable = [entry.durable_ms for entry in saved[2:]]
+    durable = [entry["durable_ms"] for entry in saved[2:]]
     return {
         "what": "ResNet-18 (32x32 stem), SGD with momentum, channels_last, fsync on",
         "device": platform.machine() if device.type == "cpu" else device_name(device),
         "file_system": subprocess.run(
             ["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True, check=True
         ).stdout.strip(),
-        "mebibytes": round(saved[-1].bytes / 2**20, 1),
+        "mebibytes": round(saved[-1]["bytes"] / 2**20, 1),
         "stall": {name: summary(values) for name, values in stalls.items()},
         "lockstep_durable": summary(durable),
         "step_p50_ms": {

@@ -55,11 +55,11 @@ def test_training_goes_on_while_a_slow_disk_takes_the_moment_of_the_call(tmp_pat
     writer.close()
     assert not writer.busy
     (saved,) = writer.finished()
-    assert saved.step == 2
-    assert saved.durable_ms >= saved.stall_ms > 0
-    assert set(saved.record()) == {"step", "digest", "bytes", "stall_ms", "durable_ms"}
+    assert saved["step"] == 2
+    assert saved["durable_ms"] >= saved["stall_ms"] > 0
+    assert set(saved) == {"kind", "step", "digest", "bytes", "stall_ms", "durable_ms"}
     assert writer.finished() == []
-    loaded = newest(tmp_path / "checkpoints", {2: saved.digest})
+    loaded = newest(tmp_path / "checkpoints", {2: saved["digest"]})
     assert loaded is not None
     fresh = model(1, channels_last=True)
     other = OPTIMIZERS["adam"](list(fresh.parameters()))
@@ -87,8 +87,8 @@ def test_one_write_at_a_time_and_the_wait_is_part_of_the_stall(tmp_path: Path, g
     ((began, took),) = calls
     writer.close()
     first, later = writer.finished()
-    assert (first.step, later.step) == (1, 2)
-    assert took >= later.stall_ms >= (released - began) * 1000
+    assert (first["step"], later["step"]) == (1, 2)
+    assert took >= later["stall_ms"] >= (released - began) * 1000
     assert list(steps(tmp_path)) == [1, 2]
 
 
@@ -98,7 +98,7 @@ def test_older_ones_are_pruned_after_the_write(tmp_path: Path) -> None:
         writer.save(step, *tiny(step), best=2 if step >= 2 else None)
     writer.close()
     assert list(steps(tmp_path)) == [2, 4, 5]
-    assert [saved.step for saved in writer.finished()] == [1, 2, 3, 4, 5]
+    assert [saved["step"] for saved in writer.finished()] == [1, 2, 3, 4, 5]
 
 
 def test_a_failed_write_is_told_costs_nothing_and_the_next_is_tried(
@@ -120,7 +120,7 @@ def test_a_failed_write_is_told_costs_nothing_and_the_next_is_tried(
             writer.close()
     assert writer.failure() is None, "told once"
     assert [path.name for path in tmp_path.iterdir()] == [name_of(1)]
-    assert [saved.step for saved in writer.finished()] == [1]
+    assert [saved["step"] for saved in writer.finished()] == [1]
     writer.save(4, *tiny(4))
     writer.close()
     assert list(steps(tmp_path)) == [4]
@@ -154,7 +154,7 @@ def test_pruning_that_fails_is_told_and_the_checkpoint_counts(tmp_path: Path) ->
     writer.save(2, *tiny(2))
     with pytest.raises(UserError, match=r"\(remove\) the old checkpoint .*step-000000001: Permission denied"):
         writer.close()
-    assert [saved.step for saved in writer.finished()] == [1, 2]
+    assert [saved["step"] for saved in writer.finished()] == [1, 2]
 
 
 def test_a_disk_that_never_answers_does_not_hold_training_for_ever(tmp_path: Path, gate: Gate) -> None:

@@ -29,8 +29,8 @@ def journal(
     for number, took in enumerate(seconds, 1):
         record = {"kind": "step", "step": number * steps, "samples": number * steps * batch}
         record["epoch"] = min(epochs, 1 + (number - 1) // per_epoch) - 1
-        record |= {"images_per_s": steps * batch / took, "data_wait_ms": data_wait_ms}
-        records.append(record | ({} if comm_wait_ms is None else {"comm_wait_ms": comm_wait_ms}))
+        record |= {"images_per_s": steps * batch / took, "data_wait_ms": data_wait_ms, "comm_wait_ms": comm_wait_ms}
+        records.append(record)
         if number % per_epoch == 0:
             records.append({"kind": "eval"})
     total = len(seconds) * steps

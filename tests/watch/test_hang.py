@@ -126,7 +126,7 @@ def test_who_left_and_nobody() -> None:
 def test_the_report_holds_all() -> None:
     answers = told(position(0), position(1, kind="loader", where="there", notes=["worker 7 sleeps"], collectives=339))
     found = report(3.0, 2, answers, {}, "runs/x/hang-report.txt")
-    assert found.record() == {"fault": "hang", "ranks": [1], "step": 12, "cause": found.cause}
+    assert found.record() == {"kind": "fault", "fault": "hang", "ranks": [1], "step": 12, "cause": found.cause}
     for words in (
         f"the run hangs at step 12: no progress for 3 s (--hang-timeout); it ends with code {EXIT_HANG}",
         "rank 1 waits for its loader", "rank 0 waits for rank 1", "rank 0  step 12  forward-backward for 5.0 s",

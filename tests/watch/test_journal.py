@@ -2,13 +2,58 @@
 
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.watch.journal import Journal, Record, read
+from lockstep.watch.journal import EvalRecord, Journal, Record, StepRecord, end_of, read
+
+GUIDE = Path(__file__).parents[2] / "docs/guide.md"
+EVAL = EvalRecord(kind="eval", epoch=0, step=10, top1=0.5, top5=1.0, loss=0.75, count=360)
+
+
+def step(number: int, **fields: Any) -> StepRecord:
+    record = StepRecord(
+        kind="step", step=number, epoch=0, samples=64 * number, lr=0.1, loss=1.0, images_per_s=9.5, data_wait_ms=0.25,
+        comm_wait_ms=None,
+    )  # fmt: skip
+    return cast(StepRecord, {**record, **fields})
+
+
+def fields_of(kind: str) -> list[set[str]]:
+    """The fields of each type of record of this kind."""
+    hints = [get_type_hints(record, include_extras=True) for record in get_args(Record)]
+    return [set(each) - {"kind"} for each in hints if get_args(each["kind"]) == (kind,)]
+
+
+def documented(guide: str) -> dict[str, set[str]]:
+    """Kind -> the fields that the guide's table of records gives for it; what stands in brackets describes a field."""
+    table = guide.partition("| kind | when | fields |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
+    return {kind.strip("`"): set(re.findall(r"`(\w+)`", re.sub(r"\([^()]*\)", "", cell))) for kind, _, cell in rows}
+
+
+def test_the_guide_lists_every_field_of_every_kind() -> None:
+    table = documented(GUIDE.read_text(encoding="utf-8"))
+    kinds = {get_args(get_type_hints(record)["kind"])[0] for record in get_args(Record)}
+    assert set(table) == kinds
+    assert table == {kind: set.union(*fields_of(kind)) for kind in kinds}
+    assert len(fields_of("fault")) == 2
+    assert documented("| kind | when | fields |\n| - | - | - |\n| `a` | now | `b` (`c`), `d` |\n\n") == {
+        "a": {"b", "d"}
+    }
+
+
+def test_the_last_record_is_the_end_or_the_run_goes_on() -> None:
+    end = cast(Record, {"kind": "end", "status": "failed"})
+    assert end_of([EVAL, end]) is end
+    assert end_of([end, EVAL]) is None
+    assert end_of([]) is None
+
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
@@ -20,29 +65,30 @@ fields = st.dictionaries(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["run", "step", "eval", "end"]), fields), max_size=5))
 def test_what_is_written_is_read_again(
-    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, Record]]
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, dict[str, Any]]]
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     journal = Journal(path)
     for kind, record in records:
-        journal.write(kind, **record)
+        journal.write(cast(Record, {"kind": kind, **record}))
         assert path.read_text(encoding="utf-8").endswith("\n")  # at once: who reads along sees whole lines
     journal.close()
-    found = read(path)
-    assert [(r.pop("kind"), r) for r in found if r.pop("time") > 1e9] == records
+    found = cast(list[dict[str, Any]], read(path))
+    assert all(r.pop("time") > 1e9 for r in found)
+    assert [(r.pop("kind"), r) for r in found] == records
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out_and_damage_elsewhere_is_not(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
-    journal.write("step", step=1)
-    journal.write("step", step=2)
+    journal.write(step(1))
+    journal.write(step(2))
     journal.close()
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
     for cut in range(first + 1, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        assert [record["step"] for record in read(path)] == [1]
+        assert [r["step"] for r in read(path) if r["kind"] == "step"] == [1]
     path.write_bytes(whole[: first - 5] + b"\n" + whole[first:])
     with pytest.raises(json.JSONDecodeError):
         read(path)
@@ -50,27 +96,27 @@ def test_a_line_cut_short_by_a_crash_is_left_out_and_damage_elsewhere_is_not(tmp
 
 def test_numbers_that_json_lacks_become_words(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
-    journal.write("step", loss=math.nan, inner={"a": [math.inf, -math.inf, 1.5]})
+    journal.write(step(1, loss=math.nan, inner={"a": [math.inf, -math.inf, 1.5]}))
     journal.close()
     record = json.loads((tmp_path / "j").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (record["loss"], record["inner"]) == ("nan", {"a": ["inf", "-inf", 1.5]})
 
 
 def test_a_second_journal_goes_on_where_the_first_ended(tmp_path: Path) -> None:
-    for step in (1, 2):
+    for number in (1, 2):
         journal = Journal(tmp_path / "j")
-        journal.write("step", step=step)
+        journal.write(step(number))
         journal.close()
-    assert [record["step"] for record in read(tmp_path / "j")] == [1, 2]
+    assert [r["step"] for r in read(tmp_path / "j") if r["kind"] == "step"] == [1, 2]
 
 
 def test_mirrors_see_every_record_and_other_ranks_write_nothing(tmp_path: Path) -> None:
     seen: list[Record] = []
     journal = Journal(tmp_path / "j", (seen.append, seen.append))
-    journal.write("eval", top1=0.5)
+    journal.write(EVAL)
     journal.close()
-    assert [record["top1"] for record in seen] == [0.5, 0.5]
+    assert [r["top1"] for r in seen if r["kind"] == "eval"] == [0.5, 0.5]
     silent = Journal(None, (seen.append,))
-    silent.write("eval", top1=0.5)
+    silent.write(EVAL)
     silent.close()
     assert len(seen) == 2

@@ -4,12 +4,13 @@ import csv
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from lockstep.errors import UserError
 from lockstep.watch import mirrors
-from lockstep.watch.journal import Journal, read
+from lockstep.watch.journal import EvalRecord, Journal, Record, StepRecord, read
 from lockstep.watch.mirrors import open_mirrors
 
 needs_tensorboard = pytest.mark.skipif(
@@ -23,22 +24,25 @@ needs_wandb = pytest.mark.skipif(
 def write(folder: Path, *names: str) -> None:
     """A small run's journal, mirrored."""
     journal = Journal(folder / "journal.jsonl", open_mirrors(names, folder, {"epochs": 2}))
-    journal.write("run", config={"epochs": 2})
+    journal.write(cast(Record, {"kind": "run", "config": {"epochs": 2}}))
     for epoch in range(2):
         for step in range(10 * epoch + 5, 10 * epoch + 11, 5):
             journal.write(
-                "step",
-                step=step,
-                epoch=epoch,
-                samples=64 * step,
-                loss=1 / step,
-                lr=0.1,
-                images_per_s=9.5,
-                data_wait_ms=0.25,
-                comm_wait_ms=0.0,
+                StepRecord(
+                    kind="step",
+                    step=step,
+                    epoch=epoch,
+                    samples=64 * step,
+                    loss=1 / step,
+                    lr=0.1,
+                    images_per_s=9.5,
+                    data_wait_ms=0.25,
+                    comm_wait_ms=0.0,
+                )
             )
-        journal.write("eval", epoch=epoch, step=10 * epoch + 10, top1=0.5 + epoch / 4, top5=1.0, loss=0.75, count=360)
-    journal.write("end", status="completed", top1=0.75)
+        last, top1 = 10 * epoch + 10, 0.5 + epoch / 4
+        journal.write(EvalRecord(kind="eval", epoch=epoch, step=last, top1=top1, top5=1.0, loss=0.75, count=360))
+    journal.write(cast(Record, {"kind": "end", "status": "completed", "top1": 0.75}))
     journal.close()
 
 
@@ -58,7 +62,8 @@ def records(log: bytes) -> Iterator[bytes]:
 
 
 def numbers(folder: Path, kind: str, field: str) -> list[tuple[int, float]]:
-    return [(r["step"], r[field]) for r in read(folder / "journal.jsonl") if r["kind"] == kind]
+    records: list[Any] = read(folder / "journal.jsonl")
+    return [(r["step"], r[field]) for r in records if r["kind"] == kind]
 
 
 def test_csv(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -12,31 +11,11 @@ import torch
 from torch import nn
 
 from lockstep.checkpoint.snapshot import Buffers, Snapshot, snapshot
-from lockstep.checkpoint.store import Phase, Written, nowhere, prune, write
+from lockstep.checkpoint.store import Phase, nowhere, prune, write
 from lockstep.errors import UserError
+from lockstep.watch.journal import CheckpointRecord
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is on the device, with what it cost."""
-
-    step: int
-    digest: str  # of its manifest
-    bytes: int
-    stall_ms: float  # that training waited
-    durable_ms: float  # from the call of `save` until it was on the device
-
-    def record(self) -> dict[str, Any]:
-        """The fields of the journal's `checkpoint` record."""
-        return {
-            "step": self.step,
-            "digest": self.digest,
-            "bytes": self.bytes,
-            "stall_ms": round(self.stall_ms, 3),
-            "durable_ms": round(self.durable_ms, 3),
-        }
 
 
 class Writer:
@@ -54,7 +33,7 @@ class Writer:
         self._buffers = Buffers()
         self._thread: threading.Thread | None = None
         self._step = -1
-        self._saved: SimpleQueue[Saved] = SimpleQueue()
+        self._saved: SimpleQueue[CheckpointRecord] = SimpleQueue()
         self._failed: SimpleQueue[Exception] = SimpleQueue()
 
     def save(
@@ -89,9 +68,17 @@ class Writer:
 
     def _write(self, taken: Snapshot, best: int | None, began: float, stall_ms: float) -> None:
         try:
-            written: Written = write(taken, self.folder, self.at)
-            durable_ms = (time.perf_counter() - began) * 1000
-            self._saved.put(Saved(taken.step, written.digest, written.bytes, stall_ms, durable_ms))
+            written = write(taken, self.folder, self.at)
+            self._saved.put(
+                CheckpointRecord(
+                    kind="checkpoint",
+                    step=taken.step,
+                    digest=written.digest,
+                    bytes=written.bytes,
+                    stall_ms=round(stall_ms, 3),
+                    durable_ms=round((time.perf_counter() - began) * 1000, 3),
+                )
+            )
             prune(self.folder, self.keep, best, self.at)
         except Exception as error:  # it is the training thread's to raise: `failure`
             self._failed.put(error)
@@ -106,8 +93,8 @@ class Writer:
         """True while a failure waits to be asked for; never waits."""
         return not self._failed.empty()
 
-    def finished(self) -> list[Saved]:
-        """The checkpoints that came to the device since the last call; never waits."""
+    def finished(self) -> list[CheckpointRecord]:
+        """The checkpoints that came to the device since the last call, with what they cost; never waits."""
         return _drained(self._saved)
 
     def failure(self) -> Exception | None:

@@ -16,7 +16,7 @@ from lockstep.commands.shared.arguments import planned, print_error
 from lockstep.commands.shared.attempt import Attempt, Lost, stepped
 from lockstep.config import Config
 from lockstep.errors import EXIT_FAILURE, UserError
-from lockstep.watch.journal import read
+from lockstep.watch.journal import EndRecord, end_of, read
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def chaos(plan: Plan, log: Callable[[str], None]) -> Report:
         base = _prepared(plan.config)
         calm = Attempt(base, Path(folder, "calm"), log)
         calm.finish()
-        _compare(report, calm.folder)
-        log(f"undisturbed: {calm.journal()[-1]['steps']} steps, ledger {next(iter(report.ledgers))[:12]}")
+        end = _compare(report, calm.folder)
+        log(f"undisturbed: {end['steps']} steps, ledger {end['ledger_sha256'][:12]}")
         while len(report.faults) + len(report.lost) < plan.kills:
             _disturbed_run(plan, base, Path(folder, f"run-{report.runs}"), draw, report, log)
             report.runs += 1
@@ -118,12 +118,13 @@ def _disturbed_run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compare(report: Report, folder: Path) -> None:
-    end = read(folder / "journal.jsonl")[-1]
-    if end["kind"] != "end" or end["status"] != "completed":
+def _compare(report: Report, folder: Path) -> EndRecord:
+    end = end_of(read(folder / "journal.jsonl"))
+    if end is None or end["status"] != "completed":
         raise Lost(f"the run did not complete: {end}")
     report.ledgers.add(end["ledger_sha256"])
     report.weights.add(end["weights_sha256"])
+    return end
 
 
 def _strike(

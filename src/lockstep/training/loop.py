@@ -15,6 +15,7 @@ from lockstep.training.session import Session, session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
 from lockstep.watch import desync
+from lockstep.watch.journal import EvalRecord, StepRecord
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def log(live: Session, window: Window) -> None:
     lr = window.batches[-1][2]
     numbers = window.read(tolerant=live.config.on_nonfinite == "skip")
     live.note_written()
-    live.journal.write("step", step=state.steps, epoch=state.epochs, samples=state.samples, lr=lr, **numbers)
+    live.journal.write(
+        StepRecord(kind="step", step=state.steps, epoch=state.epochs, samples=state.samples, lr=lr, **numbers)
+    )
     live.bar.update(state.steps, state.epochs + 1, numbers["loss"], lr, numbers["images_per_s"])
 
 
@@ -132,7 +135,17 @@ def evaluate_and_keep(live: Session) -> None:
         tta=config.tta,
         devices=replica_devices(run.step.model),
     )
-    live.journal.write("eval", epoch=state.epochs, step=state.steps, **metrics.to_dict())
+    live.journal.write(
+        EvalRecord(
+            kind="eval",
+            epoch=state.epochs,
+            step=state.steps,
+            top1=metrics.top1,
+            top5=metrics.top5,
+            loss=metrics.loss,
+            count=metrics.count,
+        )
+    )
     live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
     best = metrics.top1 > state.best_top1
     if best:

@@ -61,7 +61,8 @@ def _find(config: Config, folder: Path) -> Loaded | None:
             return loaded
     if config.recovery.resume in ("auto", "never"):
         path = folder / "journal.jsonl"
-        if path.exists() and any(r["kind"] == "end" and r["status"] == "completed" for r in journal.read(path)):
+        records = journal.read(path) if path.exists() else []
+        if any(r["kind"] == "end" and r["status"] == "completed" for r in records):
             raise UserError(
                 f"{folder} holds a complete run and no checkpoint to go on from", "Name another folder with --out."
             )
@@ -81,8 +82,14 @@ def digests(folder: Path) -> dict[int, str]:
     for record in journal.read(path) if path.exists() else []:
         if record["kind"] == "checkpoint":
             known[record["step"]] = record["digest"]
-        elif (start := record.get("resumed_from", record.get("back_to"))) is not None:
-            known = {step: digest for step, digest in known.items() if step <= start}  # the rest is of a course it left
+            continue
+        if record["kind"] == "run":
+            start = record["resumed_from"]
+        elif record["kind"] == "fault" and record["fault"] == "rollback":
+            start = record["back_to"]
+        else:
+            continue
+        known = {step: digest for step, digest in known.items() if step <= start}  # the rest is of a course it left
     return known
 
 

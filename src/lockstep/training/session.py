@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
 from lockstep.watch.heartbeat import Heartbeat, run_store
-from lockstep.watch.journal import Journal
+from lockstep.watch.journal import EndRecord, HangRecord, Journal, RollbackRecord
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
 
@@ -92,7 +91,7 @@ class Session:
         """Put the checkpoints that have come to the disk into the journal."""
         if self.writer is not None:
             for saved in self.writer.finished():
-                self.journal.write("checkpoint", **saved.record())
+                self.journal.write(saved)
 
     def raise_if_write_failed(self, agreed: bool) -> None:
         """Stop all ranks where they have agreed that a checkpoint could not be written; older ones are intact."""
@@ -130,7 +129,9 @@ class Session:
         if self.world.rank == 0:
             abandon(checkpoints, loaded.step)
         self.journal.write(
-            "fault", fault="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, error=bad.message
+            RollbackRecord(
+                kind="fault", fault="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, error=bad.message
+            )
         )
         self.bar.write(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
 
@@ -148,10 +149,10 @@ def _digest(live: Session) -> str:
     return weights.digest(live.run.model) if live.world.rank == 0 and not is_sharded(live.run.model) else ""
 
 
-def _note_fault(folder: Path, record: dict[str, Any]) -> None:
-    """Put a hang into the journal, from whichever rank is left to tell."""
+def _record_hang(folder: Path, record: HangRecord) -> None:
+    """Write a hang to the journal, from whichever rank is left to do it."""
     journal = Journal(folder / "journal.jsonl")
-    journal.write("fault", **record)
+    journal.write(record)
     journal.close()
 
 
@@ -188,7 +189,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
                 run_store(world),
                 recovery.hang_timeout,
                 folder,
-                lambda record: _note_fault(folder, record),
+                lambda record: _record_hang(folder, record),
             )
         )
         every = recovery.checkpoint_interval
@@ -206,7 +207,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
             if main and every.count
             else None,
         )
-        journal.write("run", **run_record(config, world, run), resumed_from=state.steps)
+        journal.write(run_record(config, world, run, state.steps))
         for line in [*summary(config, world, run), *resumed.splitlines()]:
             bar.write(line)
         yield from _until_its_end(live)
@@ -228,8 +229,8 @@ def _until_its_end(live: Session) -> Iterator[Session]:
         state = live.state
         done = state.epochs >= live.config.epochs
         stopped = live.stop or isinstance(raised, KeyboardInterrupt | SystemExit)
-        live.journal.write(
-            "end",
+        end = EndRecord(
+            kind="end",
             status="completed" if done and raised is None else "interrupted" if stopped else "failed",
             steps=state.steps,
             samples=state.samples,
@@ -240,5 +241,7 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             weights_sha256=live.digest or _digest(live),
             processes=live.world.size,
             peak_memory_gib=live.peak_memory_gib,
-            **({"error": str(raised)} if raised is not None and not stopped else {}),
         )
+        if raised is not None and not stopped:
+            end["error"] = str(raised)
+        live.journal.write(end)

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from typing import Any
 
 import torch
 import torchvision
@@ -13,25 +12,28 @@ from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.devices import device_name, own_devices
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, unsynchronised_batchnorm
+from lockstep.watch.journal import RunRecord
 
 
-def run_record(config: Config, world: World, run: Run) -> dict[str, Any]:
+def run_record(config: Config, world: World, run: Run, resumed_from: int) -> RunRecord:
     """The journal's `run` record: what runs, where, on what. All ranks call it together."""
-    return {
-        "config": config.to_dict(),
-        "world": {"size": world.size, "local_size": world.local_size, "backend": world.backend},
-        "pids": world.gather(os.getpid()),
-        "device": device_name(world.device),
-        "threads": torch.get_num_threads(),
-        "versions": {
+    return RunRecord(
+        kind="run",
+        config=config.to_dict(),
+        world={"size": world.size, "local_size": world.local_size, "backend": world.backend},
+        pids=world.gather(os.getpid()),
+        device=device_name(world.device),
+        threads=torch.get_num_threads(),
+        versions={
             "lockstep": lockstep.__version__,
             "torch": torch.__version__,
             "torchvision": torchvision.__version__,
             "python": platform.python_version(),
         },
-        "data": {"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
-        "parameters": sum(p.numel() for p in run.model.parameters()),
-    }
+        data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
+        parameters=sum(p.numel() for p in run.model.parameters()),
+        resumed_from=resumed_from,
+    )
 
 
 def _spread(config: Config, world: World) -> list[str]:

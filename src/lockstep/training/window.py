@@ -1,7 +1,6 @@
 """The numbers of the steps since the last log step: they stay on the device until somebody reads them."""
 
 import time
-from typing import Any
 
 import torch
 
@@ -9,6 +8,7 @@ from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
+from lockstep.watch.journal import Means
 
 
 class NonFinite(UserError):
@@ -57,7 +57,7 @@ class Window:
         by_step: list[list[float]] = self.world.sum(table).t().tolist()
         return by_step
 
-    def read(self, tolerant: bool = False) -> dict[str, Any]:
+    def read(self, tolerant: bool = False) -> Means:
         """Mean loss, images/s and waits since the last call: waits for the device, and one small all-reduce.
 
         `data_wait_ms` is rank 0's mean per step, `comm_wait_ms` that of the rank that waited longest (None: unknown).
@@ -77,11 +77,11 @@ class Window:
                 )
         samples = sum(n for _, n, _ in self.batches)
         seconds = time.perf_counter() - self.began
-        numbers = {
-            "loss": sum(map(sum, by_step)) / samples,
-            "images_per_s": round(samples / seconds, 1),
-            "data_wait_ms": round(self.run.train.wait_ms / count, 3),
-            "comm_wait_ms": round(max(waits), 3) if min(waits) >= 0 else None,
-        }
+        numbers = Means(
+            loss=sum(map(sum, by_step)) / samples,
+            images_per_s=round(samples / seconds, 1),
+            data_wait_ms=round(self.run.train.wait_ms / count, 3),
+            comm_wait_ms=round(max(waits), 3) if min(waits) >= 0 else None,
+        )
         self._reset()
         return numbers

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
@@ -14,6 +14,7 @@ from lockstep.errors import EXIT_HANG
 from lockstep.processes.signals import leave
 from lockstep.watch import stacks
 from lockstep.watch.hang import Position, Report, report, stranded
+from lockstep.watch.journal import HangRecord
 
 REPORT = "hang-report.txt"
 _ANSWER_S = 1.5  # what the ranks get to answer
@@ -21,7 +22,7 @@ _REPORT_S = 2.0  # what the reporting rank then gets, on a disk that may be the 
 LONGEST_S = _ANSWER_S + _REPORT_S
 _POLL_S = 0.05
 
-OnHang = Callable[[dict[str, Any]], None]
+OnHang = Callable[[HangRecord], None]
 
 
 @dataclass

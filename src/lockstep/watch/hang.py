@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.errors import EXIT_HANG
+from lockstep.watch.journal import HangRecord
 
 _CODE = {"loader": ("/torch/utils/data/", "/lockstep/data/"), "checkpoint": ("/lockstep/checkpoint/",)}
 _WAITING = ("collective", "backward")  # kinds in which a rank waits for the others
@@ -54,9 +55,9 @@ class Report:
     text: str  # for the terminal
     details: str  # all stacks, for the file
 
-    def record(self) -> dict[str, Any]:
-        """For the journal's `fault` record."""
-        return {"fault": "hang", "ranks": list(self.culprits), "step": self.step, "cause": self.cause}
+    def record(self) -> HangRecord:
+        """For the journal."""
+        return HangRecord(kind="fault", fault="hang", step=self.step, ranks=list(self.culprits), cause=self.cause)
 
 
 def activity(frames: Sequence[tuple[str, int, str]], phase: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import UserError
-from lockstep.watch.journal import Mirror, Record
+from lockstep.watch.journal import EvalRecord, Mirror, Record, StepRecord
 
 _PACKAGES = ("tensorboard", "wandb")
 _CSV_COLUMNS = (
@@ -34,11 +34,11 @@ def open_mirrors(names: tuple[str, ...], folder: Path, config: dict[str, Any]) -
     return tuple(makers[name](folder, config) for name in names)
 
 
-def _numbers(record: Record) -> dict[str, float]:
-    prefix = {"step": "train", "eval": "eval"}.get(record["kind"])
-    skipped = ("kind", "time", "step", "epoch")
-    numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k not in skipped}
-    return {f"{prefix}/{k}": v for k, v in numbers.items()} if prefix else {}
+def _numbers(record: StepRecord | EvalRecord) -> dict[str, float]:
+    """The numbers by the names that they have in TensorBoard and W&B."""
+    prefix = "train" if record["kind"] == "step" else "eval"
+    places = ("time", "step", "epoch")
+    return {f"{prefix}/{k}": v for k, v in record.items() if isinstance(v, (int, float)) and k not in places}
 
 
 def _csv(folder: Path, config: dict[str, Any]) -> Mirror:
@@ -52,7 +52,7 @@ def _csv(folder: Path, config: dict[str, Any]) -> Mirror:
         if record["kind"] in ("step", "eval"):
             writer.writerow(record)
             file.flush()
-        if record["kind"] == "end":
+        elif record["kind"] == "end":
             file.close()
 
     return mirror
@@ -65,9 +65,10 @@ def _tensorboard(folder: Path, config: dict[str, Any]) -> Mirror:
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def mirror(record: Record) -> None:
-        for name, value in _numbers(record).items():
-            writer.add_scalar(name, value, record["step"])
-        if record["kind"] == "end":
+        if record["kind"] == "step" or record["kind"] == "eval":
+            for name, value in _numbers(record).items():
+                writer.add_scalar(name, value, record["step"])
+        elif record["kind"] == "end":
             writer.close()
 
     return mirror
@@ -85,9 +86,9 @@ def _wandb(folder: Path, config: dict[str, Any]) -> Mirror:
         ) from error
 
     def mirror(record: Record) -> None:
-        if numbers := _numbers(record):
-            run.log(numbers, step=record["step"])
-        if record["kind"] == "end":
+        if record["kind"] == "step" or record["kind"] == "eval":
+            run.log(_numbers(record), step=record["step"])
+        elif record["kind"] == "end":
             run.finish()
 
     return mirror

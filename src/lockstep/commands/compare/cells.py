@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.commands.compare.folder import replace_text
 from lockstep.config import Config
 from lockstep.config.flags import as_flags
-from lockstep.watch.journal import Record, read
+from lockstep.watch.journal import Record, StepRecord, end_of, read
 
 WARMUP_STEPS = 20
 _END_S = 5.0  # that a run gets for a Ctrl-C which it heard itself, before it is told
@@ -94,9 +94,10 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
     Raises:
         NotMeasured: where the run is not complete.
     """
-    end = records[-1] if records else {}
-    if end.get("kind") != "end" or end["status"] != "completed":
-        raise NotMeasured(f"the run did not complete: {end.get('error') or end.get('status', 'no end record')}")
+    end = end_of(records)
+    if end is None or end["status"] != "completed":
+        reason = end.get("error", end["status"]) if end is not None else "no end record"
+        raise NotMeasured(f"the run did not complete: {reason}")
     epochs = 1 + max((r["epoch"] for r in records if r["kind"] == "step"), default=0)
     windows = _windows([r for r in records if r["kind"] == "step"])
     warm = max(WARMUP_STEPS, end["steps"] // epochs if compiled else 0)
@@ -109,7 +110,7 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
             return None
         return float(sum(w[key] * w["steps"] for w in kept) / 1e3 / seconds)
 
-    memory = end.get("peak_memory_gib") or []
+    memory = end["peak_memory_gib"]
     return {
         "seconds_per_epoch": seconds / samples * end["samples"] / epochs if kept else None,
         "total_s": end["seconds"],
@@ -128,12 +129,12 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
     }
 
 
-def _windows(steps: Sequence[Record]) -> list[dict[str, Any]]:
+def _windows(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """Each log window: its first step, steps, samples, seconds, and milliseconds of waiting in each step."""
     out, step, samples = [], 0, 0
     for r in steps:
         counts = {"start": step, "steps": r["step"] - step, "samples": r["samples"] - samples}
-        waits = {key: r.get(key) for key in ("data_wait_ms", "comm_wait_ms")}
+        waits = {"data_wait_ms": r["data_wait_ms"], "comm_wait_ms": r["comm_wait_ms"]}
         out.append(counts | waits | {"seconds": (r["samples"] - samples) / r["images_per_s"]})
         step, samples = r["step"], r["samples"]
     return out
