@@ -362,7 +362,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
 def test_the_folder_of_another_comparison_is_refused(tmp_path: Path) -> None:
     out = str(tmp_path / "c")
     running.compare(_plan("single", out=out), _silent, _measured(_SECONDS, []))
-    with pytest.raises(UserError, match=r"seed \(0 there, 1 now\)"):
+    with pytest.raises(UserError, match=r"conditions.*\n    config\.seed: 0 -> 1\n  Rows"):
         running.compare(_plan("single", out=out, seed=1), _silent, _measured(_SECONDS, []))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine").touch()

@@ -89,8 +89,8 @@ def _prepared(config: Config) -> Config:
     from lockstep.processes.devices import processes
 
     count = processes(config.execution)
-    execution = replace(config.execution, nproc=count, log_every=1, out="")
-    return replace(config, execution=execution, recovery=replace(config.recovery, max_restarts=10_000))
+    recovery = replace(config.recovery, max_restarts=10_000)
+    return replace(config, recovery=recovery).with_execution(nproc=count, log_every=1, out="")
 
 
 def _disturbed_run(
@@ -148,7 +148,7 @@ def _strike(
         attempt.wait_until_gone(pids)
         detected = time.monotonic() - began
         count = draw.randint(1, most)
-        attempt = Attempt(replace(base, execution=replace(base.execution, nproc=count)), folder, log)
+        attempt = Attempt(base.with_execution(nproc=count), folder, log)
     else:
         attempt.wait_until_gone(pids)
         detected = time.monotonic() - began

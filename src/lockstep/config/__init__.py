@@ -106,6 +106,10 @@ class Config:
             f"--batch-size is global: give at least {processes * self.accumulate}, or fewer processes with --nproc.",
         )
 
+    def with_execution(self, **changed: Any) -> "Config":
+        """The config with some fields of its execution changed."""
+        return dataclasses.replace(self, execution=dataclasses.replace(self.execution, **changed))
+
     @property
     def lr(self) -> float:
         """The peak learning rate, scaled to the batch size by `optim.scale_lr`."""

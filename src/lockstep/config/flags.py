@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import shlex
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,19 +47,29 @@ class Flag:
             raise UserError(f"{self.name} {value}: not {self.described}", f"Give {self.described}{others}.") from error
 
 
+def hidden_fields(cls: type) -> frozenset[str]:
+    """Fields of a command's config that are no flags of the command; `of` gives them their values.
+
+    The field that holds the config names them: `config: Config = field(..., metadata={"hidden": ("nproc",)})`.
+    """
+    return frozenset(name for item in dataclasses.fields(cls) for name in item.metadata.get("hidden", ()))
+
+
 def known_flags(cls: type) -> dict[str, Flag]:
     """Every flag of a config class and of those inside it, aliases and --no- forms included, by its name."""
-    return {flag.name: flag for flag in _flags(cls)}
+    return {flag.name: flag for flag in _flags(cls, frozenset())}
 
 
-def _flags(cls: type) -> Iterator[Flag]:
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        extras: tuple[Any, ...] = ()
+def _flags(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name in (item.name for item in dataclasses.fields(cls) if item.name not in hidden):
+        hint: Any = hints[name]
+        extras: list[Any] = []
         if typing.get_origin(hint) is typing.Annotated:
-            hint, *extras = typing.get_args(hint)  # type: ignore[assignment]
+            hint, *extras = typing.get_args(hint)
         word = f"--{name.replace('_', '-')}"
         if dataclasses.is_dataclass(hint):
-            yield from _flags(hint)  # type: ignore[arg-type]
+            yield from _flags(hint, hidden | hidden_fields(cls))  # type: ignore[arg-type]
         elif hint is bool:
             yield from (Flag(word, False), Flag(f"--no-{word.removeprefix('--')}", False))
         elif _FIXED not in extras:
@@ -114,23 +124,29 @@ def split_arguments(words: Sequence[str], cls: type) -> tuple[list[str], list[st
     return free, rest
 
 
-def as_flags(config: Any) -> list[str]:
-    """A config as words of a command line that give this config again. Empty values are left out."""
-    return [word for words in _as_arguments(config) for word in words]
+def changed_flags(config: Any, usual: Any, hidden: Collection[str] = ()) -> list[list[str]]:
+    """The flags that make `config` of `usual`, each with its value; `hidden`: fields that are none."""
+    before, after = _as_arguments(usual), _as_arguments(config)
+    return [words for name, words in after.items() if words != before[name] and name not in hidden]
 
 
 def as_command(command: str, config: Any) -> str:
     """A config as a command for the shell, one flag a line, that gives this config again. Empty values are left out."""
-    return " \\\n".join([command, *(f"  {shlex.join(words)}" for words in _as_arguments(config))])
+    flags = [words for words in _as_arguments(config).values() if not words[0].endswith("=")]
+    return " \\\n".join([command, *(f"  {shlex.join(words)}" for words in flags)])
 
 
-def _as_arguments(config: Any) -> Iterator[list[str]]:
+def _as_arguments(config: Any) -> dict[str, list[str]]:
+    """Each field as a flag and its value; as one argument where the value alone would be taken for none, or a flag."""
     hints = typing.get_type_hints(type(config), include_extras=True)
+    arguments: dict[str, list[str]] = {}
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), item.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
-            yield from _as_arguments(value)
+            arguments |= _as_arguments(value)
         elif isinstance(value, bool):
-            yield [f"--{flag}" if value else f"--no-{flag}"]
-        elif _FIXED not in typing.get_args(hints[item.name]) and value not in ("", ()):
-            yield [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+            arguments[item.name] = [f"--{flag}" if value else f"--no-{flag}"]
+        elif _FIXED not in typing.get_args(hints[item.name]):
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            arguments[item.name] = [f"--{flag}={text}"] if text[:1] in ("", "-") else [f"--{flag}", text]
+    return arguments

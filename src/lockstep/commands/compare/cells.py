@@ -6,13 +6,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.commands.compare.folder import replace_text
+from lockstep.commands.shared.arguments import train_arguments
 from lockstep.config import Config
-from lockstep.config.flags import as_flags
 from lockstep.watch.journal import Record, StepRecord, end_of, read
 
 WARMUP_STEPS = 20
@@ -35,9 +34,8 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that did not end
     folder.mkdir(parents=True)
-    placed = replace(config, execution=replace(config.execution, out=str(folder / "run")))
-    command = [sys.executable, "-m", "lockstep", "train", config.recipe, *as_flags(placed)]
-    code = _wait(command, folder / "output.txt")
+    placed = config.with_execution(out=str(folder / "run"))
+    code = _wait([sys.executable, "-m", "lockstep", *train_arguments(placed)], folder / "output.txt")
     said = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
     if code:
         raise NotMeasured(complaint(said) or f"exit code {code}")

@@ -2,15 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep.commands.compare import page, picture, tables
 from lockstep.commands.compare.plan import Plan
+from lockstep.config.plain import diff_configs
 from lockstep.errors import UserError
-
-_ELSEWHERE = ("config.execution.out",)  # may differ: the folder's own name
 
 
 def claim(plan: Plan, place: Mapping[str, Any]) -> Path:
@@ -25,9 +24,10 @@ def claim(plan: Plan, place: Mapping[str, Any]) -> Path:
     ours = {"config": config.to_dict(), "environment": dict(place)}
     kept = folder / "compare.json"
     if kept.exists():
-        if different := _different(json.loads(kept.read_text(encoding="utf-8")), ours):
+        there = json.loads(kept.read_text(encoding="utf-8"))
+        if different := diff_configs(there, ours, ignore=("config.execution.out",)):
             raise UserError(
-                f"{folder} holds a comparison with another {', '.join(different)}",
+                "\n    ".join([f"{folder} holds a comparison under other conditions (there -> now):", *different]),
                 "Rows are compared under equal conditions alone: name another folder with --out.",
             )
         return folder
@@ -39,21 +39,6 @@ def claim(plan: Plan, place: Mapping[str, Any]) -> Path:
     except OSError as error:
         raise UserError(f"{folder} can't be written: {error.strerror}", "Name another folder with --out.") from error
     return folder
-
-
-def _different(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What differs, as `lr (0.1 there, 0.2 now)`."""
-    before, now = dict(_leaves(there)), dict(_leaves(json.loads(json.dumps(here))))
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in _ELSEWHERE]
-    return [f"{name.rpartition('.')[2]} ({before.get(name)} there, {now.get(name)} now)" for name in names]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def replace_text(path: Path, content: str) -> None:

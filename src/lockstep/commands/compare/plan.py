@@ -3,35 +3,17 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from tyro.conf import Fixed, arg
+from tyro.conf import arg
 
 from lockstep.commands.compare.strategies import ONE_PROCESS, Strategy, parse
-from lockstep.config import Config, Execution, Ints, Names, Recovery
+from lockstep.config import Config, Ints, Names
 from lockstep.errors import UserError, unknown
 
 _COUNTS = (1, 2, 4)  # where --nproc is left out, as far as there are cores or GPUs
 
 
-@dataclass(frozen=True)
-class _Elsewhere(Execution):
-    nproc: Fixed[Any] = "auto"  # a list of its own, below
-    strategy: Fixed[Any] = "ddp"  # likewise
-
-
-@dataclass(frozen=True)
-class _Undisturbed(Recovery):
-    """A measured run takes no checkpoint, and one that fails is not started again."""
-
-    checkpoint_every: Fixed[str] = "0"
-    resume: Fixed[str] = "never"
-    max_restarts: Fixed[int] = 0
-    on_hangup: Fixed[Any] = "stop"
-
-
-@dataclass(frozen=True)
-class _Compared(Config):
-    execution: _Elsewhere = field(default_factory=_Elsewhere)
-    recovery: _Undisturbed = field(default_factory=_Undisturbed)
+# a measured run takes no checkpoint, and one that fails is not started again
+_UNDISTURBED: dict[str, Any] = {"checkpoint_every": "0", "resume": "never", "max_restarts": 0, "on_hangup": "stop"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +48,7 @@ class Plan:
     """Rounds: each runs every row once. Two or more give intervals."""
     baseline: Annotated[str, arg(help_behavior_hint="(default: the first row that can be measured)")] = ""
     """The row that speed-ups refer to, as single-x1."""
-    config: _Compared = field(default_factory=_Compared)
+    config: Config = field(default_factory=Config, metadata={"hidden": ("nproc", "strategy", *_UNDISTURBED)})
 
     def __post_init__(self) -> None:
         if not self.strategies:
@@ -85,10 +67,9 @@ class Plan:
     @classmethod
     def of(cls, config: Config, **chosen: Any) -> "Plan":
         """The plan for a config."""
-        execution = _Elsewhere(**vars(config.execution) | {"nproc": "auto", "strategy": "ddp"})
-        ours = {name: getattr(_Undisturbed, name) for name in _Undisturbed.__annotations__}
-        recovery = _Undisturbed(**vars(config.recovery) | ours)
-        return cls(config=_Compared(**vars(config) | {"execution": execution, "recovery": recovery}), **chosen)
+        execution = replace(config.execution, nproc="auto", strategy="ddp")
+        recovery = replace(config.recovery, **_UNDISTURBED)
+        return cls(config=replace(config, execution=execution, recovery=recovery), **chosen)
 
     def cells(self, most: int) -> list[Cell]:
         """The rows of the table, in its order; `most`: cores or GPUs, as far as the default numbers of processes go."""
@@ -103,7 +84,7 @@ class Plan:
             UserError: for a strategy that the config, or so many processes, can't have.
         """
         given = self.config.execution
-        shared = {
+        shared: dict[str, Any] = {
             "nproc": cell.processes,
             "strategy": cell.strategy.base,
             "model_parallel": cell.strategy.stages or given.model_parallel,
@@ -111,9 +92,7 @@ class Plan:
             "workers": given.workers // cell.processes,
             "out": "",
         }
-        plain = vars(self.config) | {"recovery": Recovery(**vars(self.config.recovery)), "execution": Execution()}
-        config = cell.strategy.applied(Config(**plain))
-        return replace(config, execution=Execution(**vars(given) | shared))
+        return cell.strategy.applied(self.config, execution=replace(given, **shared))
 
     def baseline_of(self, cells: list[Cell], possible: list[Cell]) -> Cell:
         """The row that speed-ups refer to. Raises UserError where --baseline names none."""

@@ -14,9 +14,8 @@ from lockstep.commands.compare.folder import claim, write
 from lockstep.commands.compare.plan import Cell, Plan
 from lockstep.commands.compare.results import Row, aggregate, environment
 from lockstep.commands.compare.strategies import Strategy
+from lockstep.commands.shared.arguments import train_arguments
 from lockstep.config import Config
-from lockstep.config.flags import as_command
-from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
 from lockstep.processes.devices import cores, devices, processes
 from lockstep.processes.signals import ended_by_sigterm
@@ -77,7 +76,7 @@ def _row(plan: Plan, cell: Cell, gpus: int) -> Row:
     try:
         config = plan.config_for(cell, cores())
         row.threads, row.workers = config.execution.threads, config.execution.workers
-        row.command = _command(config)
+        row.command = shlex.join(["lockstep", *train_arguments(config)])
         check(config)
         config.require_batch_for(processes(config.execution))
     except UserError as error:
@@ -92,14 +91,6 @@ def _row(plan: Plan, cell: Cell, gpus: int) -> Row:
         elif config.precision == "fp16":
             row.not_measured = "fp16 on a CPU says nothing about fp16 on a GPU"
     return row
-
-
-def _command(config: Config) -> str:
-    """`lockstep train` with the flags that the recipe does not have so already."""
-    given = as_command("", config).split(" \\\n")[1:]
-    usual = as_command("", recipe(config.recipe)).split(" \\\n")[1:]
-    rest = [line.strip() for line in given if line not in usual]
-    return f"lockstep train {config.recipe} {' '.join(rest)}".strip()
 
 
 def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, log: Say, measure: Measure) -> None:

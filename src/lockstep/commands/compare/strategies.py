@@ -54,8 +54,12 @@ class Strategy:
         words += [f"stages{self.stages}"] if self.stages else []
         return "+".join([*words, *(word for word, field in _SWITCHES.items() if field in self.switches)])
 
-    def applied(self, config: Config) -> Config:
-        """The config with what the strategy says of the experiment. Raises UserError where they don't go together."""
+    def applied(self, config: Config, **changed: Any) -> Config:
+        """The config with what the strategy says of the experiment, and with `changed` fields.
+
+        Raises:
+            UserError: where they don't go together.
+        """
         model: dict[str, Any] = dict.fromkeys(self.switches, True)
         chosen: dict[str, Any] = {
             "exact": self.exact or config.exact,
@@ -69,7 +73,7 @@ class Strategy:
             link = LinkConfig(sync_every=self.local)
         elif self.diloco:
             link = LinkConfig(sync_every=self.diloco, outer_lr=0.7, outer_momentum=0.9)
-        return replace(config, **chosen, link=link, model=replace(config.model, **model))
+        return replace(config, **chosen, link=link, model=replace(config.model, **model), **changed)
 
 
 def parse(text: str) -> Strategy:

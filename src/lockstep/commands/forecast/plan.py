@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from lockstep.commands.forecast.model import Link
-from lockstep.commands.shared.counted import Counted, retyped
 from lockstep.config import Config, Execution, Ints, LinkConfig
 from lockstep.config.fields import require, require_finite
 from lockstep.errors import unknown
@@ -43,7 +42,7 @@ class Plan:
     """Processes on each machine (0: all of them where the interconnect is this machine's own, else one)."""
     seconds: float = 3.0
     """How long to measure each micro-batch size."""
-    config: Counted = field(default_factory=Counted)
+    config: Config = field(default_factory=Config, metadata={"hidden": ("nproc",)})
 
     def __post_init__(self) -> None:
         require_finite(self)
@@ -94,7 +93,7 @@ class Plan:
     @classmethod
     def of(cls, config: Config, **chosen: Any) -> "Plan":
         """The plan for a config."""
-        return cls(config=Counted.of(config), **chosen)
+        return cls(config=config, **chosen)
 
     @property
     def stated(self) -> Link | None:
@@ -116,15 +115,12 @@ class Plan:
 
     def config_for(self, piece: int) -> Config:
         """One process's own part as a run of its own: `piece` images a micro-batch."""
-        execution = retyped(self.config.execution, Execution, nproc=1, nnodes=1, node_rank=0)
-        batch_size = piece * self.config.accumulate
-        config: Config = retyped(self.config, Config, execution=execution, batch_size=batch_size)
-        return config
+        execution = replace(self.config.execution, nproc=1, nnodes=1, node_rank=0)
+        return replace(self.config, execution=execution, batch_size=piece * self.config.accumulate)
 
     def execution_for(self, processes: int, threads: int, **changed: Any) -> Execution:
         """Where so many processes of each machine run."""
-        execution: Execution = retyped(self.config.execution, Execution, nproc=processes, threads=threads, **changed)
-        return execution
+        return replace(self.config.execution, nproc=processes, threads=threads, **changed)
 
 
 @dataclass(frozen=True)

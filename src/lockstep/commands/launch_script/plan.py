@@ -1,33 +1,21 @@
 """What a job file is made of: the train flags, and where and on how many machines the job runs."""
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
-from tyro.conf import Fixed, arg
+from tyro.conf import arg
 
-from lockstep.commands.shared.counted import retyped
-from lockstep.config import Config, Execution
+from lockstep.config import Config
 from lockstep.config.fields import require
-from lockstep.config.flags import as_flags, known_flags
+from lockstep.config.flags import changed_flags
 from lockstep.config.recipes import recipe
 
 ONE_PROCESS = ("single", "dp")
 
 
-@dataclass(frozen=True)
-class _Elsewhere(Execution):
-    """An execution whose machines are the job file's."""
-
-    nnodes: Fixed[Any] = 1
-    node_rank: Fixed[Any] = 0
-    master_addr: Fixed[Any] = ""
-    master_port: Fixed[Any] = 0
-
-
-@dataclass(frozen=True)
-class _Placed(Config):
-    execution: _Elsewhere = field(default_factory=_Elsewhere)
+# which machines the run is on, the job file says, or torchrun
+_MACHINES: dict[str, Any] = {"nnodes": 1, "node_rank": 0, "master_addr": "", "master_port": 0}
 
 
 @dataclass(frozen=True)
@@ -40,7 +28,7 @@ class Plan:
     """Write to this file."""
     nnodes: Annotated[int, arg(aliases=["--nodes"])] = 1
     """Machines in the run; --nproc is the number of processes on each."""
-    config: _Placed = field(default_factory=_Placed)
+    config: Config = field(default_factory=Config, metadata={"hidden": tuple(_MACHINES)})
 
     def __post_init__(self) -> None:
         require(self.nnodes >= 1, f"--nnodes {self.nnodes} is no machine", "Use 1 or more.")
@@ -60,7 +48,7 @@ class Plan:
     @classmethod
     def of(cls, config: Config, **chosen: Any) -> Self:
         """The plan for a recipe's config."""
-        return cls(config=_placed(config), nnodes=config.execution.nnodes, **chosen)
+        return cls(config=config.with_execution(**_MACHINES), nnodes=config.execution.nnodes, **chosen)
 
     @property
     def job(self) -> str:
@@ -77,11 +65,7 @@ class Plan:
 
     def train_flags(self, **changed: Any) -> list[list[str]]:
         """The flags that the recipe does not have so already, each with its value; `changed`: fields of Execution."""
-        config = replace(self.config, execution=replace(self.config.execution, **changed))
-        given, usual = _words(config), _words(_placed(recipe(config.recipe)))
-        kept = {words[0] for words in given}
-        emptied = [[words[0], ""] for words in usual if len(words) == 2 and words[0] not in kept]
-        return [_one_word(words) for words in [*(words for words in given if words not in usual), *emptied]]
+        return changed_flags(self.config.with_execution(**changed), recipe(self.config.recipe), _MACHINES)
 
 
 @dataclass(frozen=True)
@@ -132,20 +116,3 @@ class Allotted(Plan):
         """Cores for each process."""
         execution = self.config.execution
         return self.cpus_per_task or execution.threads or (1 + execution.workers if self.gpus_per_node else 1)
-
-
-def _placed(config: Config) -> _Placed:
-    here = {name: getattr(_Elsewhere, name) for name in _Elsewhere.__annotations__}
-    placed: _Placed = retyped(config, _Placed, execution=retyped(config.execution, _Elsewhere, **here))
-    return placed
-
-
-def _words(config: _Placed) -> list[list[str]]:
-    """The config's flags, each with its value where it has one."""
-    flags, words = known_flags(_Placed), iter(as_flags(config))
-    return [[word, next(words)] if flags[word].takes_value else [word] for word in words]
-
-
-def _one_word(words: list[str]) -> list[str]:
-    """A flag and its value as one word where the value alone would be taken for nothing, or for a flag."""
-    return ["=".join(words)] if len(words) == 2 and words[1][:1] in ("", "-") else words

@@ -1,16 +1,20 @@
 """What all commands share: reading their arguments, starting processes, and how they end."""
 
+import dataclasses
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config import Config
-from lockstep.config.flags import split_arguments
+from lockstep.config.flags import changed_flags, hidden_fields, split_arguments
 from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
+
+if TYPE_CHECKING:
+    from tyro.constructors import ConstructorRegistry
 
 _PRINTING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that prints
 
@@ -43,8 +47,32 @@ def parse(cls: type, default: Any, args: list[str], prog: str, description: str)
     import tyro
     from tyro.conf import OmitArgPrefixes, SuppressFixed
 
-    markers = (OmitArgPrefixes, SuppressFixed)
-    return tyro.cli(cls, default=default, args=args, prog=prog, description=description, config=markers)
+    how: dict[str, Any] = {"config": (OmitArgPrefixes, SuppressFixed), "registry": _without_hidden(cls)}
+    return tyro.cli(cls, default=default, args=args, prog=prog, description=description, **how)
+
+
+def _without_hidden(cls: type) -> "ConstructorRegistry":
+    """tyro's rules for flags, and one more: a hidden field of a config in `cls` is none, and keeps its value."""
+    from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
+
+    hidden, registry, asked = hidden_fields(cls), ConstructorRegistry(), object()
+
+    @registry.struct_rule
+    def visible(info: StructTypeInfo) -> StructConstructorSpec | None:
+        names = hidden.intersection(getattr(info.type, "__dataclass_fields__", ()))
+        if not names or info.type is cls or asked in info.markers:
+            return None
+        others = registry.get_struct_spec(dataclasses.replace(info, markers=(*info.markers, asked)))
+        assert isinstance(others, StructConstructorSpec)
+        fields = tuple(field for field in others.fields if field.name not in names)
+
+        def made(**values: Any) -> Any:
+            return dataclasses.replace(info.default, **values)
+
+        made.__doc__ = info.type.__doc__  # the help's
+        return StructConstructorSpec(made, fields)
+
+    return registry
 
 
 def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str], description: str) -> Any:
@@ -52,6 +80,12 @@ def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str
     names, rest = split_arguments(args, cls)
     name = one_name(command, "recipe", names) or "digits"
     return parse(cls, of(recipe(name)), rest, f"lockstep {command} {name}", description.format(name))
+
+
+def train_arguments(config: Config) -> list[str]:
+    """What `lockstep` trains by this config with: the recipe, and the flags that it does not have so already."""
+    flags = changed_flags(config, recipe(config.recipe))
+    return ["train", config.recipe, *(argument for flag in flags for argument in flag)]
 
 
 def launched(fn: Callable[..., Any], *args: Any, **how: Any) -> int:

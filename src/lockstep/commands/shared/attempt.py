@@ -8,12 +8,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from lockstep.commands.shared.arguments import train_arguments
 from lockstep.config import Config
-from lockstep.config.flags import as_flags
 from lockstep.watch.journal import Record, read
 
 _PATIENCE_S = 120.0  # for a start, a step or a recovery: beyond it the run counts as lost
@@ -29,8 +28,7 @@ class Attempt:
 
     def __init__(self, config: Config, folder: Path, log: Callable[[str], None]) -> None:
         self.folder, self.log = folder, log
-        out = replace(config, execution=replace(config.execution, out=str(folder)))
-        command = [sys.executable, "-m", "lockstep", "train", config.recipe, *as_flags(out)]
+        command = [sys.executable, "-m", "lockstep", *train_arguments(config.with_execution(out=str(folder)))]
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill_all)
         self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         self._read: tuple[int, list[Record]] = (0, [])

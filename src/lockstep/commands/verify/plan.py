@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from lockstep.commands.shared.counted import Counted, retyped
-from lockstep.config import Config, Execution, Ints
+from lockstep.config import Config, Ints
 from lockstep.errors import UserError
 
 
@@ -25,7 +24,7 @@ class Plan:
     """package.module:function(run, world, config), called on every rank before the first step, to replace parts."""
     json: str = ""
     """Write what was found to this file, too."""
-    config: Counted = field(default_factory=Counted)
+    config: Config = field(default_factory=Config, metadata={"hidden": ("nproc",)})
 
     def __post_init__(self) -> None:
         counts = ",".join(map(str, self.nproc))
@@ -50,13 +49,11 @@ class Plan:
     @classmethod
     def of(cls, config: Config, **chosen: Any) -> "Plan":
         """The plan for a config."""
-        return cls(config=Counted.of(config), **chosen)
+        return cls(config=config, **chosen)
 
     def config_for(self, processes: int, threads: int) -> Config:
         """The config on so many processes."""
-        execution = retyped(self.config.execution, Execution, nproc=processes, threads=threads)
-        config: Config = retyped(self.config, Config, execution=execution)
-        return config
+        return self.config.with_execution(nproc=processes, threads=threads)
 
 
 def check(plan: Plan) -> None:
