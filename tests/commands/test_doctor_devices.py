@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -113,15 +112,6 @@ def test_a_driver_that_does_not_answer() -> None:
     assert found.message.startswith("no answer in 20 s, looking for devices through torch; waiting for a disk or a dr")
     broken = devices.unseen(Heard(4, stage="importing torch", error="ImportError: libc10.so", ended=True), 20.0)
     assert broken.message == "importing torch: ImportError: libc10.so"
-
-
-def test_the_driver_version(tmp_path: Path) -> None:
-    file = tmp_path / "version"
-    file.write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC 12.2\n"
-    )
-    assert machine.driver(file) == "550.54.15"
-    assert machine.driver(tmp_path / "none") == ""
 
 
 @pytest.mark.gpu

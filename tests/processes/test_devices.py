@@ -33,7 +33,10 @@ ALLOWED = {
         "'cuda'",
     ): "nn.DataParallel's copies are compiled for CUDA and ROCm alone",
     ("src/lockstep/config/execution.py", "'cuda'"): "the flag's values",
-    ("src/lockstep/devices.py", "'cuda'"): "the variable that hides GPUs, and where to look for them, by kind",
+    (
+        "src/lockstep/processes/devices.py",
+        "'cuda'",
+    ): "what hides GPUs, and where to look for them, by kind",
     ("benchmarks/gpu.py", "torch.backends.cudnn"): "the tutorials' side keeps torch's own TF32 setting",
     ("benchmarks/gpu.py", "'cuda'"): "TF32 is measured where it exists",
 }

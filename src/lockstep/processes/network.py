@@ -1,15 +1,9 @@
 """This host's network interfaces, and the one on the way to another host."""
 
-import errno
-import ipaddress
 import socket
-import struct
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-_SIOCGIFADDR, _IFF_UP = 0x8915, 1  # linux/sockios.h, linux/if.h
-_INET6 = Path("/proc/net/if_inet6")
+import psutil
 
 
 @dataclass(frozen=True)
@@ -18,7 +12,7 @@ class Interface:
 
     name: str
     up: bool
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # IPv4 first
 
     @property
     def usable(self) -> bool:
@@ -27,28 +21,13 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """The interfaces of this host, in the kernel's order; addresses on Linux only."""
-    return [_interface(name) for _, name in socket.if_nameindex()]
-
-
-def _interface(name: str) -> Interface:
-    if sys.platform != "linux":
-        return Interface(name, True, ())
-    import fcntl
-
-    flags = int(Path("/sys/class/net", name, "flags").read_text(), 16)
-    addresses = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            addresses.append(socket.inet_ntoa(answer[20:24]))
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # it has none
-                raise
-    lines = _INET6.read_text().splitlines() if _INET6.exists() else []
-    raw = [line.split()[0] for line in lines if line.split()[5] == name]
-    addresses += [str(ipaddress.IPv6Address(bytes.fromhex(digits))) for digits in raw]
-    return Interface(name, bool(flags & _IFF_UP), tuple(addresses))
+    """The interfaces of this host, in the kernel's order; one that vanishes meanwhile is down and has no address."""
+    addresses, stats, found = psutil.net_if_addrs(), psutil.net_if_stats(), []
+    for _, name in socket.if_nameindex():
+        up = name in stats and "up" in stats[name].flags.split(",")  # isup would want a cable as well
+        own = [each.address for each in addresses.get(name, []) if each.family in (socket.AF_INET, socket.AF_INET6)]
+        found.append(Interface(name, up, tuple(own)))
+    return found
 
 
 def address_towards(host: str) -> str:
@@ -63,5 +42,5 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface that has this address; empty where none has it, or not on Linux."""
+    """The name of the network interface that has this address; empty where none has it."""
     return next((each.name for each in interfaces() if address in each.addresses), "")

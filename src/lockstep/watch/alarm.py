@@ -11,6 +11,7 @@ from typing import NoReturn
 from torch.distributed.distributed_c10d import Store
 
 from lockstep.errors import EXIT_HANG
+from lockstep.processes import proc
 from lockstep.processes.signals import leave
 from lockstep.watch import stacks
 from lockstep.watch.hang import Position, Report, report, stranded
@@ -107,9 +108,9 @@ def respond(board: Board, teller: Teller, answer: Callable[..., Position], watch
     try:
         began = time.monotonic()
         seen = {
-            str(p.rank): f"its process is {stacks.state(p.pid, p.born)}"
+            str(p.rank): f"its process is {proc.state(p.pid, p.born)}"
             for p in board.read_all("at").values()
-            if p.rank != board.rank and p.machine == stacks.machine() and p.state != "finished"
+            if p.rank != board.rank and p.machine == proc.machine() and p.state != "finished"
         }
         if quiet_s > 1:
             neighbour = seen.get(str(watched), "it is on another machine")
@@ -130,15 +131,15 @@ def respond(board: Board, teller: Teller, answer: Callable[..., Position], watch
         alone(board, teller, answer(), lost(error))
     for p in board.peers.values():
         # it finds the alarm and leaves too, where a launcher would wait long for it to heed a SIGTERM
-        if p.rank != board.rank and p.machine == stacks.machine():
-            stacks.wake(p.pid, p.born)
+        if p.rank != board.rank and p.machine == proc.machine():
+            proc.wake(p.pid, p.born)
     leave(EXIT_HANG)
 
 
 def alone(board: Board, teller: Teller, mine: Position, why: str) -> NoReturn:
     """The store is gone: report what can be seen from this rank, and leave."""
     seen = {
-        p.rank: stacks.state(p.pid, p.born) if p.machine == mine.machine else f"on another machine, {p.host}"
+        p.rank: proc.state(p.pid, p.born) if p.machine == mine.machine else f"on another machine, {p.host}"
         for p in board.peers.values()
     }
     teller.tell(stranded(teller.timeout, mine, {r: text for r, text in seen.items() if r != mine.rank}, why))
@@ -172,6 +173,6 @@ def _told(board: Board) -> bool:
 def _stacks(board: Board, rank: int) -> str:
     """The stacks of a silent rank of this machine, which a process can give while its interpreter is held."""
     p = board.peers.get(rank)
-    if p is None or p.machine != stacks.machine() or stacks.born(p.pid) != p.born:
+    if p is None or p.machine != proc.machine() or not proc.alive(p.pid, p.born):
         return ""
     return f"\n{stacks.stacks_of(p.pid)}".rstrip()

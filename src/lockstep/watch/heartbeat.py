@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstep.errors import EXIT_HANG
+from lockstep.processes import proc
 from lockstep.processes.world import World
 from lockstep.watch import stacks
 from lockstep.watch.alarm import LONGEST_S, Board, OnHang, Teller, alone, lost, respond
@@ -74,9 +75,9 @@ class Heartbeat:
         self._identity: dict[str, Any] = {
             "rank": world.rank,
             "host": socket.gethostname(),
-            "machine": stacks.machine(),
+            "machine": proc.machine(),
             "pid": os.getpid(),
-            "born": stacks.born(os.getpid()),
+            "born": proc.born(os.getpid()),
         }
         stacks.answer_for_stacks()
         self._board.post("at", self._here())

@@ -3,16 +3,14 @@
 import hashlib
 import os
 import resource
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn
 
-CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MIB, _GIB = 2**20, 2**30
 _SPIN_S, _BLOCK = 0.4, bytes(_MIB)
 _LEAST_SHARE = 0.7  # of the cores' time
@@ -20,55 +18,6 @@ _CROWD = 3  # threads and loader workers for each core; the defaults come to so 
 _LEAST_FILES, _USUAL_FILES = 256, 1024
 _LEAST_SHM, _USUAL_SHM = 64 * _MIB, 512 * _MIB  # the first is what Docker gives
 _LEAST_RANK, _USUAL_RANK = 0.4 * _GIB, 1.0 * _GIB  # the first is what torch and its libraries take alone
-
-
-def _folders(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """The control group folders that rule this process, of both versions, leaf first."""
-    for line in membership.read_text().splitlines() if membership.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        bases = [root / controllers, root / controller] if controllers else [root / "unified", root]
-        base = next((base for base in bases if base.is_dir()), None)
-        if base is not None:
-            inner = base / path.strip("/")
-            yield inner
-            yield from (folder for folder in inner.parents if folder.is_relative_to(base))
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:  # no such limit here
-        return []
-
-
-def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
-    """Cores' worth of time that control groups grant this process; None: no limit."""
-    found = []
-    for folder in _folders("cpu", root, membership):
-        words = _words(folder / "cpu.max") or [
-            *_words(folder / "cpu.cfs_quota_us"),
-            *_words(folder / "cpu.cfs_period_us"),
-        ]
-        if len(words) == 2 and words[0].isdigit():  # "max" and -1 are no limit
-            found.append(int(words[0]) / int(words[1]))
-    return min(found, default=None)
-
-
-def memory_left(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
-    """Bytes that control groups still grant this process, the page cache not counted as used; None: no limit."""
-    left = []
-    for folder in _folders("memory", root, membership):
-        new = (folder / "memory.max").exists()
-        limit = _words(folder / ("memory.max" if new else "memory.limit_in_bytes"))
-        used = _words(folder / ("memory.current" if new else "memory.usage_in_bytes"))
-        if limit and used and limit[0].isdigit() and int(limit[0]) < 1 << 60:  # version 1 writes no limit as 2^63
-            stat = _words(folder / "memory.stat")
-            pairs = dict(zip(stat[::2], stat[1::2], strict=False))
-            cache = pairs.get("inactive_file" if new else "total_inactive_file", "0")
-            left.append(int(limit[0]) - int(used[0]) + int(cache))
-    return min(left, default=None)
 
 
 def cores_got(threads: int) -> float:
@@ -147,16 +96,14 @@ def cores(
     return found
 
 
-def memory(processes: int, available: float | None, granted: float | None) -> Finding:
+def memory(processes: int, available: float, granted: float | None) -> Finding:
     """Memory against processes.
 
     Args:
         processes: of the run, on this machine.
-        available: bytes that the host has left; None: it does not say.
+        available: bytes that the host can give without swapping.
         granted: bytes that control groups grant; None: no limit.
     """
-    if available is None:
-        return skipped("memory", f"{sys.platform} does not say how much is free")
     left = min(available, granted if granted is not None else available)
     who = "a control group grants" if left < available else "the host has"
     message = f"{who} {left / _GIB:.1f} GiB for {processes} process(es)"
@@ -167,12 +114,6 @@ def memory(processes: int, available: float | None, granted: float | None) -> Fi
     if left < processes * _USUAL_RANK:
         return warn("memory", message, "Use fewer processes (--nproc), a smaller --batch-size or set.", **numbers)
     return ok("memory", message, **numbers)
-
-
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> float | None:
-    """Bytes that the host can give without swapping; None where it does not say."""
-    words = _words(meminfo)
-    return int(words[words.index("MemAvailable:") + 1]) * 1024 if "MemAvailable:" in words else None
 
 
 def shm(workers: int, folder: Path = Path("/dev/shm")) -> Finding:

@@ -2,15 +2,17 @@
 
 import ctypes
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import lockstep
 from lockstep.commands.doctor.ranks import Heard, Tell, run
+from lockstep.processes.proc import nvidia_driver
 
 _TESTED = 512  # rows of the matrices that each device multiplies
 
@@ -46,7 +48,7 @@ def look(seconds: float, wanted: str, environ: Mapping[str, str] = os.environ) -
 def _look(tell: Tell, wanted: str) -> dict[str, Any]:
     tell("asking the NVIDIA driver")
     nvidia = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
-    found: dict[str, Any] = {"nvidia": nvidia, "driver": driver(), "speaks": _speaks() if nvidia else ""}
+    found: dict[str, Any] = {"nvidia": nvidia, "driver": nvidia_driver(), "speaks": _speaks() if nvidia else ""}
     found["hidden"] = os.environ.get("CUDA_VISIBLE_DEVICES")
     installed = {name: _version(name) for name in ("torch", "torchvision", "numpy")}
     found["versions"] = {"lockstep": lockstep.__version__, **installed}
@@ -99,12 +101,6 @@ def compute(device: str) -> None:
         raise ArithmeticError("a product of matrices is wrong")
 
 
-def driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The NVIDIA driver's version, as 550.54.15; empty without one."""
-    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", path.read_text()) if path.exists() else None
-    return found[1] if found else ""
-
-
 def _speaks() -> str:
     """The newest CUDA that the driver's own library knows, as 12.4; empty where there is no such library."""
     try:
@@ -121,8 +117,7 @@ def _speaks() -> str:
 
 def _nccl_loaded() -> str:
     """The version of the NCCL that this process has loaded, which LD_LIBRARY_PATH may have chosen."""
-    maps = Path("/proc/self/maps")
-    paths = [line.split()[-1] for line in maps.read_text().splitlines() if "libnccl" in line] if maps.exists() else []
+    paths = [each.path for each in psutil.Process().memory_maps() if "libnccl" in each.path]
     if not paths:
         return ""  # built into torch
     number = ctypes.c_int()

@@ -3,13 +3,12 @@
 import ipaddress
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn, within
+from lockstep.commands.doctor.finding import Finding, fail, ok, warn, within
 from lockstep.processes.network import Interface, interfaces
+from lockstep.processes.proc import listener_at
 
 Resolver = Callable[[str], list[str]]
 
@@ -104,8 +103,6 @@ def interface(found: list[Interface], environ: Mapping[str, str] = os.environ) -
             findings.append(fail(variable, message, f"`ip link set {silent[0]} up`, or name another. {there}"))
         else:
             findings.append(ok(variable, f"{variable}={spec}: {', '.join(n for n in chosen if n not in silent)}"))
-    if sys.platform != "linux":
-        return [*findings, skipped("interfaces", f"addresses are not read on {sys.platform}")]
     numbers: dict[str, Any] = {each.name: list(each.addresses) for each in usable}
     if not any(is_loopback(address) for each in usable for address in each.addresses):
         message = f"no loopback interface is up ({shown or 'no interface has an address'})"
@@ -130,7 +127,7 @@ def port(number: int, seconds: float) -> Finding:
         except PermissionError as error:
             return fail(check, f"{shown}: {error.strerror}", "Use --master-port 1024 or above, as 29500.")
         except OSError as error:
-            holder = _holder(number)
+            holder = listener_at(number)
             remedy = f"End {holder or 'what listens there'}, or name another port by --master-port on every machine."
             return fail(check, f"{shown}: {error.strerror}{f', by {holder}' if holder else ''}", remedy)
         own = listener.getsockname()[1]
@@ -147,23 +144,3 @@ def port(number: int, seconds: float) -> Finding:
     if heard != b"lockstep":
         return fail(check, f"port {own}: what was sent over 127.0.0.1 did not arrive", "Check proxies on the loopback.")
     return ok(check, f"{shown}: opened, and reached by 127.0.0.1", port=own)
-
-
-def _holder(number: int) -> str:
-    """The process that listens at a port, where /proc tells."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(Path("/proc/net", name))]
-    listening = f":{number:04X}", "0A"
-    inodes = {words[9] for words in lines if (words[1][-5:], words[3]) == listening}
-    for handle in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
-        try:
-            target = str(handle.readlink())
-            if target.startswith("socket:[") and target[8:-1] in inodes:
-                process = handle.parts[2]
-                return f"{Path('/proc', process, 'comm').read_text().strip()} (pid {process})"
-        except OSError:  # gone, or somebody else's
-            continue
-    return ""
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()[1:] if path.exists() else []

@@ -6,19 +6,18 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from lockstep.processes import proc
 from lockstep.processes.signals import end_with_parent, launching
 
 Tell = Callable[[str], None]
 _START_S = 60.0  # for importing torch, on a loaded machine with cold files
 _GRACE_S = 1.0  # for the others to say what they saw, after a rank failed
-_STATES = {"T": "stopped by a signal (SIGSTOP, Ctrl-Z)", "D": "waiting for a disk or a driver, uninterruptibly"}
 _CONTEXT = get_context("forkserver")
 
 
@@ -129,9 +128,9 @@ def _listen(heard: list[Heard], pipes: list[Connection], seconds: float) -> None
 
 
 def _state(pid: int) -> str:
-    with suppress(OSError):  # gone: nothing to say
-        return _STATES.get(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0], "")
-    return ""
+    """What its process is doing, where that explains its silence: not that it runs, or sleeps until something comes."""
+    state = proc.state(pid)
+    return "" if state.startswith(("running", "sleeping")) else state
 
 
 def _life(pipe: Connection, environ: dict[str, str], log: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:

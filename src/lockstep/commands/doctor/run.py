@@ -4,6 +4,8 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 
+import psutil
+
 from lockstep.commands.doctor import (
     collectives,
     devices,
@@ -20,6 +22,7 @@ from lockstep.commands.doctor.finding import Finding
 from lockstep.commands.doctor.listen import listen
 from lockstep.commands.doctor.machine import Machine
 from lockstep.commands.doctor.plan import Plan
+from lockstep.processes import proc
 from lockstep.processes.network import interfaces
 
 Say = Callable[[str], None]
@@ -82,9 +85,9 @@ def _host(plan: Plan, gpus: int) -> Iterator[Finding]:
         from lockstep.processes.devices import cores
 
         usable = cores()
-        count, quota, got = plan.processes(usable, gpus), host.cpu_quota(), host.cores_got(usable)
+        count, quota, got = plan.processes(usable, gpus), proc.cpu_quota(), host.cores_got(usable)
         yield from host.cores(usable, quota, got, count, plan.threads, plan.workers)
-        yield host.memory(count, host.available_memory(), host.memory_left())
+        yield host.memory(count, psutil.virtual_memory().available, proc.memory_left())
         yield host.shm(plan.workers)
         yield host.open_files()
     if plan.wants("storage"):

@@ -13,6 +13,7 @@ from typing import IO
 
 from lockstep.commands.shared.arguments import train_arguments
 from lockstep.config import Config
+from lockstep.processes.proc import alive
 from lockstep.watch.journal import Record, read
 
 _PATIENCE_S = 120.0  # for a start, a step or a recovery: beyond it the run counts as lost
@@ -78,7 +79,7 @@ class Attempt:
     def wait_until_gone(self, pids: list[int]) -> None:
         """Wait until none of the processes runs any more."""
         for _ in self._polls("all processes were gone"):
-            if not any(_alive(pid) for pid in pids):
+            if not any(alive(pid) for pid in pids):
                 return
 
     def finish(self) -> None:
@@ -92,7 +93,7 @@ class Attempt:
     def kill_all(self) -> None:
         """Leave nothing behind."""
         for pid in self.pids() if self.process.poll() is None else []:
-            if _alive(pid):
+            if alive(pid):
                 os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
@@ -110,14 +111,6 @@ class Attempt:
     def _said(self) -> str:
         self.output.seek(0)
         return self.output.read().decode(errors="replace")[-2000:]
-
-
-def _alive(pid: int) -> bool:
-    """True for a process that runs; a zombie is only an entry that its parent has not yet read."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def stepped(records: list[Record], runs: int) -> bool:

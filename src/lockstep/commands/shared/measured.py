@@ -1,10 +1,10 @@
 """What measurements share: the interval of a median, and the processor's name."""
 
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
+
+from lockstep.processes.proc import cpu_model
 
 _RESAMPLES = 10_000
 
@@ -20,8 +20,4 @@ def cpu_name() -> str:
     """The processor's name, and the widest vector instructions that torch uses on it."""
     import torch
 
-    named = ""
-    if (info := Path("/proc/cpuinfo")).exists():
-        lines = info.read_text(encoding="utf-8").splitlines()
-        named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{named or platform.processor() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
+    return f"{cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"

@@ -1,0 +1,158 @@
+"""What the kernel knows of processes and limits: through psutil, and from /proc and /sys what psutil does not read."""
+
+import os
+import platform
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+GONE = "gone: no such process any more"
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+_STATES = {
+    psutil.STATUS_DISK_SLEEP: "waiting for a disk or a driver, uninterruptibly",
+    psutil.STATUS_STOPPED: "stopped by a signal (SIGSTOP, Ctrl-Z)",
+    psutil.STATUS_TRACING_STOP: "stopped by a debugger",
+    **dict.fromkeys(_DEAD, "dead"),
+}
+
+
+def machine() -> str:
+    """What two processes share that see each other's pids: the host and its pid namespace."""
+    try:
+        return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+    except (OSError, AttributeError):
+        return f"{os.getpid()} alone"  # nothing can be seen of others here
+
+
+def born(pid: int) -> int:
+    """When a process started, in seconds since the machine did; tells apart a later one of its pid. 0: unknown."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return round(process.create_time() - psutil.boot_time())  # both move with the clock, the difference does not
+    return 0
+
+
+def alive(pid: int, since: int = 0) -> bool:
+    """True for a process that runs; a zombie is only an entry that its parent has not read. `since`: its `born`."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() not in _DEAD and _same(pid, since)
+    return False
+
+
+def state(pid: int, since: int = 0) -> str:
+    """What a process of this machine is doing, in words. `since`: its `born`, where known."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return GONE
+    if not _same(pid, since):
+        return GONE
+    text = _STATES.get(status, status)
+    with suppress(OSError):
+        channel = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
+        if status in (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP) and channel not in ("", "0"):
+            text += f" in {channel}"
+    return text
+
+
+def wake(pid: int, since: int) -> None:
+    """Let a process of this machine go on that a signal stopped. `since`: its `born`."""
+    with suppress(psutil.Error):  # it ended meanwhile
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_STOPPED and _same(pid, since):
+            process.resume()
+
+
+def _same(pid: int, since: int) -> bool:
+    return not since or abs(born(pid) - since) <= 1  # either may be rounded
+
+
+def descriptor(pid: int | str, name: str) -> Path | None:
+    """A process's open file whose name contains this, where it can be read; None where there is none."""
+    with suppress(OSError):  # gone, or another user's
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if name in str(entry.readlink()):
+                    return entry
+    return None
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """True where a process has a handler for a signal."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE):
+            return bool(int(found[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def listener_at(port: int) -> str:
+    """The process that listens at a TCP port, as `python (pid 7)`; empty where that is not for us to see."""
+    with suppress(psutil.Error, OSError):
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                return f"{psutil.Process(each.pid).name()} (pid {each.pid})"
+    return ""
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    named = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def nvidia_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The NVIDIA driver's version, as 550.54.15; empty without one."""
+    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", _text(path))
+    return found[1] if found else ""
+
+
+def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
+    """Cores' worth of time that control groups grant this process; None: no limit."""
+    found = []
+    for folder in _control_groups("cpu", root, membership):
+        version_1 = f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
+        limit = (_text(folder / "cpu.max") or version_1).split()
+        if len(limit) == 2 and limit[0].isdigit():  # "max" and -1 are no limit
+            found.append(int(limit[0]) / int(limit[1]))
+    return min(found, default=None)
+
+
+def memory_left(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
+    """Bytes that control groups still grant this process, the page cache not counted as used; None: no limit."""
+    left = []
+    for folder in _control_groups("memory", root, membership):
+        names = ("memory.max", "memory.current", "inactive_file")
+        if not (folder / names[0]).exists():
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit, used = (_text(folder / name).strip() for name in names[:2])
+        if limit.isdigit() and used and int(limit) < 1 << 60:  # version 1 writes no limit as 2^63
+            cache = re.search(rf"^{names[2]} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+            left.append(int(limit) - int(used) + (int(cache[1]) if cache else 0))
+    return min(left, default=None)
+
+
+def _control_groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
+    """The control group folders that rule this process, of both versions, leaf first."""
+    for line in _text(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        bases = [root / controllers, root / controller] if controllers else [root / "unified", root]
+        base = next((base for base in bases if base.is_dir()), None)
+        if base is not None:
+            inner = base / path.strip("/")
+            yield inner
+            yield from (folder for folder in inner.parents if folder.is_relative_to(base))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:  # the kernel has no such file here
+        return ""
