@@ -19,6 +19,7 @@ from lockstep.checkpoint.format import (
     OPTIMIZER,
     STATE,
     Damaged,
+    FileRecord,
     Manifest,
     decode,
     encode,
@@ -29,7 +30,6 @@ from lockstep.checkpoint.format import (
     safetensors_pieces,
 )
 from lockstep.errors import UserError
-from lockstep.files import FileRecord
 from tests.checkpoint.moments import bits
 
 REAL = [

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.checkpoint.format import EMA, MANIFEST, MODEL, OPTIMIZER, STATE, Manifest
+from lockstep.checkpoint.format import EMA, MANIFEST, MODEL, OPTIMIZER, STATE, FileRecord, Manifest
 from lockstep.checkpoint.store import name_of
 from lockstep.checkpoint.verified import newest
-from lockstep.files import FileRecord
 from tests.checkpoint.moments import keep
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)

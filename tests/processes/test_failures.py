@@ -53,7 +53,7 @@ def test_each_kind_of_error_leaves_its_code_and_words(tmp_path: Path) -> None:
         word = json.loads((tmp_path / f"failure-{rank}.json").read_text())
         assert (word["rank"], word["message"], word["cause"], word["code"]) == (rank, message, cause, code)
         assert bool(word["trace"]) == isinstance(error, ValueError)
-    assert not list(tmp_path.glob("*.part"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"failure-{rank}.json" for rank in range(len(cases))]
 
 
 def test_the_cause_is_told_whoever_ended_first(tmp_path: Path) -> None:

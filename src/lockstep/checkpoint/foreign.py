@@ -1,20 +1,19 @@
 """Weights from elsewhere and for elsewhere: plain state_dicts as safetensors or as torch.save files."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from tyro.conf import arg
 
-from lockstep.checkpoint.weights import fit
+from lockstep.checkpoint import weights
 from lockstep.errors import UserError
-from lockstep.files import fsync, write_error
+from lockstep.files import atomic_write, write_error
 
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things
 
@@ -42,10 +41,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         UserError: for a missing file, and for one that holds anything else.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no weights at {path}", "Check the path; a .safetensors or a torch.save file is meant.")
     try:
-        found: Any = _read_safetensors(path) if _looks_like_safetensors(path) else _read_torch(path)
+        by_torch = path.is_file() and not _looks_like_safetensors(path)
+        found: Any = _read_torch(path) if by_torch else weights.read(path)
     except OSError as error:
         raise UserError(f"can't read {path}: {error.strerror or error}", "Is it yours to read?") from error
     for name in _NESTS:
@@ -70,21 +68,13 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: as `read_weights`, and where names or shapes are not the model's.
     """
-    fit(model, read_weights(path), str(path))
+    weights.fit(model, read_weights(path), str(path))
 
 
 def _looks_like_safetensors(path: Path) -> bool:
     with path.open("rb") as file:
         start = file.read(9)
     return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(f"{path} is a damaged safetensors file: {error}", "Read or export it again.") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -108,28 +98,18 @@ def export(run: str | Path, chosen: Export) -> Path:
     """
     run = Path(run)
     source = run / "weights" / f"{chosen.weights}.safetensors"
-    if not source.is_file():
-        raise UserError(f"no weights at {source}", "Name a run folder; a run writes weights after each epoch.")
     ending = {"safetensors": "safetensors", "torch": "pt"}[chosen.format]
     path = Path(chosen.out or f"{run.resolve().name}-{chosen.weights}.{ending}")
     if path.exists():
         raise UserError(f"{path} exists already", "Name another file with --out, or remove that one.")
-    tensors = {name: tensor.clone() for name, tensor in read_weights(source).items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    tensors = {name: tensor.clone() for name, tensor in weights.read(source).items()}
     try:
-        try:
+        with atomic_write(path) as temporary:
             if chosen.format == "torch":
                 with temporary.open("wb") as file:  # given a path, torch reports what the system refused without errno
                     torch.save(tensors, file)
             else:
                 save_file(tensors, temporary, {"format": "pt"})
-            fsync(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        fsync(path.parent)
-    except OSError as error:
+    except (OSError, SafetensorError, RuntimeError) as error:  # how these libraries report what the system refused
         raise write_error(path, error) from error
-    except (SafetensorError, RuntimeError) as error:  # how these libraries report what the system refused
-        raise UserError(f"can't write {path}: {error}", "Is its folder there, yours, and not full?") from error
     return path

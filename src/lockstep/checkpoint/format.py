@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lockstep.errors import UserError
-from lockstep.files import FileRecord
 
 FORMAT = 1
 MODEL, OPTIMIZER, EMA, STATE, MANIFEST = (
@@ -169,6 +168,14 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a manifest says of a file."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,23 @@
 """Checkpoints in a run's folder: each is whole or not there, whenever the process or the disk gives out."""
 
 import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.checkpoint.format import MANIFEST, STATE, Manifest, safetensors_pieces
+from lockstep.checkpoint.format import MANIFEST, STATE, FileRecord, Manifest, safetensors_pieces
 from lockstep.checkpoint.snapshot import Snapshot
 from lockstep.errors import UserError
-from lockstep.files import HIDDEN, fsync, hide, remove_folder, write_error, write_file
+from lockstep.files import fsync, write_error
+
+_CHUNK = 4 << 20  # bytes hashed and written at a time: both release the interpreter, so training goes on beside them
+_HIDDEN = re.compile(r"\.(?P<why>writing|removing|replaced)-[0-9a-f]{8}-(?P<name>step-\d+)")
 
 Phase = Callable[[str], None]  # called between the phases of a write, with the name of the one that begins
 
@@ -94,6 +98,22 @@ def _announced(pieces: Iterator[bytes | memoryview], name: str, at: Phase) -> It
     yield from pieces
 
 
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file and have it on the device. Raises OSError, also where there is a file of this name."""
+    sha, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), _CHUNK):
+                chunk = view[start : start + _CHUNK]
+                file.write(chunk)
+                sha.update(chunk)
+            size += len(view)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(size, sha.hexdigest())
+
+
 def _publish(temporary: Path, target: Path, at: Phase) -> None:
     at("rename")
     old = None
@@ -107,29 +127,43 @@ def _publish(temporary: Path, target: Path, at: Phase) -> None:
         remove_folder(old)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that no moment shows half of it under its name.
+
+    Raises:
+        OSError: where it can't even be renamed. What is left of the content lies under a name that means nothing.
+    """
+    hidden = folder if folder.name.startswith(".removing-") else hide(folder, "removing")
+    with suppress(FileNotFoundError):
+        shutil.rmtree(hidden)
+
+
+def hide(folder: Path, why: str) -> Path:
+    """Rename a folder to `.WHY-RANDOM-NAME`, and return that path. One that is hidden already keeps its NAME."""
+    match = _HIDDEN.fullmatch(folder.name)
+    return folder.rename(folder.with_name(f".{why}-{os.urandom(4).hex()}-{match['name'] if match else folder.name}"))
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder: the kernel lets go of it when this process ends, however that happens."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a lock on a folder, which ends with this process at the latest; False where another one holds it.
+
+    A file system without locks gives True: `tidy` takes every unfinished folder there for a dead writer's.
+    """
+    descriptor, free = os.open(folder, os.O_RDONLY), True
     try:
-        with suppress(OSError):  # a file system without locks: `tidy` then takes the folder for a dead writer's
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        except OSError as error:
+            free = not isinstance(error, BlockingIOError)
+        yield free
     finally:
         os.close(descriptor)
 
 
-def _is_locked(folder: Path) -> bool:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
+def _is_free(folder: Path) -> bool:
+    with _locked(folder) as free:
+        return free
 
 
 def tidy(folder: Path) -> list[str]:
@@ -140,8 +174,8 @@ def tidy(folder: Path) -> list[str]:
     done = []
     try:
         for path in sorted(folder.iterdir()) if folder.exists() else []:
-            match = HIDDEN.fullmatch(path.name)
-            if match is None or (match["why"] == "writing" and _is_locked(path)):
+            match = _HIDDEN.fullmatch(path.name)
+            if match is None or (match["why"] == "writing" and not _is_free(path)):
                 continue
             target = folder / match["name"]
             if match["why"] == "replaced" and not os.path.lexists(target):

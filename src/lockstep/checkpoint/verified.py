@@ -19,6 +19,7 @@ from lockstep.checkpoint.format import (
     OPTIMIZER,
     STATE,
     Damaged,
+    FileRecord,
     Manifest,
     decode,
     parse_json,
@@ -26,7 +27,6 @@ from lockstep.checkpoint.format import (
 )
 from lockstep.checkpoint.store import name_of, set_aside, steps
 from lockstep.errors import UserError
-from lockstep.files import FileRecord
 
 _MAX_MANIFEST = 1 << 16  # bytes; four files need 700
 _MAX_STATE = 1 << 28

@@ -1,7 +1,6 @@
 """A model's weights as a safetensors file, and their digest."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.format import octets
 from lockstep.errors import UserError
-from lockstep.files import fsync, write_error
+from lockstep.files import atomic_write, write_error
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import unwrap
 
@@ -53,40 +52,34 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
         seen.add(storage)
     if not here:
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
+        with atomic_write(path) as temporary:
             save_file(tensors, temporary, metadata)
-            fsync(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        fsync(path.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter is how safetensors reports what the system refused
         raise write_error(path, error) from error
-    except SafetensorError as error:  # how safetensors reports what the system refused
-        raise UserError(f"can't write {path}: {error}", "Is its folder there, yours, and not full?") from error
 
 
-def load(model: nn.Module, path: str | Path) -> dict[str, str]:
-    """Copy a file's weights into the model, on the model's own device, and return the file's metadata.
+def load(model: nn.Module, path: str | Path) -> None:
+    """Copy a safetensors file's weights into the model, on the model's own device.
 
     Names with a wrapper's prefix (`module.`) load too. The model is untouched where anything is wrong.
 
     Raises:
         UserError: for a missing or damaged file, or one whose names or shapes are not the model's.
     """
-    path, model = Path(path), unwrap(model)
-    if not path.is_file():
+    fit(model, read(path), str(path))
+
+
+def read(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. Raises UserError for a missing or damaged file."""
+    if not Path(path).is_file():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file: {error}", "Take another checkpoint.") from error
-    fit(model, found, str(path))
-    return metadata
+        remedy = "Take another checkpoint, or export or download the file again."
+        raise UserError(f"{path} is damaged or not a safetensors file: {error}", remedy) from error
 
 
 def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

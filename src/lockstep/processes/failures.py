@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
+from lockstep.files import atomic_write
 from lockstep.processes.signals import leave, stop_requested
 
 FAILURES = "LOCKSTEP_FAILURES"  # the environment variable that names the folder of the files
@@ -46,9 +47,8 @@ def fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
     failure = {"rank": rank, "message": message, "code": code, "trace": trace, "time_ns": time.time_ns()}
     failure["cause"] = not lost and not asked_to
     try:
-        part = folder / f"failure-{rank}.part"
-        part.write_text(json.dumps(failure), encoding="utf-8")
-        part.rename(part.with_suffix(".json"))
+        with atomic_write(folder / f"failure-{rank}.json", durable=False) as part:
+            part.write_text(json.dumps(failure), encoding="utf-8")
         if lost and not other_failure(folder) and not stop_requested.is_set():
             time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
     finally:
