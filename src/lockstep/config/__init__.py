@@ -8,16 +8,15 @@ what is learned, except through rounding and, without `sync_bn`, through the bat
 import dataclasses
 import math
 import typing
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from tyro.conf import Fixed
+from dataclasses import dataclass
+from typing import Any
 
 from lockstep.config import combinations
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
 from lockstep.config.experiment import OPTIMIZERS, DataConfig, LinkConfig, ModelConfig, OptimConfig, ScheduleName
 from lockstep.config.fields import Floats, Ints, Names, require, split_commas
 from lockstep.config.plain import from_plain
+from lockstep.config.settings import Precision, Settings
 
 __all__ = [
     "LOG_MIRRORS",
@@ -39,36 +38,10 @@ __all__ = [
     "split_commas",
 ]
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """A training run."""
-
-    recipe: Fixed[str] = "digits"
-    epochs: int = 10
-    """Passes over the training set."""
-    batch_size: int = 64
-    """Global batch size: samples per optimizer step over all processes."""
-    accumulate: int = 1
-    """Cut each global batch into this many micro-batches (less memory, same step)."""
-    exact: int = 0
-    """Exact mode: cut each batch into so many slices; the same bits on any number of processes up to that (0: off)."""
-    seed: int = 0
-    """Seed of weights, order, augmentation and dropout."""
-    precision: Precision = "fp32"
-    """fp32, tf32 (NVIDIA GPUs), or autocast to bf16 or fp16 (fp16 with a gradient scaler)."""
-    tta: Literal["none", "mirror", "shift"] = "none"
-    """Evaluate on means of logits: of an image and its mirror image; shift: of those moved by a pixel both ways too."""
-    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
-    """A loss or gradient that is not finite: stop; skip that update; or go back and leave the batch out."""
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    link: LinkConfig = field(default_factory=LinkConfig)
-    execution: Execution = field(default_factory=Execution)
-    recovery: Recovery = field(default_factory=Recovery)
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"--epochs {self.epochs} trains nothing", "Use 1 or more.")

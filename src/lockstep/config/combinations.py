@@ -1,13 +1,10 @@
 """Which settings go together. Each function refuses what one mode can't keep its promise with, and says why."""
 
-from typing import Any
-
 from lockstep.config.fields import require
+from lockstep.config.settings import Settings
 
-Config = Any  # lockstep.config's, which imports this file
 
-
-def require_sound(config: Config) -> None:
+def require_sound(config: Settings) -> None:
     """Raise UserError for settings of a config that exclude each other."""
     if config.exact:
         _exact(config)
@@ -29,7 +26,7 @@ def _exclude(mode: str, reasons: dict[str, tuple[bool, str]]) -> None:
         require(not on, f"{mode} with {flag}: {why}", "Leave one of the two out.")
 
 
-def _exact(config: Config) -> None:
+def _exact(config: Settings) -> None:
     """What exact mode can't make the same on any number of processes."""
     mode, execution, link = f"--exact {config.exact}", config.execution, config.link
     require(
@@ -68,7 +65,7 @@ def _exact(config: Config) -> None:
     )
 
 
-def _compressed(config: Config) -> None:
+def _compressed(config: Settings) -> None:
     """What a communication hook of DDP can't do."""
     remembers = "what PowerSGD could not send it adds to the next gradient, and a non-finite one would stay for ever"
     powersgd, strategy = config.link.powersgd_rank > 0, config.execution.strategy
@@ -82,7 +79,7 @@ def _compressed(config: Config) -> None:
     )
 
 
-def _local(config: Config) -> None:
+def _local(config: Settings) -> None:
     """What processes can't do alike that take steps alone."""
     alone = "each process would decide alone, on its own gradients"
     strategy = config.execution.strategy
@@ -109,7 +106,7 @@ def _local(config: Config) -> None:
     )
 
 
-def _sharded(config: Config) -> None:
+def _sharded(config: Settings) -> None:
     """What can't be done with parts of parameters."""
     _exclude(
         "--strategy fsdp",
@@ -122,7 +119,7 @@ def _sharded(config: Config) -> None:
     )
 
 
-def _copied(config: Config) -> None:
+def _copied(config: Settings) -> None:
     """What copies of a module in one process can't do."""
     _exclude(
         "--strategy dp",
@@ -133,7 +130,7 @@ def _copied(config: Config) -> None:
     )
 
 
-def _staged(config: Config) -> None:
+def _staged(config: Settings) -> None:
     """What needs all of a model on one device."""
     _exclude(
         f"--model-parallel {config.execution.model_parallel}",
