@@ -20,6 +20,7 @@ from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, Execution
 from lockstep.config.flags import known_flags, split_arguments
 from lockstep.config.recipes import RECIPES, recipe
+from lockstep.errors import RENAMED
 from lockstep.processes.world import World
 from lockstep.training.evaluation import Metrics
 from lockstep.watch.journal import read
@@ -64,6 +65,28 @@ def test_every_field_of_the_config_is_a_flag_with_a_help_text(capsys: pytest.Cap
         pytest.fail(f"a flag without a help text: {line}")
     assert "(default: '')" not in text
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("predict digits", "predict is called forecast here"),
+        ("train --shards 4", "--shards is called --exact here"),
+        ("verify digits --shards=4", "--shards is called --exact here"),
+        ("train --timeout 60", "--timeout is called --collective-timeout here"),
+    ],
+)
+def test_an_old_name_is_answered_with_the_new_one(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(line.split())
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err) == (2, "", f"lockstep: {answer}\n")
+
+
+def test_every_name_that_is_answered_with_another_leads_somewhere() -> None:
+    for old, new in RENAMED.items():
+        known = known_flags(Config) if old.startswith("--") else cli.COMMANDS
+        assert (old in known, new in known) == (False, True), old
 
 
 def test_version_names_torch_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,10 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
 NOT_ON_WINDOWS = "this runs on Linux; on Windows install and start it inside WSL2 (`wsl --install` sets that up)"
 
 
+# what a command or a flag was called, or is called elsewhere -> its name here
+RENAMED = {"predict": "forecast", "--shards": "--exact", "--timeout": "--collective-timeout"}
+
+
 class UserError(Exception):
     """Something that the user can put right.
 
@@ -27,8 +31,10 @@ class UserError(Exception):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> UserError:
-    """The error for a name that nothing answers to; it offers the nearest known ones."""
+    """The error for a name that nothing answers to; it offers its other name, or the nearest known ones."""
     names = sorted(known)
+    if (new := RENAMED.get(name)) in names:
+        return UserError(f"{name} is called {new} here")
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
     return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))

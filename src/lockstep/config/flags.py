@@ -25,26 +25,26 @@ _READERS: dict[Any, tuple[Callable[[str], object], str]] = {
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag as typed, and the values that it takes: one of `choices`, or a text that `read` does not refuse."""
+    """A flag's names, and the values that it takes: one of `choices`, or a text that `read` does not refuse."""
 
-    name: str
+    names: tuple[str, ...]
     takes_value: bool
     choices: tuple[str, ...] = ()
     read: Callable[[str], object] | None = None
-    described: str = ""  # what `read` takes, in words
+    described: str = ""  # what `read` takes
 
-    def check(self, value: str) -> None:
-        """Raise UserError for a value that the flag does not take."""
+    def check(self, typed: str, value: str) -> None:
+        """Raise UserError for a value that the flag, by the name that was typed, does not take."""
         if value in self.choices:
             return
         if self.read is None:
-            error = unknown(self.name.removeprefix("--"), value, self.choices)
-            raise UserError(error.message, f"{error.remedy} {self.name} takes {', '.join(self.choices)}.".strip())
+            error = unknown(typed.removeprefix("--"), value, self.choices)
+            raise UserError(error.message, f"{error.remedy} {typed} takes {', '.join(self.choices)}.".strip())
         try:
             self.read(value)
         except ValueError as error:
             others = "".join(f" or {choice}" for choice in self.choices)
-            raise UserError(f"{self.name} {value}: not {self.described}", f"Give {self.described}{others}.") from error
+            raise UserError(f"{typed} {value}: not {self.described}", f"Give {self.described}{others}.") from error
 
 
 def hidden_fields(cls: type) -> frozenset[str]:
@@ -56,8 +56,8 @@ def hidden_fields(cls: type) -> frozenset[str]:
 
 
 def known_flags(cls: type) -> dict[str, Flag]:
-    """Every flag of a config class and of those inside it, aliases and --no- forms included, by its name."""
-    return {flag.name: flag for flag in _flags(cls, frozenset())}
+    """Every flag of a config class and of those inside it, by each of its names."""
+    return {name: flag for flag in _flags(cls, frozenset()) for name in flag.names}
 
 
 def _flags(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
@@ -67,14 +67,14 @@ def _flags(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
         extras: list[Any] = []
         if typing.get_origin(hint) is typing.Annotated:
             hint, *extras = typing.get_args(hint)
-        word = f"--{name.replace('_', '-')}"
+        word = name.replace("_", "-")
         if dataclasses.is_dataclass(hint):
             yield from _flags(hint, hidden | hidden_fields(cls))  # type: ignore[arg-type]
         elif hint is bool:
-            yield from (Flag(word, False), Flag(f"--no-{word.removeprefix('--')}", False))
+            yield Flag((f"--{word}", f"--no-{word}"), False)
         elif _FIXED not in extras:
             aliases = [alias for extra in extras for alias in getattr(extra, "aliases", None) or ()]
-            yield from (Flag(each, True, *_values(hint)) for each in (word, *aliases))
+            yield Flag((f"--{word}", *aliases), True, *_values(hint))
 
 
 def _values(hint: Any) -> tuple[tuple[str, ...], Callable[[str], object] | None, str]:
@@ -120,7 +120,7 @@ def split_arguments(words: Sequence[str], cls: type) -> tuple[list[str], list[st
             if following is None:
                 raise UserError(f"{typed} stands at the end without its value", f"Give it as {typed} VALUE.")
             rest.append(value := following)
-        flag.check(value)
+        flag.check(typed, value)
     return free, rest
 
 
