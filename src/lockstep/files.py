@@ -51,6 +51,15 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
         fsync(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that is whole or not there. Raises UserError where the system refuses."""
+    try:
+        with atomic_write(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
 def write_error(path: Path, error: Exception, what: str = "") -> UserError:
     """The error for a write below `path` that the system refused: what, where, the system's reason, what to do."""
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "Is its folder there, yours, and not full?")

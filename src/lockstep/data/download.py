@@ -5,7 +5,6 @@ import hashlib
 import http.client
 import queue
 import shutil
-import socket
 import tarfile
 import tempfile
 import threading
@@ -13,9 +12,10 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import UserError
 
@@ -62,12 +62,12 @@ def ensure(release: Release, root: Path) -> None:
         ) from error
 
 
-def verify(path: Path, size: int, checksum: str, called: str = "") -> None:
-    """Raise UserError where a file, `called` so or by its path, has not this size and checksum."""
+def verify(path: Path, size: int | None, checksum: str, called: str = "") -> None:
+    """Raise UserError where a file, `called` so or by its path, has not this size (None: any) and checksum."""
     called = called or str(path)
     remedy = "Delete it and run again to have it downloaded, or put the published file in its place."
     found_size = path.stat().st_size
-    if found_size != size:
+    if size is not None and found_size != size:
         short = "short" if found_size < size else "too long"
         raise UserError(f"{called} is {short}: {found_size} bytes instead of {size}", remedy)
     algorithm = "md5" if len(checksum) == 32 else "sha256"
@@ -83,10 +83,15 @@ def _complete(release: Release, root: Path, missing: Sequence[str]) -> None:
     wanted = {package: names for package, (_, names) in release.packages.items() if set(names) & set(missing)}
     at_hand = {package: path for package in wanted for path in (folder / package, root / package) if path.is_file()}
     absent = [package for package in wanted if package not in at_hand]
-    mirrors = _answering(release, root, missing, absent) if absent or not wanted else []
+    reasons = _reach(release.mirrors, absent[0]) if absent else {}
+    mirrors = [mirror for mirror, reason in reasons.items() if not reason]
+    if not mirrors and (absent or not wanted):
+        raise _unavailable(release, root, missing, reasons)
     with _writable(folder, release), tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:
         for package, members in wanted.items():
-            archive = at_hand.get(package) or _download(release, root, missing, package, mirrors, Path(scratch))
+            archive = at_hand.get(package) or Path(scratch, package)
+            if package in absent and (reasons := _download(mirrors, archive, release.packages[package][0])):
+                raise _unavailable(release, root, missing, reasons)
             names = [name for name in members if name in missing]
             _unpack(archive, names, Path(scratch))
             for name in names:
@@ -132,67 +137,62 @@ def _unpack(archive: Path, names: Sequence[str], into: Path) -> None:
         ) from error
 
 
-def _answering(release: Release, root: Path, missing: Sequence[str], absent: Sequence[str]) -> list[str]:
-    """The mirrors that answer for a package, in the release's order; UserError where none does within PROBE_SECONDS."""
-    if not release.mirrors:
-        raise UserError(
-            f"{release.name}: {', '.join(missing)} missing from {root / release.folder}", "Install lockstep again."
-        )
+def _reach(mirrors: Sequence[str], package: str) -> dict[str, str]:
+    """Mirror -> why it does not answer for a package within PROBE_SECONDS, empty where it does."""
     answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-    for mirror in release.mirrors:
-        # daemon threads: name look-up has no timeout of its own, and must not keep the process
-        threading.Thread(target=_probe, args=(mirror, absent[0], answers), daemon=True).start()
-    outcome: dict[str, str] = {}
-    deadline = time.monotonic() + PROBE_SECONDS
-    while len(outcome) < len(release.mirrors) and (left := deadline - time.monotonic()) > 0:
+
+    def probe(mirror: str) -> None:
         try:
-            mirror, reason = answers.get(timeout=left)
-        except queue.Empty:
-            break
-        outcome[mirror] = reason
-    if mirrors := [mirror for mirror in release.mirrors if outcome.get(mirror) == ""]:
-        return mirrors
-    reasons = {mirror: outcome.get(mirror, f"no answer in {PROBE_SECONDS:.0f} s") for mirror in release.mirrors}
-    raise _unavailable(release, root, missing, reasons)
+            with _opened(mirror + package, PROBE_SECONDS, "HEAD"):
+                answers.put((mirror, ""))
+        except (OSError, http.client.HTTPException) as error:
+            answers.put((mirror, str(getattr(error, "reason", "") or error)))
+
+    for mirror in mirrors:
+        # daemon threads: name look-up has no timeout of its own, and must not keep the process
+        threading.Thread(target=probe, args=(mirror,), daemon=True).start()
+    reasons = dict.fromkeys(mirrors, f"no answer in {PROBE_SECONDS:.0f} s")
+    deadline = time.monotonic() + PROBE_SECONDS
+    with suppress(queue.Empty):
+        for _ in mirrors:
+            mirror, reasons[mirror] = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+    return reasons
 
 
-def _probe(mirror: str, package: str, answers: "queue.SimpleQueue[tuple[str, str]]") -> None:
-    request = urllib.request.Request(mirror + package, method="HEAD", headers={"User-Agent": "lockstep"})
-    try:
-        with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
-            answers.put((mirror, ""))
-    except (OSError, http.client.HTTPException) as error:
-        answers.put((mirror, str(getattr(error, "reason", "") or error)))
+def _opened(address: str, timeout: float, method: str = "GET") -> Any:
+    """The server's answer. `timeout`: seconds without a byte, of this connection."""
+    request = urllib.request.Request(address, method=method, headers={"User-Agent": "lockstep"})
+    return urllib.request.urlopen(request, timeout=timeout)
 
 
-def _download(
-    release: Release, root: Path, missing: Sequence[str], package: str, mirrors: Sequence[str], into: Path
-) -> Path:
-    from torchvision.datasets.utils import download_url  # a second to import, and seldom needed
+def _download(mirrors: Sequence[str], path: Path, checksum: str) -> dict[str, str]:
+    """Download a package, named as its file, from the first mirror that has it whole; else mirror -> why it has not."""
+    from rich.console import Console
+    from rich.progress import wrap_file
 
-    checksum, _ = release.packages[package]
     reasons: dict[str, str] = {}
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALL_SECONDS)  # torchvision's download takes no timeout
-    try:
-        for mirror in mirrors:
-            try:
-                download_url(mirror + package, into, package, checksum)
-                return into / package
-            except (OSError, RuntimeError, http.client.HTTPException) as error:
-                reasons[mirror] = str(error)
-                (into / package).unlink(missing_ok=True)
-    finally:
-        socket.setdefaulttimeout(before)
-    raise _unavailable(release, root, missing, reasons)
+    for mirror in mirrors:
+        try:
+            with _opened(mirror + path.name, STALL_SECONDS) as answer, path.open("wb") as out:
+                size = int(answer.headers.get("Content-Length", 0))
+                with wrap_file(answer, size, description=path.name, console=Console(stderr=True)) as source:
+                    shutil.copyfileobj(source, out, 1 << 20)
+            verify(path, None, checksum)
+            return {}
+        except (OSError, http.client.HTTPException, UserError) as error:
+            reasons[mirror] = str(error)
+    return reasons
 
 
 def _unavailable(release: Release, root: Path, missing: Sequence[str], reasons: Mapping[str, str]) -> UserError:
     folder = root / release.folder
+    message = f"{release.name}: {', '.join(missing)} missing from {folder}"
+    if not release.mirrors:
+        return UserError(message, "Install lockstep again.")
     packages = [package for package, (_, names) in release.packages.items() if set(names) & set(missing)]
     tried = "; ".join(f"{mirror}: {reason}" for mirror, reason in reasons.items())
     return UserError(
-        f"{release.name}: {', '.join(missing)} missing from {folder}, and not to be had from here ({tried})",
+        f"{message}, and not to be had from here ({tried})",
         f"On a machine with a network download {', '.join(packages)} from {release.mirrors[0]} and put "
         f"{'it' if len(packages) == 1 else 'them'}, packed or unpacked, into {folder}; or {_ELSEWHERE}, "
         f"the folder that holds {release.folder}.",

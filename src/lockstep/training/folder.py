@@ -48,7 +48,7 @@ def check(config: Config) -> None:
 
 
 def claim_folder(config: Config) -> Path:
-    """Make the run folder and write config.json there, or take over one that holds a run to go on with.
+    """Make the run folder, or take over one that holds a run to go on with.
 
     Raises:
         UserError: where it holds a run already and --resume never forbids going on, or can't be written.
@@ -64,8 +64,6 @@ def claim_folder(config: Config) -> Path:
         )
     try:
         (folder / "weights").mkdir(parents=True, exist_ok=True)
-        if not (folder / "journal.jsonl").exists():
-            (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"the run folder {folder} can't be written: {error.strerror}", "Name another folder with --out."

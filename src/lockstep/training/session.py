@@ -17,6 +17,7 @@ from lockstep.checkpoint.verified import newest
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
+from lockstep.files import write_text
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.exact import rounding
@@ -172,7 +173,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     state, resumed = resume.resume(config, world, run, folder)
     if main:
-        (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_text(folder / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
     total = config.epochs * len(run.train)
     with ExitStack() as stack:
         journal = Journal(
