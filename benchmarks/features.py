@@ -50,7 +50,7 @@ def configured(task: Task, steps: int, every: str) -> Config:
 def quiet(live: Session, window: Window) -> None:
     """In the place of the loop's log: forgets the window, unread."""
     del live
-    window._reset()
+    window.restart()
 
 
 def side(config: Config, world: World, logged: bool) -> Callable[[], float]:

@@ -102,6 +102,13 @@ def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
     assert (end["steps"], end["ledger_sha256"], end["weights_sha256"]) == (12, base.ledger[-1], base.weights_sha256)
     assert base.metrics is not None
     assert (end["top1"], end["loss"]) == (base.metrics["top1"], base.metrics["loss"])
+    # the moving average is that of the weights, from the first step's on
+    columns = dict(zip(base.names, np.split(base.samples, base.starts[1:], axis=1), strict=True))
+    average = expected = columns["0.weight"][0]
+    for average, now in zip(columns["ema.0.weight"], columns["0.weight"], strict=True):
+        expected = 0.9 * expected + 0.1 * now
+        assert average == pytest.approx(expected, rel=1e-5)
+    assert (average != columns["0.weight"][-1]).all()
 
 
 def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from lockstep import recipe
+from lockstep.config import Config
+from lockstep.data.loaders import Batch
 from lockstep.processes.world import World
-from lockstep.training.loop import train
+from lockstep.training.assemble import assemble
+from lockstep.training.loop import steps, train
+from lockstep.training.state import State
+from lockstep.training.window import Window
 from lockstep.watch.journal import Record, read
 
 
@@ -40,3 +45,71 @@ def test_every_so_many_epochs_and_the_last_are_evaluated(tmp_path: Path, every: 
     assert 0.1 < end["peak_memory_gib"][0] < 24
     weights = {every: journal_of(tmp_path / "again", 5, 1)[-1]["weights_sha256"], 0: end["weights_sha256"]}
     assert len(set(weights.values())) == 1, "evaluating more often changes nothing that is learned"
+
+
+def small(**fields: object) -> Config:
+    """Two epochs of three steps."""
+    config = recipe("digits")
+    data, optim = replace(config.data, fraction=160 / 1437), replace(config.optim, ema=0.5)
+    return replace(config, epochs=2, data=data, optim=optim, **fields)  # type: ignore[arg-type]
+
+
+def test_a_step_is_loaded_taken_averaged_and_noted_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, state, events = assemble(small(), World.single()), State(), list[str]()
+    assert run.ema is not None
+    step, update, advance, settle = run.step, run.ema.update_parameters, state.advance, run.step.sync.settle
+
+    def noted(what: str, done: object) -> object:
+        events.append(what)
+        return done
+
+    monkeypatch.setattr(run, "step", lambda batch: noted(f"step {batch.step}", step(batch)))
+    monkeypatch.setattr(run.step, "sync", step.sync, raising=False)
+    monkeypatch.setattr(run.ema, "update_parameters", lambda model: noted("average", update(model)))
+    monkeypatch.setattr(state, "advance", lambda *a, **k: noted("state", advance(*a, **k)))
+    monkeypatch.setattr(step.sync, "settle", lambda: noted("settle", settle()))
+    for number, samples, loss in steps(run, state, lambda batch: events.append(f"loaded {batch.step}")):
+        assert loss is not None
+        events.append(f"yield {number} of {samples}")
+        assert (state.steps, state.samples) == (number + 1, min(160, 64 * (number + 1)))
+    expected = []
+    for number, samples in enumerate([64, 64, 32]):
+        settled = ["settle"] if number == 2 else []
+        expected += [f"loaded {number}", f"step {number}", "average", "state", *settled, f"yield {number} of {samples}"]
+    assert events == expected
+    state.epochs += 1
+    assert [number for number, _, _ in steps(run, state, lambda batch: None)] == [3, 4, 5]
+
+
+def test_steps_go_on_within_an_epoch_and_pass_by_what_was_left_out() -> None:
+    run, seen = assemble(small(), World.single()), list[Batch]()
+    state, straight = State(steps=4, samples=224, epochs=1, skipped=[5]), State(steps=4, epochs=1)
+    assert run.ema is not None
+    before = run.ema.n_averaged.item()
+    (four, _, loss), (five, _, none) = steps(run, state, seen.append)
+    assert (four, five, none) == (4, 5, None)
+    assert loss is not None
+    assert [batch.step for batch in seen] == [4, 5]
+    assert (state.steps, state.samples) == (6, 224 + 64)
+    assert run.ema.n_averaged.item() == before + 1
+    for batch in seen:
+        straight.advance(batch.ids)
+    assert straight.ledger != state.ledger, "what was left out leaves its mark"
+
+
+def test_a_window_counts_the_waits_of_its_own_steps() -> None:
+    world = World.single()
+    run = assemble(small(), world)
+    window, other = Window(world, run, 3), Window(world, run, 3)
+    run.train.wait_ms += 1000.0
+    window.restart()
+    for number, samples, loss in steps(run, State(), lambda batch: None):
+        assert loss is not None
+        window.add(number, samples, loss)
+        other.add(number, samples, loss)
+    assert window.full
+    first, second = window.read(), other.read()
+    assert second["data_wait_ms"] == pytest.approx(first["data_wait_ms"] + 1000 / 3, abs=2e-3)
+    assert first["loss"] == second["loss"]
+    assert run.train.wait_ms > 1000
+    assert not window.batches

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from lockstep.config import OptimConfig
-from lockstep.training.optimizers import build
-from lockstep.training.schedules import WARMUP_START, factor, set_lr
+from lockstep.training.schedules import WARMUP_START, factor
 
 SCHEDULES = ("constant", "step", "multistep", "cosine", "one-cycle")
 
@@ -110,10 +109,3 @@ def test_drops_fall_on_their_sample_where_epochs_are_fractions() -> None:
     assert [factor(config, s, 50, 5) for s in (0, 54, 55, 109, 110)] == [1, 1, 0.5, 0.5, 0.25]
     config = OptimConfig(schedule="multistep", milestones=(2.2, 1.1), gamma=0.5)
     assert [factor(config, s, 50, 5) for s in (54, 55, 109, 110)] == [1, 0.5, 0.5, 0.25]
-
-
-def test_set_lr_scales_each_groups_own_peak() -> None:
-    optimizer = build(torch.nn.Linear(2, 2), OptimConfig(optimizer="muon"), 0.5)
-    optimizer.param_groups[1]["initial_lr"] = 0.1
-    set_lr(optimizer, 0.5)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.05]

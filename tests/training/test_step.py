@@ -263,6 +263,14 @@ def test_the_schedule_multiplies_each_groups_own_rate_by_samples_seen() -> None:
         assert [group["lr"] for group in optimizer.param_groups] == [1 / (1 + 4 * t), 0.1 * (1 / (1 + 4 * t))]
 
 
+def test_the_schedule_multiplies_each_groups_own_peak() -> None:
+    model = linear(SINGLE, torch.float32)
+    optimizer = optimizers.build(model, OptimConfig(optimizer="muon"), 0.5)
+    optimizer.param_groups[1]["initial_lr"] = 0.1
+    TrainStep(model, F.cross_entropy, optimizer, schedule=lambda samples: 0.5)(batch_of(SINGLE, inputs(4)))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.05]
+
+
 def test_bf16_keeps_float32_weights_and_a_float64_loss() -> None:
     model = linear(SINGLE, torch.float32)
     kinds = []

@@ -80,7 +80,7 @@ class TrainLoader:
     ) -> None:
         self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
         self.pieces: Callable[[int], list[Piece]] = lambda count: micro_batches(count, accumulate, world)
-        self.wait_ms = 0.0  # time that the training loop stood waiting for data, since somebody set it to zero
+        self.wait_ms = 0.0  # time that who takes the batches stood waiting for them, over all epochs
 
     def __len__(self) -> int:
         """Steps in an epoch."""

@@ -1,14 +1,20 @@
 """The story of a run: resume, epochs, steps, evaluation, saving."""
 
-from contextlib import nullcontext
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from lockstep.checkpoint import weights
 from lockstep.config import Config
+from lockstep.data.loaders import Batch
 from lockstep.parallel.batchnorm import SyncBatchNorm, average_buffers
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.world import World
+from lockstep.training.assemble import Run
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
 from lockstep.training.session import Session, session
@@ -54,39 +60,65 @@ def train_epoch(live: Session) -> None:
 
     Nothing in it waits for the device but log steps, checkpoints and comparisons.
     """
-    config, run, state, beat = live.config, live.run, live.state, live.beat
-    start = state.steps - state.epochs * len(run.train)
-    window = Window(live.world, run, config.execution.log_every)
-    compiling = config.model.compile  # the first step may take minutes
-    beat.at(state.steps, "loader")
-    for batch in run.train.epoch(state.epochs, start):
-        beat.at(state.steps, "forward-backward")
-        trained = batch.step not in state.skipped
-        if trained:
-            with beat.pause("compilation") if compiling else nullcontext():
-                window.add(run.step(batch), batch)
-            compiling = False
+    run, state, beat = live.run, live.state, live.beat
+    window = Window(live.world, run, live.config.execution.log_every)
+    compiling = live.config.model.compile
+    first = next(step for step in itertools.count(state.steps) if step not in state.skipped)
+    with ExitStack() as compilation:
+
+        def loaded(batch: Batch) -> None:
+            beat.at(state.steps, "forward-backward")
+            if compiling and batch.step == first:  # it may take minutes
+                compilation.enter_context(beat.pause("compilation"))
+
+        beat.at(state.steps, "loader")
+        for step, samples, loss in steps(run, state, loaded):
+            compilation.close()
+            if loss is not None:
+                window.add(step, samples, loss)
+            between_steps(live, window)
+            if live.stop:
+                return
+            beat.at(state.steps, "loader")
+
+
+def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator[tuple[int, int, Tensor | None]]:
+    """Take the epoch's steps from where `state` is on: the one place that does, for train, verify and forecast alike.
+
+    `loaded` is called with each batch before its step. Yields after each step, when `state` has moved on, its number
+    from 0, the samples of its global batch and this rank's summed loss, on the device; None: a rollback left it out.
+    The batch itself is not passed on: who held it would keep its memory through the next step.
+    """
+    per_epoch = len(run.train)
+    for batch in run.train.epoch(state.epochs, state.steps - state.epochs * per_epoch):
+        loaded(batch)
+        loss = None
+        if batch.step not in state.skipped:
+            loss = run.step(batch)
             if run.ema is not None:
                 run.ema.update_parameters(run.model)
-        state.advance(batch.ids, trained)
-        ended = state.steps % len(run.train) == 0
-        if ended:
+        state.advance(batch.ids, trained=loss is not None)
+        if state.steps % per_epoch == 0:
             run.step.sync.settle()
-        common = ended or state.steps % config.link.sync_every == 0  # else each rank has weights of its own
-        agreed = live.control.agree(state.steps, failed=live.failed) if common else NOTHING
-        live.raise_if_write_failed(agreed.failed)
-        saving = (agreed.checkpoint and not ended) or bool(agreed.stop)  # at an epoch's end the evaluation comes first
-        if window.batches and (window.full or ended or saving):
-            log(live, window)
-        check_every = config.recovery.check_every
-        if common and check_every and state.steps % check_every < config.link.sync_every:
-            compare(live)
-        if saving and live.keeps:
-            live.checkpoint()
-        if agreed.stop:
-            live.stop = agreed.stop
-            return
-        beat.at(state.steps, "loader")
+        yield batch.step, batch.count, loss
+
+
+def between_steps(live: Session, window: Window) -> None:
+    """What the ranks agree on, log, compare and save at a step boundary; `live.stop` says whether to go on."""
+    config, state = live.config, live.state
+    ended = state.steps % len(live.run.train) == 0
+    common = ended or state.steps % config.link.sync_every == 0  # else each rank has weights of its own
+    agreed = live.control.agree(state.steps, failed=live.failed) if common else NOTHING
+    live.raise_if_write_failed(agreed.failed)
+    saving = (agreed.checkpoint and not ended) or bool(agreed.stop)  # at an epoch's end the evaluation comes first
+    if window.batches and (window.full or ended or saving):
+        log(live, window)
+    check_every = config.recovery.check_every
+    if common and check_every and state.steps % check_every < config.link.sync_every:
+        compare(live)
+    if saving and live.keeps:
+        live.checkpoint()
+    live.stop = agreed.stop
 
 
 def log(live: Session, window: Window) -> None:

@@ -3,8 +3,6 @@
 import math
 from bisect import bisect_right
 
-import torch
-
 from lockstep.config import OptimConfig
 
 WARMUP_START = 0.01
@@ -47,12 +45,6 @@ def factor(optim: OptimConfig, samples: int, samples_per_epoch: int, epochs: int
             else:
                 shape = _cosine(1.0, _LAST, (samples - peak) / (total - peak))
     return ramp * shape
-
-
-def set_lr(optimizer: torch.optim.Optimizer, part: float) -> None:
-    """Set every group's rate to this part of its own peak, `initial_lr` (which `optimizers.build` leaves there)."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * part
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

@@ -4,7 +4,6 @@ import time
 
 import torch
 
-from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
@@ -28,22 +27,23 @@ class Window:
 
     def __init__(self, world: World, run: Run, every: int) -> None:
         self.world, self.run, self.every = world, run, every
-        self._reset()
+        self.restart()
 
-    def _reset(self) -> None:
+    def restart(self) -> None:
+        """Begin the next window here, with this one unread."""
         self.batches: list[tuple[int, int, float]] = []  # step, samples, learning rate
         self.losses: list[torch.Tensor] = []
-        self.run.train.wait_ms, self.began = 0.0, time.perf_counter()
+        self.waited_ms, self.began = self.run.train.wait_ms, time.perf_counter()
 
     @property
     def full(self) -> bool:
         """True on a log step."""
         return len(self.batches) == self.every
 
-    def add(self, loss: torch.Tensor, batch: Batch) -> None:
-        """Note one step's summed loss of this rank."""
+    def add(self, step: int, samples: int, loss: torch.Tensor) -> None:
+        """Note one step, the samples of its global batch, and this rank's summed loss."""
         self.losses.append(loss)
-        self.batches.append((batch.step, batch.count, self.run.step.optimizer.param_groups[0]["lr"]))
+        self.batches.append((step, samples, self.run.step.optimizer.param_groups[0]["lr"]))
 
     def _by_step(self) -> list[list[float]]:
         """[steps + 1][ranks]: each rank's summed loss in each step, and its wait for others in ms, -1 if unknown."""
@@ -80,8 +80,8 @@ class Window:
         numbers = Means(
             loss=sum(map(sum, by_step)) / samples,
             images_per_s=round(samples / seconds, 1),
-            data_wait_ms=round(self.run.train.wait_ms / count, 3),
+            data_wait_ms=round((self.run.train.wait_ms - self.waited_ms) / count, 3),
             comm_wait_ms=round(max(waits), 3) if min(waits) >= 0 else None,
         )
-        self._reset()
+        self.restart()
         return numbers

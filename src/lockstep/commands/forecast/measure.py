@@ -3,7 +3,6 @@
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,16 +16,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lockstep.commands.forecast.link import probe, stolen_core_s
 from lockstep.commands.forecast.model import Timeline
 from lockstep.config import Config
-from lockstep.data.loaders import Batch, TrainLoader
+from lockstep.data.loaders import TrainLoader
 from lockstep.data.sources import ArraySet
 from lockstep.parallel.ddp import DDPSync
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble, load_data, train_loader
+from lockstep.training.loop import steps
+from lockstep.training.state import State
 
 _ROUNDS = 3  # sizes take turns, so that a slow moment of the machine meets them all
 _WARM_UP = 3  # steps; DDP cuts its buckets anew after the first
 _FEWEST, _MOST = 2, 100  # steps of a size in a round
+_RATED_S = 0.2  # for the loader alone, at least
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,14 @@ def measure(world: World, job: Job) -> Measured:
         wrapped = parallelize(run.model, replace(world, size=2)) if job.reduces else run.model
         sync = run.step.sync = _WatchedSync(wrapped, clock)
         run.step.model = wrapped
-        steps = {size: list[list[float]]() for size in loaders}
+        moments = {size: list[list[float]]() for size in loaders}
         filling = 1 + 2 * job.configs[0].execution.workers * prefetched  # steps until the loader has found its pace
         for loader in loaders.values():
             _steps(run, loader, clock, _WARM_UP)
         counts = {size: _agree(world, job.seconds / _ROUNDS, run, loader, clock) for size, loader in loaders.items()}
         for _, (size, loader) in itertools.product(range(_ROUNDS), loaders.items()):
             world.barrier()
-            steps[size] += _steps(run, loader, clock, counts[size] + filling)[filling:]
+            moments[size] += _steps(run, loader, clock, counts[size] + filling)[filling:]
         sync.buckets.clear()
         _steps(run, loaders[max(loaders)], clock, 1)
         buckets = tuple(sync.buckets)
@@ -139,10 +141,10 @@ def measure(world: World, job: Job) -> Measured:
     finally:
         if lonely:
             dist.destroy_process_group()
-    everyone = world.gather(steps)
+    everyone = world.gather(moments)
     return Measured(
         {size: _slowest([each[size] for each in everyone]) for size in loaders},
-        {size: min(world.gather(_rate(loader))) for size, loader in loaders.items()},
+        {size: min(world.gather(_rate(loader, clock))) for size, loader in loaders.items()},
         prefetched,
         buckets,
         _blocking(run, job.configs[0]),
@@ -163,24 +165,23 @@ def _loader(config: Config, run: Run, world: World) -> TrainLoader:
     return loader
 
 
-def _batches(loader: TrainLoader) -> Iterator[Batch]:
-    """Full batches without end."""
-    full = min(loader.order.batch_size, loader.order.samples_per_epoch)
-    for batch in itertools.chain.from_iterable(loader.epoch(0) for _ in itertools.count()):
-        if batch.count == full:
-            yield batch
-
-
 def _steps(run: Run, loader: TrainLoader, clock: _Clock, count: int) -> list[list[float]]:
-    """The moments of each of so many steps: loaded, each bucket complete, backward over, updated."""
-    batches, found = _batches(loader), list[list[Any]]()
-    for _ in range(count):
+    """The moments of each of so many steps: loaded, each bucket complete, backward over, all done.
+
+    A short last batch is trained on and left out.
+    """
+    run.train, found = loader, list[list[Any]]()
+    full = min(loader.order.batch_size, loader.order.samples_per_epoch)
+    while len(found) < count:
         clock.mark()
-        batch = next(batches)
-        clock.mark()
-        run.step(batch)
-        clock.mark()
-        found.append(clock.marks)
+        for _, samples, _ in steps(run, State(), lambda _: clock.mark()):
+            clock.mark()
+            if samples == full:
+                found.append(clock.marks)
+            clock.marks = []
+            if len(found) == count:
+                break
+            clock.mark()
         clock.marks = []
     moments = []
     for clock.marks in found:
@@ -202,14 +203,18 @@ def _slowest(ranks: list[list[list[float]]]) -> Timeline:
     return Timeline(load, tuple(ready), backward, total)
 
 
-def _rate(loader: TrainLoader) -> float:
+def _rate(loader: TrainLoader, clock: _Clock) -> float:
     """Images/s of the loader with nobody else at work in this process."""
-    batches, spent, images = _batches(loader), [], 0
-    for _ in range(8):
-        began = time.perf_counter()
-        images = next(batches).images.shape[0]
-        spent.append(time.perf_counter() - began)
-    return images / statistics.median(spent[3:])
+    batches = itertools.chain.from_iterable(loader.epoch(0) for _ in itertools.count())
+    list(itertools.islice(batches, _WARM_UP))
+    began, images = time.perf_counter(), 0
+    clock.mark()
+    for number, batch in enumerate(batches, 1):  # several may be made in one go: only a time over many is one
+        images += batch.count
+        if number >= _FEWEST and time.perf_counter() - began >= _RATED_S:
+            break
+    clock.mark()
+    return images / clock.read()[1]
 
 
 def _blocking(run: Run, config: Config) -> tuple[int, ...]:

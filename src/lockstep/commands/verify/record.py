@@ -17,13 +17,16 @@ from lockstep.checkpoint import weights
 from lockstep.commands.verify.switches import FLOAT64, has_batch_norm, switched_off
 from lockstep.commands.verify.trace import SAMPLES, Job, Trace, read, write
 from lockstep.config.objects import load_object
-from lockstep.data.order import EMPTY_LEDGER, extend_ledger
+from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 from lockstep.randomness import bits, stream
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
+from lockstep.training.loop import steps
+from lockstep.training.state import State
 
 _ENOUGH = 16  # sample ids that tell two epochs' orders apart
 _PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
@@ -50,10 +53,10 @@ def _trace(world: World, job: Job) -> Trace:
     recorder = _Recorder(run, world, state)
     trace = Trace(world.size, len(run.train), run.train.order.samples_per_epoch, list(state), batch_norm=batch_norm)
     trace.parameters = sum(isinstance(tensor, torch.nn.Parameter) for tensor in state.values())
-    steps = min(job.steps, config.epochs * len(run.train))
-    if steps:
+    count = min(job.steps, config.epochs * len(run.train))
+    if count:
         with switched_off(run, job.off, job.lr):
-            recorder.run(steps, _Ticker(job.title, steps, world.rank == 0))
+            recorder.run(count, _Ticker(job.title, count, world.rank == 0))
         trace.repeats = config.epochs > 1 and _first_ids(run, 0) == _first_ids(run, 1)
     average_buffers(run.model, world)
     recorder.fill(trace)
@@ -93,35 +96,35 @@ class _Recorder:
         self.samples: list[Tensor] = []
         self.scales: list[Tensor] = []
         self.draws = False
-        self.norm = math.nan
         if not isinstance(getattr(run.step, "optimizer", None), torch.optim.Optimizer):
             raise UserError(
                 "--patch left run.step without an optimizer, from which gradients and rates are read",
                 "Give the new step an attribute `optimizer`: the torch optimizer that it calls.",
             )
+        if not hasattr(run.step, "sync"):
+            run.step.sync = GradientSync()  # a step of the user's own brings its ranks together itself
         run.step.optimizer.register_step_pre_hook(self._note_norm)
         self.places = {
             name: torch.linspace(0, t.numel() - 1, min(SAMPLES, t.numel())).long() for name, t in state.items()
         }
 
-    def run(self, steps: int, ticker: "_Ticker") -> None:
-        """Take the first steps of the run, over as many epochs as they fill."""
-        run, ledger, taken = self.run_, EMPTY_LEDGER, 0
-        for epoch in itertools.count():
-            for batch in run.train.epoch(epoch):
-                images = fingerprint(batch.images, batch.labels)
-                self.norm, draws = math.nan, _Draws(self.world.device)
-                loss = float(run.step(batch))
-                self.draws |= bool(draws)
-                if run.ema is not None:
-                    run.ema.update_parameters(run.model)
-                ledger = extend_ledger(ledger, batch.ids)
-                self._note(ledger, images, loss, batch.count, batch.sizes)
-                taken += 1
-                ticker.show(taken)
-                if taken == steps:
+    def run(self, count: int, ticker: "_Ticker") -> None:
+        """Take the first `count` steps of the run, over as many epochs as they fill."""
+        state = State()
+        while True:
+            for _, _, loss in steps(self.run_, state, self._loaded):
+                assert loss is not None, "nothing is left out"
+                self._note(state.ledger, float(loss))
+                ticker.show(state.steps)
+                if state.steps == count:
                     return
-            average_buffers(run.model, self.world)
+            average_buffers(self.run_.model, self.world)
+            state.epochs += 1
+
+    def _loaded(self, batch: Batch) -> None:
+        images = fingerprint(batch.images, batch.labels)
+        self.batch = {"images": images, "sizes": batch.sizes, "count": batch.count}
+        self.norm, self.drawn = math.nan, _Draws(self.world.device)
 
     def _note_norm(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -130,16 +133,16 @@ class _Recorder:
         norms = [torch.linalg.vector_norm(gradient, dtype=wide) for gradient in gradients]
         self.norm = float(torch.stack(norms).norm()) if norms else 0.0
 
-    def _note(self, ledger: bytes, images: int, loss: float, count: int, sizes: tuple[int, ...]) -> None:
+    def _note(self, ledger: bytes, loss: float) -> None:
+        self.draws |= bool(self.drawn)
         host = {name: t.detach().cpu() for name, t in self.state.items()}
         digests = [_digest(tensor) for tensor in host.values()]
         parameters = [d for d, t in zip(digests, self.state.values(), strict=True) if isinstance(t, torch.nn.Parameter)]
         together = hashlib.sha256("".join(parameters).encode()).hexdigest()
-        mine = {"ledger": ledger.hex(), "weights": together, "loss": loss, "images": images, "sizes": sizes}
-        self.parts.append(mine)
+        self.parts.append(self.batch | {"ledger": ledger.hex(), "weights": together, "loss": loss})
         if self.world.rank == 0:
             lr = [float(group["lr"]) for group in self.run_.step.optimizer.param_groups]
-            self.seen.append({"norm": self.norm, "lr": lr, "digests": digests, "count": count})
+            self.seen.append({"norm": self.norm, "lr": lr, "digests": digests})
             wide = [tensor.reshape(-1).to(torch.float64) for tensor in host.values()]
             self.samples.append(torch.cat([t[self.places[name]] for name, t in zip(host, wide, strict=True)]))
             self.scales.append(torch.stack([t.abs().max() if t.numel() else t.sum() for t in wide]))
@@ -154,7 +157,7 @@ class _Recorder:
             parts = [rank[step] for rank in everyone]
             trace.ledger.append(first["ledger"])
             trace.images.append(sum(part["images"] for part in parts) & (2**64 - 1))
-            trace.loss.append(math.fsum(part["loss"] for part in parts) / seen["count"])  # rounds once, whatever N
+            trace.loss.append(math.fsum(part["loss"] for part in parts) / first["count"])  # rounds once, whatever N
             trace.norm.append(seen["norm"])
             trace.lr.append(seen["lr"])
             trace.digests.append(seen["digests"])
