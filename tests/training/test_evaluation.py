@@ -1,5 +1,6 @@
 """Evaluation counts every sample once, on any number of ranks, and gives the same bits on all of them."""
 
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
-from lockstep.training.evaluation import _sums, averaged, evaluate
+from lockstep.training.evaluation import Metrics, _sums, averaged, evaluate
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
@@ -113,15 +114,21 @@ def test_buffers_that_ranks_moved_apart_are_one_model_again(n: int) -> None:
 # One process
 
 
-def slow_sums(outputs: Tensor, labels: Tensor) -> list[float]:
-    """Sample by sample; a tie is lost, and so is nan."""
-    hits = {1: 0, 5: 0}
+def sums(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """What a batch adds to each metric, by name."""
+    return dict(zip((field.name for field in fields(Metrics)), _sums(outputs, labels).tolist(), strict=True))
+
+
+def slow_sums(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Sample by sample, without the loss; a tie is lost, and so is nan. A metric `topK` is counted for every K."""
+    hits = {field.name: 0 for field in fields(Metrics) if field.name.startswith("top")}
     for row, label in zip(outputs.tolist(), labels.tolist(), strict=True):
         others = [score for k, score in enumerate(row) if k != label]
         wins = sum(row[label] > other for other in others)
-        for k in hits:
-            hits[k] += len(others) - wins < k
-    return [hits[1], hits[5], len(labels)]
+        for name in hits:
+            hits[name] += len(others) - wins < int(name.removeprefix("top"))
+    assert {"top1", "top5"} <= set(hits)
+    return {**hits, "count": len(labels)}
 
 
 @given(
@@ -136,26 +143,27 @@ def slow_sums(outputs: Tensor, labels: Tensor) -> list[float]:
 def test_sums_against_counting_by_hand(rows: list[tuple[list[float], int]], classes: int) -> None:
     outputs = torch.tensor([row[:classes] for row, _ in rows])
     labels = torch.tensor([label % classes for _, label in rows])
-    top1, top5, loss, count = _sums(outputs, labels).tolist()
-    assert [top1, top5, count] == slow_sums(outputs, labels)
+    found = sums(outputs, labels)
+    loss = found.pop("loss")
+    assert found == slow_sums(outputs, labels)
     assert loss == pytest.approx(F.cross_entropy(outputs, labels, reduction="sum").item(), rel=1e-5)
 
 
 def test_ties_and_broken_outputs_score_nothing() -> None:
     labels = torch.arange(8)
     for value in (0.0, float("nan"), float("inf")):
-        top1, top5, _, count = _sums(torch.full((8, 8), value), labels).tolist()
-        assert (top1, top5, count) == (0, 0, 8), value
+        found = sums(torch.full((8, 8), value), labels)
+        assert (found["top1"], found["top5"], found["count"]) == (0, 0, 8), value
     one_broken = torch.eye(8)
     one_broken[3] = float("nan")
-    assert _sums(one_broken, labels).tolist()[:2] == [7, 7]
+    assert (sums(one_broken, labels)["top1"], sums(one_broken, labels)["top5"]) == (7, 7)
 
 
 @pytest.mark.parametrize("classes", [2, 4, 5])
 def test_with_five_classes_or_fewer_the_top_five_hold_the_answer(classes: int) -> None:
-    top1, top5, _, count = _sums(torch.randn(9, classes), torch.arange(9) % classes).tolist()
-    assert top5 == count == 9
-    assert top1 < 9
+    found = sums(torch.randn(9, classes), torch.arange(9) % classes)
+    assert found["top5"] == found["count"] == 9
+    assert found["top1"] < 9
 
 
 def test_evaluation_is_deterministic_whatever_it_finds_and_leaves_as_it_was() -> None:

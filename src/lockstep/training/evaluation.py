@@ -1,8 +1,9 @@
 """Evaluation on all ranks: every sample once, sums and counts, divided once at the end."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import cycle
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.strategy import unwrap
 from lockstep.processes.world import World
 from lockstep.training.precision import autocast
+from lockstep.watch.journal import Scores
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Metrics:
     loss: float
     count: int
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> Scores:
         """Plain values, ready for the journal."""
-        return asdict(self)
+        return cast(Scores, asdict(self))
 
     def __str__(self) -> str:
         return f"top-1 {self.top1:.2%}  top-5 {self.top5:.2%}  loss {self.loss:.4f}  ({self.count:,} images)"
@@ -57,7 +59,7 @@ def evaluate(
     average_buffers(bare, world)
     context = autocast(precision, world.device)
     device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
-    sums = torch.zeros(loader.chunks, 4, dtype=torch.float64, device=device)
+    sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
     training = [module for module in bare.modules() if module.training]  # a user may have frozen some with eval()
     bare.eval()
     try:
@@ -100,7 +102,7 @@ def averaged(model: nn.Module, images: Tensor, tta: str) -> Tensor:
 
 
 def _sums(outputs: Tensor, labels: Tensor) -> Tensor:
-    """[correct at 1, correct at 5, summed loss, count] as float64 [4]."""
+    """A batch's sum for each field of `Metrics`: correct at 1, correct at 5, summed loss, count; float64 [4]."""
     losses = F.cross_entropy(outputs, labels, reduction="none").to(torch.float64)
     # the rank of the true class; ties and nan count against the model, so constant or broken outputs score nothing
     score = outputs.gather(1, labels[:, None])

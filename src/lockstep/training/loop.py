@@ -167,17 +167,7 @@ def evaluate_and_keep(live: Session) -> None:
         tta=config.tta,
         devices=replica_devices(run.step.model),
     )
-    live.journal.write(
-        EvalRecord(
-            kind="eval",
-            epoch=state.epochs,
-            step=state.steps,
-            top1=metrics.top1,
-            top5=metrics.top5,
-            loss=metrics.loss,
-            count=metrics.count,
-        )
-    )
+    live.journal.write(EvalRecord(kind="eval", epoch=state.epochs, step=state.steps, **metrics.to_dict()))
     live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
     best = metrics.top1 > state.best_top1
     if best:

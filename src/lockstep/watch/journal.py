@@ -46,16 +46,21 @@ class StepRecord(Means):
     lr: float
 
 
-class EvalRecord(TypedDict):
+class Scores(TypedDict):
+    """What evaluation found, as `Metrics` names it: fractions, nats, samples."""
+
+    top1: float
+    top5: float
+    loss: float
+    count: int
+
+
+class EvalRecord(Scores):
     """An evaluation of the whole validation set."""
 
     kind: Literal["eval"]
     epoch: int
     step: int
-    top1: float
-    top5: float
-    loss: float
-    count: int
 
 
 class CheckpointRecord(TypedDict):

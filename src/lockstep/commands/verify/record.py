@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _trace(world: World, job: Job) -> Trace:
     recorder.fill(trace)
     trace.weights_sha256 = weights.digest(run.model)
     if job.evaluate:
-        trace.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta).to_dict()
+        trace.metrics = asdict(evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta))
     return trace
 
 
