@@ -1,0 +1,84 @@
+"""What a change has to pass, each by one command: `nox -s lint types docs test`, or `nox` for these four.
+
+They run in the environment that nox itself is in (`pip install '.[dev]'`): torch is gigabytes, and one copy is enough.
+What follows `--` goes to the program: `nox -s test -- -k order`.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "types", "docs", "test"]
+BENCHMARKS = Path("benchmarks")
+NOT_BENCHMARKS = {"common", "namespaces", "page"}
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and layout of the code; seconds. `ruff check --fix` and `ruff format` mend most of it."""
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types; half a minute."""
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Links and anchors of all pages, and that what they say of flags, names and steps is true; seconds."""
+    session.run("pytest", "--durations=0", "--durations-min=5", "tests/test_docs.py", "tests/test_contributing.py")
+
+
+@nox.session
+def test(session: nox.Session) -> None:
+    """The tests that run everywhere; minutes."""
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The tests that take longer than a few seconds each, the built wheel's among them."""
+    _marked(session, "slow and not gpu and not realdata and not integration")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """With real launchers and networks; `.ci/install-launchers` fetches them. What is missing is skipped, and said."""
+    _marked(session, "integration and not gpu and not realdata")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """What needs a CUDA device."""
+    _marked(session, "gpu")
+
+
+@nox.session
+def realdata(session: nox.Session) -> None:
+    """On the official MNIST and CIFAR-10 in LOCKSTEP_DATA (`python tests/fetch_real_data.py DIR` fills a folder)."""
+    _marked(session, "realdata and not gpu")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """One benchmark by name, as `nox -s bench -- order`, and the page of all results; without a name their list."""
+    scripts = {path.stem: path for path in sorted(BENCHMARKS.glob("*.py")) if path.stem not in NOT_BENCHMARKS}
+    if not session.posargs:
+        for name, path in scripts.items():
+            print(f"{name:<14} {(ast.get_docstring(ast.parse(path.read_text())) or '').splitlines()[0]}")
+        return
+    name, *arguments = session.posargs
+    if name not in scripts:
+        session.error(f"there is no benchmark {name!r}, only {', '.join(scripts)}")
+    session.run(sys.executable, str(scripts[name]), *arguments)
+    session.run(sys.executable, str(BENCHMARKS / "page.py"))
+
+
+def _marked(session: nox.Session, markers: str) -> None:
+    session.run("pytest", "-rs", "-m", markers, *session.posargs)
