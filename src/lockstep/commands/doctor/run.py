@@ -91,8 +91,7 @@ def _host(plan: Plan, gpus: int) -> Iterator[Finding]:
         yield host.shm(plan.workers)
         yield host.open_files()
     if plan.wants("storage"):
-        yield storage.runs(plan.out, plan.timeout)
-        yield storage.data(plan.data_dir, os.environ.get("LOCKSTEP_DATA", ""))
+        yield from storage.checks(plan)
 
 
 def _others(plan: Plan, log: Say, take: Callable[[Finding], None], seen: Machine | None) -> Iterator[Finding]:

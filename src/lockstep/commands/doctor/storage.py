@@ -4,16 +4,25 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 from lockstep.commands.doctor.finding import Finding, fail, ok, warn, within
+from lockstep.commands.doctor.plan import Plan
 
 _MIB, _GIB = 2**20, 2**30
 _CHUNK, _WRITTEN = 4 * _MIB, 64 * _MIB
 _LONGEST_S = 2.0  # of writing; a slower disk gets less to write
 _SLOW = 20 * _MIB  # bytes/s: ResNet-50 with its momentum, 200 MB, takes 10 s
 _LEAST_FREE, _USUAL_FREE = 1 * _GIB, 5 * _GIB
+
+
+def checks(plan: Plan) -> Iterator[Finding]:
+    """The checks of this part."""
+    yield runs(plan.out, plan.timeout)
+    yield data(plan.data_dir, os.environ.get("LOCKSTEP_DATA", ""))
 
 
 def _existing(folder: Path) -> Path:
@@ -54,14 +63,13 @@ def runs(out: str, seconds: float, write: Callable[[Path], float] = _write) -> F
     freer = "Free some space there, keep less (--keep 1), or name another folder by --out."
     try:
         rate = within(seconds, write, place)
-        space = os.statvfs(place)
+        free = psutil.disk_usage(str(place)).free
     except TimeoutError:
         remedy = "Its file server does not answer, or is overloaded: check the mount, or name another folder by --out."
         return fail(check, f"{place}: a write of 64 MiB did not end in {seconds:g} s", remedy)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return fail(check, f"{place}: {error.strerror}", freer if full else other)
-    free = space.f_bavail * space.f_frsize
     numbers = {"write_mib_per_s": round(rate / _MIB, 1), "free_gib": round(free / _GIB, 2)}
     message = f"{place}: writes {rate / _MIB:,.0f} MiB/s with fsync, {free / _GIB:,.1f} GiB free"
     if free < _LEAST_FREE:
