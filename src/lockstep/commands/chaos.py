@@ -8,15 +8,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from lockstep.commands.shared.arguments import planned, print_error
-from lockstep.commands.shared.attempt import Attempt, Lost, stepped
+from lockstep.commands.shared.arguments import planned, print_error, start_training
 from lockstep.config import Config
 from lockstep.errors import EXIT_FAILURE, UserError
-from lockstep.watch.journal import EndRecord, end_of, read
+from lockstep.processes.proc import alive
+from lockstep.watch.journal import Record, RunRecord, end_of, read
+
+_PATIENCE_S = 120.0  # for a start, a step or a recovery: beyond it the run counts as lost
+_POLL_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Plan:
             raise UserError(f"--kills {self.kills} breaks nothing", "Use 1 or more.")
         if self.config.execution.nnodes > 1:
             raise UserError("chaos with --nnodes", "It kills processes of this machine alone: leave the flag out.")
-        if self.config.recovery.checkpoint_every in ("0", "never"):
+        if self.config.recovery.checkpoint_interval.count == 0:
             raise UserError("chaos without checkpoints", "Nothing could be recovered: leave --checkpoint-every 0 out.")
 
 
@@ -42,9 +45,9 @@ class Plan:
 class Fault:
     """One injected fault and what became of it. Times in seconds from the kill, on one clock."""
 
-    what: str  # "rank 1 of 3" or "launcher of 3"
+    victim: str  # "rank 1 of 3" or "launcher of 3"
     moment: str
-    detected_s: float  # all processes of that attempt gone, or the launcher's word
+    gone_s: float  # all processes of that attempt
     started_s: float  # the new attempt has imported torch and assembled the run
     recovered_s: float  # it has taken a step that counts
     repeated: int  # steps taken again
@@ -55,109 +58,146 @@ class Fault:
 class Report:
     """All faults, and the digests of all runs."""
 
+    exact: bool
     faults: list[Fault] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     ledgers: set[str] = field(default_factory=set)
     weights: set[str] = field(default_factory=set)
     runs: int = 0
-    exact: bool = False
 
     @property
     def holds(self) -> bool:
         """True where every run came back with the same ledger and, in exact mode, the same weights."""
         return not self.lost and len(self.ledgers) == 1 and (not self.exact or len(self.weights) == 1)
 
+    def add(self, run: "Run") -> int:
+        """Wait for a run's end and add its digests; returns its steps."""
+        run.until(lambda: run.process.poll() is not None, "its end")
+        end = end_of(run.journal())
+        if run.process.returncode or end is None or end["status"] != "completed":
+            raise run.lost(f"exit code {run.process.returncode}")
+        self.ledgers.add(end["ledger_sha256"])
+        self.weights.add(end["weights_sha256"])
+        return end["steps"]
+
+
+class Lost(UserError):
+    """A run did not come back."""
+
+
+class Run:
+    """`lockstep train` in a process of its own, watched through its journal."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config, self.folder, self.output = config.with_execution(out=str(folder)), folder, Path(f"{folder}.txt")
+        self.process = start_training(self.config, self.output)
+        self._read: tuple[int, list[Record]] = (0, [])
+
+    def journal(self) -> list[Record]:
+        """The records so far; read again only where the file has grown."""
+        path = self.folder / "journal.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._read[0]:
+            self._read = size, read(path)
+        return self._read[1]
+
+    def attempts(self) -> list[RunRecord]:
+        """The records that attempts begin with."""
+        return [record for record in self.journal() if record["kind"] == "run"]
+
+    def stepped(self, attempt: int) -> bool:
+        """True where attempt number `attempt`, from 1, or a later one has taken a step or ended."""
+        records, begun = self.journal(), self.attempts()
+        return len(begun) >= attempt and any(
+            record["kind"] in ("step", "end") for record in records[records.index(begun[attempt - 1]) :]
+        )
+
+    def writing(self) -> bool:
+        """True while a checkpoint is being written."""
+        return any((self.folder / "checkpoints").glob(".writing-*"))
+
+    def until(self, holds: Callable[[], bool], what: str) -> float:
+        """Wait until something holds; returns the moment. Raises Lost where nothing moves or the command ended."""
+        deadline, count = 0.0, -1
+        while True:
+            code, records = self.process.poll(), self.journal()
+            if holds():
+                return time.monotonic()
+            if code not in (None, -signal.SIGKILL):  # a killed one's processes may still be there
+                raise self.lost(f"the command ended ({code}) before {what}")
+            if len(records) != count:  # it moves: patience starts anew
+                deadline, count = time.monotonic() + _PATIENCE_S, len(records)
+            if time.monotonic() > deadline:
+                raise self.lost(f"no progress in {_PATIENCE_S:.0f} s, waiting for {what}")
+            time.sleep(_POLL_S)
+
+    def until_gone(self) -> float:
+        """Wait until none of the newest attempt's processes runs any more."""
+        pids = [pid for record in self.attempts()[-1:] for pid in record["pids"]]
+        return self.until(lambda: not any(map(alive, pids)), "the end of its processes")
+
+    def lost(self, why: str) -> Lost:
+        """The error that this run is lost, with the end of its output."""
+        return Lost(f"{self.folder.name}: {why}: {self.output.read_text(errors='replace')[-2000:]}")
+
+    def close(self) -> None:
+        """Kill it, wait for its processes, which end when it does, and delete its folder."""
+        self.process.kill()
+        self.process.wait()
+        self.until_gone()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 def chaos(plan: Plan, log: Callable[[str], None]) -> Report:
-    """Run the plan; the undisturbed run comes first."""
-    draw = random.Random(plan.chaos_seed)
-    report = Report(exact=bool(plan.config.exact))
+    """Run the plan; the undisturbed run comes first. Raises Lost where that one fails."""
+    from lockstep.processes.devices import processes
+
+    draw, report = random.Random(plan.chaos_seed), Report(bool(plan.config.exact))
+    most = processes(plan.config.execution)
+    base = replace(plan.config, recovery=replace(plan.config.recovery, max_restarts=10_000))
+    base = base.with_execution(nproc=most, log_every=1)
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as folder:
-        base = _prepared(plan.config)
-        calm = Attempt(base, Path(folder, "calm"), log)
-        calm.finish()
-        end = _compare(report, calm.folder)
-        log(f"undisturbed: {end['steps']} steps, ledger {end['ledger_sha256'][:12]}")
+        with closing(Run(base, Path(folder, "undisturbed"))) as run:
+            log(f"undisturbed: {report.add(run)} steps, ledger {next(iter(report.ledgers))[:12]}")
         while len(report.faults) + len(report.lost) < plan.kills:
-            _disturbed_run(plan, base, Path(folder, f"run-{report.runs}"), draw, report, log)
+            with closing(Run(base, Path(folder, f"run-{report.runs}"))) as run:
+                try:
+                    while len(report.faults) < plan.kills and (fault := _strike(run, draw, most)) is not None:
+                        report.faults.append(fault)
+                        done = f"{len(report.faults)}/{plan.kills}: {fault.victim} killed {fault.moment}"
+                        log(f"{done}; back after {fault.recovered_s:.1f} s")
+                    report.add(run)
+                except Lost as lost:
+                    report.lost.append(str(lost))
             report.runs += 1
     return report
 
 
-def _prepared(config: Config) -> Config:
-    """The config with what chaos needs: every step in the journal, restarts without end, its own folders."""
-    from lockstep.processes.devices import processes
-
-    count = processes(config.execution)
-    recovery = replace(config.recovery, max_restarts=10_000)
-    return replace(config, recovery=recovery).with_execution(nproc=count, log_every=1, out="")
-
-
-def _disturbed_run(
-    plan: Plan, base: Config, folder: Path, draw: random.Random, report: Report, log: Callable[[str], None]
-) -> None:
-    most = int(base.execution.nproc)
-    attempt = Attempt(base, folder, log)
-    try:
-        while len(report.faults) < plan.kills:
-            if not attempt.wait_for_step():
-                break  # it is complete
-            struck = _strike(attempt, base, folder, draw, most, log)
-            if struck is None:
-                break
-            fault, attempt = struck
-            report.faults.append(fault)
-            number = f"{len(report.faults)}/{plan.kills}"
-            log(f"{number}: {fault.what} killed {fault.moment}; back after {fault.recovered_s:.1f} s")
-        attempt.finish()
-        _compare(report, folder)
-    except Lost as lost:
-        report.lost.append(f"{folder.name}: {lost}")
-    finally:
-        attempt.kill_all()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _compare(report: Report, folder: Path) -> EndRecord:
-    end = end_of(read(folder / "journal.jsonl"))
-    if end is None or end["status"] != "completed":
-        raise Lost(f"the run did not complete: {end}")
-    report.ledgers.add(end["ledger_sha256"])
-    report.weights.add(end["weights_sha256"])
-    return end
-
-
-def _strike(
-    attempt: Attempt, base: Config, folder: Path, draw: random.Random, most: int, log: Callable[[str], None]
-) -> tuple[Fault, Attempt] | None:
-    """Kill one process at a random moment and wait for the recovery; None where the run was complete before."""
-    while_writing = draw.random() < 0.4
-    if not attempt.wait_for_moment(draw, while_writing):
+def _strike(run: Run, draw: random.Random, most: int) -> Fault | None:
+    """Kill one process at a random moment and wait for the recovery; None where the run is complete before."""
+    attempt = max(1, len(run.attempts()))
+    run.until(lambda: run.stepped(attempt), "a step")
+    in_writing, moment = draw.random() < 0.4, time.monotonic() + draw.uniform(0.0, 1.5)
+    due = run.writing if in_writing else lambda: time.monotonic() >= moment
+    run.until(lambda: due() or end_of(run.journal()) is not None, "its end")
+    if end_of(run.journal()):
         return None
-    records = attempt.journal()
-    pids = attempt.pids()
+    pids = run.attempts()[-1]["pids"]
     victim = draw.randrange(-1, len(pids)) if len(pids) > 1 else -1
-    steps = max((r["step"] for r in records if r["kind"] == "step"), default=0)
-    runs = sum(r["kind"] == "run" for r in records)
-    writing = attempt.writing()
-    moment = "while a checkpoint was written" if writing else f"at step {steps}"
+    step = max((record["step"] for record in run.journal() if record["kind"] == "step"), default=0)
+    where = "while a checkpoint was written" if run.writing() else f"at step {step}"
     began = time.monotonic()
-    os.kill(attempt.process.pid if victim < 0 else pids[victim], signal.SIGKILL)
+    os.kill(run.process.pid if victim < 0 else pids[victim], signal.SIGKILL)
     if victim < 0:
-        attempt.process.wait()
-        attempt.wait_until_gone(pids)
-        detected = time.monotonic() - began
-        count = draw.randint(1, most)
-        attempt = Attempt(base.with_execution(nproc=count), folder, log)
-    else:
-        attempt.wait_until_gone(pids)
-        detected = time.monotonic() - began
-    started = attempt.wait_for(lambda new: sum(r["kind"] == "run" for r in new) > runs, "a new start") - began
-    run = [r for r in attempt.journal() if r["kind"] == "run"][-1]
-    recovered = attempt.wait_for(lambda new: stepped(new, runs + 1), "a step") - began
+        run.process.wait()
+    gone = run.until_gone() - began
+    if victim < 0:
+        run.process = start_training(run.config.with_execution(nproc=draw.randint(1, most)), run.output)
+    started = run.until(lambda: len(run.attempts()) > attempt, "a new start") - began
+    recovered = run.until(lambda: run.stepped(attempt + 1), "a step") - began
+    new = run.attempts()[-1]
     what = f"{'launcher' if victim < 0 else f'rank {victim}'} of {len(pids)}"
-    repeated = max(0, steps - run["resumed_from"])
-    return Fault(what, moment, detected, started, recovered, repeated, len(run["pids"])), attempt
+    return Fault(what, where, gone, started, recovered, max(0, step - new["resumed_from"]), len(new["pids"]))
 
 
 def main(args: list[str]) -> int:
@@ -180,25 +220,24 @@ def show(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console, faults = Console(highlight=False), report.faults
     table = Table("fault", "moment", "gone s", "started s", "recovered s", "steps repeated", "goes on with")
-    for f in report.faults:
-        numbers = [f"{x:.2f}" for x in (f.detected_s, f.started_s, f.recovered_s)]
-        table.add_row(f"{f.what} killed", f.moment, *numbers, str(f.repeated), f"{f.processes} process(es)")
+    for f in faults:
+        numbers = [f"{x:.2f}" for x in (f.gone_s, f.started_s, f.recovered_s)]
+        table.add_row(f"{f.victim} killed", f.moment, *numbers, str(f.repeated), f"{f.processes} process(es)")
     console.print(table)
-    if report.faults:
-        middle: dict[str, Any] = {
-            "gone": statistics.median(f.detected_s for f in report.faults),
-            "importing and assembling": statistics.median(f.started_s - f.detected_s for f in report.faults),
-            "first step": statistics.median(f.recovered_s - f.started_s for f in report.faults),
-            "in all": statistics.median(f.recovered_s for f in report.faults),
+    if faults:
+        parts = {
+            "gone": [f.gone_s for f in faults],
+            "importing and assembling": [f.started_s - f.gone_s for f in faults],
+            "first step": [f.recovered_s - f.started_s for f in faults],
+            "in all": [f.recovered_s for f in faults],
         }
-        console.print("median seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in middle.items()))
-    total = len(report.faults) + len(report.lost)
+        console.print("median seconds: " + ", ".join(f"{k} {statistics.median(v):.2f}" for k, v in parts.items()))
     console.print(
-        f"{len(report.faults)} of {total} faults recovered in {report.runs} run(s); "
+        f"{len(faults)} of {len(faults) + len(report.lost)} faults recovered in {report.runs} run(s); "
         f"{len(report.ledgers)} ledger digest(s), {len(report.weights)} weights digest(s)"
         + ("" if report.exact else " (only exact mode, --exact, promises one)")
     )
     for text in (*report.lost, *sorted(report.ledgers), *(sorted(report.weights) if report.exact else ())):
-        console.print(text, soft_wrap=True)
+        console.print(text, markup=False, soft_wrap=True)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config import Config
@@ -86,6 +88,14 @@ def train_arguments(config: Config) -> list[str]:
     """What `lockstep` trains by this config with: the recipe, and the flags that it does not have so already."""
     flags = changed_flags(config, recipe(config.recipe))
     return ["train", config.recipe, *(argument for flag in flags for argument in flag)]
+
+
+def start_training(config: Config, output: Path) -> subprocess.Popen[bytes]:
+    """Start `lockstep train` by this config; what it prints is appended to a file."""
+    command = [sys.executable, "-m", "lockstep", *train_arguments(config)]
+    env = os.environ | {"COLUMNS": "120"}
+    with output.open("ab") as out:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env)
 
 
 def launched(fn: Callable[..., Any], *args: Any, **how: Any) -> int:
