@@ -1,4 +1,4 @@
-"""What is said of a hang: who holds up the rest, by what the ranks told."""
+"""What is said of a hang: who holds up the rest, by what the ranks posted."""
 
 import dataclasses
 import sys
@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lockstep.errors import EXIT_HANG
 from lockstep.watch import alarm
-from lockstep.watch.hang import Position, activity, diagnose, report, stranded
+from lockstep.watch.hang import Position, activity, diagnose, report, report_without_store
 
 TORCH = "/site/torch/distributed/distributed_c10d.py"
 LOOP = ("/home/me/train.py", 12, "main")
@@ -23,12 +23,12 @@ def position(rank: int, **fields: Any) -> Position:
     return dataclasses.replace(base, **{"kind": "collective", "where": "all_reduce", "stacks": f"S{rank}", **fields})
 
 
-def told(*positions: Position) -> dict[int, Position]:
+def by_rank(*positions: Position) -> dict[int, Position]:
     return {p.rank: p for p in positions}
 
 
 def test_a_position_survives_its_way() -> None:
-    sent = position(1, notes=["worker"], seen={"2": "gone"}, collectives=None)
+    sent = position(1, workers=["worker"], seen={"2": "gone"}, collectives=None)
     assert Position.load(sent.dump().encode()) == sent
 
 
@@ -69,20 +69,20 @@ def test_a_stack_says_what_a_rank_does(stack: list[Any], phase: str, expected: t
 
 
 def test_a_silent_rank_comes_first() -> None:
-    answers = told(position(0, seen={"2": "its process is stopped"}), position(1, kind="loader"))
-    assert diagnose(3, answers, told(position(2, step=11))) == (
+    answers = by_rank(position(0, seen={"2": "its process is stopped"}), position(1, kind="loader"))
+    assert diagnose(3, answers, by_rank(position(2, step=11))) == (
         (2,), "rank 2 (pid 102 on host) is silent at step 11, forward-backward: its process is stopped",
     )  # fmt: skip
     ranks, cause = diagnose(3, answers, {})
     assert ranks == (2,)
     assert "never sent a heartbeat" in cause
-    assert diagnose(3, told(position(0)), {})[0] == (1, 2)
+    assert diagnose(3, by_rank(position(0)), {})[0] == (1, 2)
 
 
 @pytest.mark.parametrize("kind", ["loader", "checkpoint", "python"])
 def test_who_does_something_else_is_waited_for(kind: str) -> None:
-    where = {"kind": kind, "where": "there", "notes": ["worker 1 (pid 9) is sleeping\nits stacks"]}
-    ranks, cause = diagnose(3, told(position(0), position(1, collectives=339, **where), position(2)), {})
+    where = {"kind": kind, "where": "there", "workers": ["worker 1 (pid 9) is sleeping\nits stacks"]}
+    ranks, cause = diagnose(3, by_rank(position(0), position(1, collectives=339, **where), position(2)), {})
     assert ranks == (1,)
     assert cause.startswith("rank 1 ")
     worker = "; worker 1 (pid 9) is sleeping" if kind == "loader" else ""
@@ -91,40 +91,42 @@ def test_who_does_something_else_is_waited_for(kind: str) -> None:
 
 def test_on_a_gpu_ranks_wait_anywhere_and_the_count_tells() -> None:
     busy = {"kind": "python", "where": "read"}
-    answers = told(position(0, **busy), position(1, **busy), position(2, **busy, collectives=339))
+    answers = by_rank(position(0, **busy), position(1, **busy), position(2, **busy, collectives=339))
     assert diagnose(3, answers, {})[0] == (2,)
     uncounted = {r: dataclasses.replace(p, collectives=None) for r, p in answers.items()}
     assert diagnose(3, uncounted, {})[0] == (0, 1, 2)
 
 
 def test_the_one_out_of_order() -> None:
-    behind = told(position(0), position(1), position(2, step=13, collectives=339, where="barrier"))
+    behind = by_rank(position(0), position(1), position(2, step=13, collectives=339, where="barrier"))
     assert diagnose(3, behind, {}) == (
         (2,),
         "rank 2 skipped a collective: rank 2 at step 13, after 339 collectives, in barrier; "
         "ranks 0, 1 at step 12, after 340 collectives, in all_reduce",
     )
-    ahead = told(position(0, collectives=341), position(1), position(2))
+    ahead = by_rank(position(0, collectives=341), position(1), position(2))
     assert diagnose(3, ahead, {})[1].startswith("rank 0 entered one collective more: ")
-    elsewhere = told(position(0), position(1, where="barrier"), position(2))
+    elsewhere = by_rank(position(0), position(1, where="barrier"), position(2))
     assert diagnose(3, elsewhere, {})[1].startswith("rank 1 skipped a collective or took another way: ")
-    two = told(position(0), position(1, collectives=339))
+    two = by_rank(position(0), position(1, collectives=339))
     ranks, cause = diagnose(2, two, {})
     assert ranks == (1,)
     assert "equally many" in cause
 
 
 def test_who_left_and_nobody() -> None:
-    ranks, cause = diagnose(3, told(position(0), position(1)), told(position(2, state="finished")))
+    ranks, cause = diagnose(3, by_rank(position(0), position(1)), by_rank(position(2, state="finished")))
     assert ranks == (2,)
     assert "finished and left" in cause
-    assert diagnose(3, told(position(0), position(1), position(2, state="finished")), {})[0] == (2,)
-    assert diagnose(3, told(*(position(r) for r in range(3))), {})[0] == ()
-    assert diagnose(1, told(position(0, kind="backward")), {})[0] == (0,)
+    assert diagnose(3, by_rank(position(0), position(1), position(2, state="finished")), {})[0] == (2,)
+    assert diagnose(3, by_rank(*(position(r) for r in range(3))), {})[0] == ()
+    assert diagnose(1, by_rank(position(0, kind="backward")), {})[0] == (0,)
 
 
 def test_the_report_holds_all() -> None:
-    answers = told(position(0), position(1, kind="loader", where="there", notes=["worker 7 sleeps"], collectives=339))
+    answers = by_rank(
+        position(0), position(1, kind="loader", where="there", workers=["worker 7 sleeps"], collectives=339)
+    )
     found = report(3.0, 2, answers, {}, "runs/x/hang-report.txt")
     assert found.record() == {"kind": "fault", "fault": "hang", "ranks": [1], "step": 12, "cause": found.cause}
     for words in (
@@ -134,12 +136,12 @@ def test_the_report_holds_all() -> None:
     ):  # fmt: skip
         assert words in found.text
     assert "worker 7 sleeps" in found.details
-    silent = report(3.0, 2, told(position(0, seen={"1": "its process is running\nT1\n\nT2"})), told(position(1)))
+    silent = report(3.0, 2, by_rank(position(0, seen={"1": "its process is running\nT1\n\nT2"})), by_rank(position(1)))
     assert silent.cause.endswith("forward-backward: its process is running")
     assert "Rank 1, as rank 0 sees it: its process is running\nT1" in silent.text
     assert "T2" not in silent.text
     assert "T2" in silent.details
-    alone = stranded(3.0, position(1), {0: "stopped by a signal", 2: "running"}, "lost")
+    alone = report_without_store(3.0, position(1), {0: "stopped by a signal", 2: "running"}, "lost")
     assert alone.culprits == (0,)
     assert "rank 0: its process is stopped by a signal" in alone.text
 
@@ -150,7 +152,7 @@ def test_a_rank_without_the_store_names_the_hosts_that_it_lost(
     board = alarm.Board(HashStore(), 1, 2, {0: position(0, machine="host 2", host="head"), 1: position(1)})
     monkeypatch.setattr(alarm, "leave", sys.exit)
     with pytest.raises(SystemExit, match="124"):
-        alarm.alone(board, alarm.Teller(3.0, None, None), position(1), "lost")
+        alarm.report_alone(board, alarm.Reporter(3.0, None, None), lambda: position(1), "lost")
     assert "rank 0: its process is on another machine, head" in capsys.readouterr().err
 
 
@@ -164,7 +166,7 @@ def test_any_mix_makes_a_report(data: st.DataObject, size: int) -> None:
         p = position(
             rank,
             kind=data.draw(KINDS),
-            state=data.draw(st.sampled_from(["running", "paused", "finished"])),
+            state=data.draw(st.sampled_from(["running", "long phase", "finished"])),
             collectives=data.draw(st.one_of(st.none(), st.integers(0, 3))),
             where=data.draw(st.sampled_from(["a", "b"])),
         )

@@ -27,7 +27,7 @@ from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, join
 from lockstep.watch.alarm import REPORT
 from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
-from lockstep.watch.stacks import answer_for_stacks
+from lockstep.watch.stacks import dump_on_signal
 from tests.ranks import _CONTEXT
 
 TIMEOUT = 2.0
@@ -202,7 +202,7 @@ class SleepyImages:
         return 1000
 
     def read(self, ids: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
-        answer_for_stacks()
+        dump_on_signal()
         self.asked += 1
         while self.sleepy and self.asked > 5:
             self.dream()
@@ -213,7 +213,7 @@ class SleepyImages:
 
 
 def lose_the_loader(world: World, beat: Heartbeat, folder: Path) -> None:
-    with beat.pause("start"):  # worker processes import torch
+    with beat.long_phase("start"):  # worker processes import torch
         was_read = streaming(SleepyImages(world.rank == 1), world.device, 1)((np.arange(4), 0) for _ in range(100))
         next(was_read)
     beat.at(1, "loader")
@@ -283,7 +283,7 @@ def slow_and_well(world: World, beat: Heartbeat, folder: Path) -> None:
         world.sum(torch.ones(3))
     with contextlib.ExitStack() as stack:
         if world.rank == 1:  # the others, who have announced nothing, wait for it
-            stack.enter_context(beat.pause("a download"))
+            stack.enter_context(beat.long_phase("a download"))
             time.sleep(1.8 * TIMEOUT)
     world.barrier()
     if world.rank == 1:  # evaluation: no collective, and others that are long done
@@ -302,7 +302,7 @@ def interrupted(world: World, beat: Heartbeat, folder: Path) -> None:
         world.sum(torch.ones(3))
         if step == 10 and world.rank == 0:
             (folder / "ready").touch()
-        for _ in range(20 if step == 10 else 1):  # one long sleep would be over when the process comes back
+        for _ in range(12 if step == 10 else 1):  # one long sleep would be over when the process comes back
             time.sleep(0.06)
 
 
@@ -325,7 +325,7 @@ def test_no_false_alarm(scenario: Scenario, fault: Callable[[list[Any]], None] |
 
 
 def test_zero_seconds_watch_nothing() -> None:
-    with Heartbeat(World.single(), None, 0.0) as beat, beat.pause("nothing"):
+    with Heartbeat(World.single(), None, 0.0) as beat, beat.long_phase("nothing"):
         beat.at(1, "loader")
         assert not beat._threads
 
@@ -341,10 +341,10 @@ def test_a_clock_counts_only_time_in_which_it_could_look(clock: list[float]) -> 
     watch = Clock(0.5)
     for _ in range(4):
         clock[0] += 0.5
-        watch.look(True)
-    assert watch.quiet_s == 2.0
+        watch.update(True)
+    assert watch.seconds == 2.0
     clock[0] += 3600  # suspended
-    watch.look(True)
-    assert watch.quiet_s == 4.0
-    watch.look(False)
-    assert watch.quiet_s == 0.0
+    watch.update(True)
+    assert watch.seconds == 4.0
+    watch.update(False)
+    assert watch.seconds == 0.0

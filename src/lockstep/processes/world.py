@@ -51,6 +51,12 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def rows(self, mine: Tensor) -> Tensor:
+        """Every rank's vector [n], one a row: [ranks, n] on the device. The others add zeros: nothing is rounded."""
+        table = torch.zeros(self.size, len(mine), dtype=mine.dtype, device=self.device)
+        table[self.rank] = mine
+        return self.sum(table)
+
     def largest(self, values: list[int]) -> list[int]:
         """The largest over all ranks of each of a few integers, through the host."""
         if self.size == 1:

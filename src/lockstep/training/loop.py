@@ -69,7 +69,7 @@ def train_epoch(live: Session) -> None:
         def loaded(batch: Batch) -> None:
             beat.at(state.steps, "forward-backward")
             if compiling and batch.step == first:  # it may take minutes
-                compilation.enter_context(beat.pause("compilation"))
+                compilation.enter_context(beat.long_phase("compilation"))
 
         beat.at(state.steps, "loader")
         for step, samples, loss in steps(run, state, loaded):

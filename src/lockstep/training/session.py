@@ -104,7 +104,7 @@ class Session:
 
     def settle(self) -> None:
         """Wait until the last checkpoint is on the disk, on all ranks."""
-        with self.beat.pause("waiting for the checkpoint"):
+        with self.beat.long_phase("waiting for the checkpoint"):
             if self.writer is not None:
                 self.writer.close()
             self.note_written()

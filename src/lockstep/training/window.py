@@ -52,9 +52,7 @@ class Window:
         mine = torch.cat([losses, losses.new_full((1,), -1.0 if waited is None else waited)])
         if self.world.size == 1:
             return [[number] for number in mine.tolist()]
-        table = torch.zeros(self.world.size, len(mine), dtype=torch.float64, device=self.world.device)
-        table[self.world.rank] = mine
-        by_step: list[list[float]] = self.world.sum(table).t().tolist()
+        by_step: list[list[float]] = self.world.rows(mine.double()).t().tolist()
         return by_step
 
     def read(self, tolerant: bool = False) -> Means:

@@ -20,6 +20,7 @@ from lockstep.parallel.sharded import is_part
 from lockstep.parallel.strategy import unwrap
 from lockstep.processes.world import World
 from lockstep.randomness import bits, stream
+from lockstep.watch.hang import name_ranks
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLACE = -0x61C8864680B583EB  # the golden ratio's 64 bits, which `bits` multiplies by too; odd, so places stay apart
@@ -50,18 +51,19 @@ def check(world: World, step: int, model: nn.Module, optimizer: torch.optim.Opti
         return
     held = dict(contents(model, optimizer, buffers))
     layout = stream(0, *(f"{name} {_shape(value)}" for name, value in held.items()))
-    if len(set(_exchange(torch.tensor([_signed(layout)]), world)[:, 0].tolist())) > 1:
-        raise UserError(_other_contents(world, step, {name: _shape(value) for name, value in held.items()}), _REMEDY)
-    table = _exchange(digests(list(held.values()), world.device), world)
+    if len(set(world.rows(torch.tensor([_signed(layout)]))[:, 0].tolist())) > 1:
+        raise UserError(_layout_difference(world, step, {name: _shape(value) for name, value in held.items()}), _REMEDY)
+    table = world.rows(digests(list(held.values()), world.device))
     differing = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
     if differing:
         first = differing[0]
         odd, rest = _sides(table[:, first].tolist())
-        hosts = world.gather(socket.gethostname())
+        names = world.gather(socket.gethostname())
+        hosts = ", ".join(sorted({names[rank] for rank in odd}))
         doubt = "" if 2 * len(rest) > world.size else "; there is no majority, so either side may be wrong"
         raise UserError(
-            f"the ranks differ at step {step}: {_ranks(odd)} ({', '.join(sorted({hosts[rank] for rank in odd}))}) from "
-            f"{_ranks(rest)}, first in {list(held)[first]} ({len(differing)} of {len(held)} values compared){doubt}",
+            f"the ranks differ at step {step}: {name_ranks(odd)} ({hosts}) from {name_ranks(rest)}, "
+            f"first in {list(held)[first]} ({len(differing)} of {len(held)} values compared){doubt}",
             _REMEDY,
         )
 
@@ -134,13 +136,6 @@ def _shape(value: Tensor | float) -> str:
     return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _exchange(mine: Tensor, world: World) -> Tensor:
-    """Every rank's int64 vector, one a row: int64 [ranks, n]."""
-    table = torch.zeros(world.size, len(mine), dtype=torch.int64, device=world.device)
-    table[world.rank] = mine
-    return world.sum(table)
-
-
 def _sides(values: list[Any]) -> tuple[list[int], list[int]]:
     """The ranks that differ, and those that they differ from: the most common value's, the lowest rank's in a draw."""
     common = Counter(values).most_common(1)[0][0]
@@ -148,11 +143,7 @@ def _sides(values: list[Any]) -> tuple[list[int], list[int]]:
     return [rank for rank in range(len(values)) if rank not in rest], rest
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _other_contents(world: World, step: int, mine: dict[str, str]) -> str:
+def _layout_difference(world: World, step: int, mine: dict[str, str]) -> str:
     """All ranks together: the first thing that one rank holds in another form, or not at all."""
     everyone = world.gather(mine)
     names = dict.fromkeys(name for theirs in everyone for name in theirs)
@@ -161,7 +152,7 @@ def _other_contents(world: World, step: int, mine: dict[str, str]) -> str:
         if len(set(forms)) > 1:
             odd, rest = _sides(forms)
             return (
-                f"the ranks differ at step {step}: {name} is {forms[odd[0]]} on {_ranks(odd)} "
-                f"and {forms[rest[0]]} on {_ranks(rest)}"
+                f"the ranks differ at step {step}: {name} is {forms[odd[0]]} on {name_ranks(odd)} "
+                f"and {forms[rest[0]]} on {name_ranks(rest)}"
             )
     return f"the ranks differ at step {step}: they hold the same tensors in another order"

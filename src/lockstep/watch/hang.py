@@ -1,9 +1,10 @@
-"""A hang in words: where each rank is, who holds up the rest, and who waits for whom. Pure functions over positions."""
+"""The report of a hang: where each rank is, who holds up the rest, who waits for whom. Functions over positions."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from lockstep.errors import EXIT_HANG
@@ -16,23 +17,23 @@ _SHOWN_STACKS = 3  # of culprits, in the report that goes to the terminal; the f
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank is, as it tells the others. A heartbeat leaves out what only an answer to an alarm holds."""
+    """Where a rank is, as it posts it for the others. A heartbeat leaves out what only an answer to an alarm holds."""
 
     rank: int
     step: int
     phase: str
-    still_s: float  # since its main thread last moved
+    stalled_s: float  # since its main thread last moved
     collectives: int | None  # entered so far; None where the backend does not count
-    state: str  # running, paused (in something long that is announced), finished
+    state: str  # running, long phase (announced, see Heartbeat.long_phase), finished
     host: str
     machine: str
     pid: int
     born: int
-    beat: int = 0  # how often this rank has told
+    beats: int = 0  # heartbeats posted so far
     kind: str = ""  # collective, backward, loader, checkpoint, python
     where: str = ""
     stacks: str = ""
-    notes: list[str] = field(default_factory=list)  # on its loader workers
+    workers: list[str] = field(default_factory=list)  # what each of its loader workers is doing, with its stacks
     seen: dict[str, str] = field(default_factory=dict)  # other ranks of its machine -> what their processes are doing
 
     def dump(self) -> str:
@@ -47,7 +48,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Report:
-    """What is said of a hang."""
+    """A hang, for the journal, the terminal and the file of details."""
 
     culprits: tuple[int, ...]  # empty where no rank stands out
     step: int
@@ -61,25 +62,23 @@ class Report:
 
 
 def activity(frames: Sequence[tuple[str, int, str]], phase: str) -> tuple[str, str]:
-    """What a stack (innermost frame first) and the announced phase say that a thread does: (kind, where)."""
-    outer = [(file.replace("\\", "/"), line, name) for file, line, name in frames]
-    if not outer:
+    """What a thread does by its stack (innermost frame first) and the phase that it announced: (kind, where)."""
+    frames = [(file.replace("\\", "/"), line, name) for file, line, name in frames]
+    if not frames:
         return "python", "ended"
-    inside = 0
-    while inside < len(outer) and "/torch/distributed/" in outer[inside][0]:
-        inside += 1
+    inside = list(takewhile(lambda frame: "/torch/distributed/" in frame[0], frames))
     if inside:
-        names = [name for _, _, name in outer[:inside] if name != "wrapper"]
-        return "collective", f"{names[-1]}{_called_from(outer[inside:])}"
-    file, _, name = outer[0]
+        names = [name for _, _, name in inside if name != "wrapper"]
+        return "collective", f"{names[-1]}{_called_from(frames[len(inside) :])}"
+    file, _, name = frames[0]
     if name == "_engine_run_backward":
-        return "backward", f"the backward pass, with its all-reduces{_called_from(outer[1:])}"
+        return "backward", f"the backward pass, with its all-reduces{_called_from(frames[1:])}"
     if "/lockstep/parallel/" in file:
-        return "collective", _place(outer[0])
+        return "collective", _place(frames[0])
     for kind, parts in _CODE.items():
-        if phase == kind or any(part in file for file, _, _ in outer for part in parts):
-            return kind, _place(outer[0])
-    return "python", _place(outer[0])
+        if phase == kind or any(part in file for file, _, _ in frames for part in parts):
+            return kind, _place(frames[0])
+    return "python", _place(frames[0])
 
 
 def _place(frame: tuple[str, int, str]) -> str:
@@ -115,7 +114,8 @@ def diagnose(size: int, answers: Mapping[int, Position], beats: Mapping[int, Pos
     if busy:
         return tuple(sorted(busy)), "; ".join(_busy(p) for _, p in sorted(busy.items()))
     if left:
-        return tuple(sorted(left)), f"{_ranks(left)} finished and left, while the others still wait for a collective"
+        text = f"{name_ranks(left)} finished and left, while the others still wait for a collective"
+        return tuple(sorted(left)), text
     for what in (counts, {r: (p.step, p.where) for r, p in waiting.items()}):
         if len(set(what.values())) > 1:
             return _odd_ones(waiting, what)
@@ -125,22 +125,22 @@ def diagnose(size: int, answers: Mapping[int, Position], beats: Mapping[int, Pos
 
 
 def _silence(rank: int, answers: Mapping[int, Position], beat: Position | None) -> str:
-    seen = [p.seen[str(rank)] for p in answers.values() if str(rank) in p.seen]
     if beat is None:
         return f"rank {rank} never sent a heartbeat: it did not get as far as training"
-    who = f"rank {rank} (pid {beat.pid} on {beat.host}) is silent at step {beat.step}, {beat.phase}"
-    seen.append("it is stopped, swapping or dead, or its machine is lost or cut off")
-    most = max(seen[:-1] or seen, key=len)  # the rank that listened to it knows most
-    return f"{who}: {_first(most)}"
+    seen = [p.seen[str(rank)] for p in answers.values() if str(rank) in p.seen]
+    unknown = "it is stopped, swapping or dead, or its machine is lost or cut off"
+    most = max(seen, key=len, default=unknown)  # the rank that listened to it knows most
+    silent = f"rank {rank} (pid {beat.pid} on {beat.host}) is silent at step {beat.step}, {beat.phase}"
+    return f"{silent}: {_first_line(most)}"
 
 
 def _busy(p: Position) -> str:
     what = {"loader": "waits for its loader", "checkpoint": "is writing a checkpoint", "python": "is in its own code"}
-    text = f"rank {p.rank} {what.get(p.kind, 'is')} at step {p.step}, for {p.still_s:.1f} s: {p.where}"
-    return text + "".join(f"; {_first(note)}" for note in p.notes if p.kind == "loader")
+    text = f"rank {p.rank} {what.get(p.kind, 'is')} at step {p.step}, for {p.stalled_s:.1f} s: {p.where}"
+    return "; ".join([text, *(_first_line(worker) for worker in p.workers if p.kind == "loader")])
 
 
-def _first(text: str) -> str:
+def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
@@ -150,23 +150,22 @@ def _odd_ones(waiting: Mapping[int, Position], what: Mapping[int, Any]) -> tuple
     common = value if often * 2 > len(what) else max(what.values())
     odd = tuple(sorted(r for r in what if what[r] != common))
     rest = [r for r in what if r not in odd]
-    described = "; ".join(
-        f"{_ranks(group)} at step {waiting[group[0]].step}, {_counted(waiting[group[0]])}, in {waiting[group[0]].where}"
-        for group in (odd, rest)
-    )
+    firsts = [(group, waiting[group[0]]) for group in (odd, rest)]
+    described = "; ".join(f"{name_ranks(g)} at step {p.step}, {_counted(p)}, in {p.where}" for g, p in firsts)
     counted = isinstance(common, int)
     ahead = counted and any(what[r] > common for r in odd)
     skipped = "skipped a collective" if counted else "skipped a collective or took another way"
     slip = "entered one collective more" if ahead else skipped
     note = "" if often * 2 > len(what) else " (or the others did not; they are equally many)"
-    return odd, f"{_ranks(odd)} {slip}{note}: {described}"
+    return odd, f"{name_ranks(odd)} {slip}{note}: {described}"
 
 
 def _counted(p: Position) -> str:
     return "collectives not counted" if p.collectives is None else f"after {p.collectives} collectives"
 
 
-def _ranks(ranks: Iterable[int]) -> str:
+def name_ranks(ranks: Iterable[int]) -> str:
+    """As `rank 2` or `ranks 0, 1`."""
     names = ", ".join(map(str, sorted(ranks)))
     return f"ranks {names}" if "," in names else f"rank {names}"
 
@@ -174,15 +173,13 @@ def _ranks(ranks: Iterable[int]) -> str:
 def report(
     timeout: float, size: int, answers: Mapping[int, Position], beats: Mapping[int, Position], file: str = ""
 ) -> Report:
-    """The whole story. `file`: where its details will stand."""
+    """The report of a rank that can ask the others. `file`: where its details will stand."""
     culprits, cause = diagnose(size, answers, beats)
-    everyone = {**beats, **answers}
-    step = max((p.step for p in everyone.values()), default=0)
+    step = max((p.step for p in {**beats, **answers}.values()), default=0)
     others = [r for r in answers if r not in culprits and answers[r].state != "finished"]
     lines = [_headline("the run", step, timeout), cause]
     if culprits and others:
-        verb = "wait" if len(others) > 1 else "waits"
-        lines.append(f"{_ranks(others)} {verb} for {_ranks(culprits)}")
+        lines.append(f"{name_ranks(others)} wait{'s' * (len(others) == 1)} for {name_ranks(culprits)}")
     lines += [f"  {_line(r, answers.get(r), beats.get(r))}" for r in range(size)]
     chosen = [*[r for r in culprits if r in answers][:_SHOWN_STACKS], *others[:1]]
     short = [_stacks(answers[r], main_only=True) for r in chosen]
@@ -196,8 +193,8 @@ def report(
     return Report(culprits, step, cause, text, details + "\n")
 
 
-def stranded(timeout: float, mine: Position, seen: Mapping[int, str], why: str) -> Report:
-    """The story of one rank that can't reach the others' store. `seen`: the processes of other ranks on its machine."""
+def report_without_store(timeout: float, mine: Position, seen: Mapping[int, str], why: str) -> Report:
+    """The report of a rank that can't ask the others. `seen`: what the processes of other ranks on its machine do."""
     stopped = tuple(rank for rank, text in seen.items() if "stopped" in text)
     cause = f"the store where the ranks meet is lost: {why}"
     lines = [_headline(f"rank {mine.rank}", mine.step, timeout), cause, f"  {_line(mine.rank, mine, None)}"]
@@ -219,12 +216,12 @@ def _line(rank: int, answer: Position | None, beat: Position | None) -> str:
             return f"rank {rank}  step {p.step}  finished  {_counted(p)}"
         return f"rank {rank}  step {p.step}  {p.phase}  {_counted(p)}  no answer (last heard; pid {p.pid} on {p.host})"
     place = f"in {p.where}" if p.state != "finished" else "finished"
-    where = f"{p.phase} for {p.still_s:.1f} s  {_counted(p)}  {place}"
+    where = f"{p.phase} for {p.stalled_s:.1f} s  {_counted(p)}  {place}"
     return f"rank {rank}  step {p.step}  {where}  (pid {p.pid} on {p.host})"
 
 
 def _stacks(p: Position, main_only: bool) -> str:
     if not main_only:
-        return "\n".join([f"Stacks of rank {p.rank}:", p.stacks, *p.notes])
-    notes = [note.partition("\n\n")[0] for note in p.notes if p.kind == "loader"]
-    return "\n".join([f"Stack of rank {p.rank}:", p.stacks.partition("\n\n")[0], *notes])
+        return "\n".join([f"Stacks of rank {p.rank}:", p.stacks, *p.workers])
+    workers = [worker.partition("\n\n")[0] for worker in p.workers if p.kind == "loader"]
+    return "\n".join([f"Stack of rank {p.rank}:", p.stacks.partition("\n\n")[0], *workers])

@@ -1,9 +1,9 @@
-"""The watch against hangs: every rank tells the others where it is, and a run that stands still ends with a report.
+"""The watch against hangs: every rank posts where it is, and a run that makes no progress ends with a report.
 
-Two daemon threads a rank. The one tells and listens, over a connection of its own to the run's store, so a main thread
-stuck anywhere (in a collective, in the loader, in Python) does not silence it; a stopped process does, and that is
-noticed too. The other only looks at the clock: it ends the process where the store does not answer either, as when the
-process that holds the store is the one that is stopped.
+Two daemon threads a rank. The one posts heartbeats and reads those of another rank, over a connection of its own to the
+run's store, so a main thread stuck anywhere (in a collective, in the loader, in Python) does not stop it; a stopped
+process does, and that is noticed too. The other only looks at the clock: it ends the process where the store does not
+answer either, as when the process that holds the store is the one that is stopped.
 """
 
 import itertools
@@ -12,9 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from lockstep.errors import EXIT_HANG
 from lockstep.processes import proc
 from lockstep.processes.world import World
 from lockstep.watch import stacks
-from lockstep.watch.alarm import LONGEST_S, Board, OnHang, Teller, alone, lost, respond
+from lockstep.watch.alarm import LONGEST_S, REPORT, Board, OnHang, Reporter, report_alone, respond, store_error
 from lockstep.watch.hang import Position, activity
 
 _ROUND_S = 0.5  # between two heartbeats, at most
@@ -33,7 +32,7 @@ _STORE_STUCK = "it does not answer: the process that holds it (the launcher, or 
 _generations = itertools.count()  # all ranks make their watches in the same order
 
 
-class Heartbeat:
+class Heartbeat(AbstractContextManager["Heartbeat"]):
     """Watch a run inside `with Heartbeat(...) as beat:`; the main thread says where it is by `beat.at(step, phase)`.
 
     Where a rank's main thread neither calls `at` nor enters a collective for `hang_timeout` seconds, or its process is
@@ -57,8 +56,8 @@ class Heartbeat:
         folder: Path | None = None,
         on_hang: OnHang | None = None,
     ) -> None:
-        self._position = (0, "start")
-        self._pauses: list[float] = []  # until when those that are open may last
+        self._place = (0, "start")  # step, phase
+        self._long_phases: list[float] = []  # until when those that are open may last
         self._threads: list[threading.Thread] = []
         self._timeout, self._interval = hang_timeout, min(_ROUND_S, hang_timeout / 10)
         generation = next(_generations)
@@ -66,10 +65,10 @@ class Heartbeat:
             return
         prefixed = PrefixStore(f"lockstep/heartbeat/{generation}", store or HashStore())
         self._board = Board(prefixed, world.rank, world.size)
-        self._teller = Teller(hang_timeout, folder, on_hang)
+        self._reporter = Reporter(hang_timeout, folder / REPORT if folder else None, on_hang)
         self._backends = _backends(world)
-        self._still = Clock(self._interval)  # how long the main thread has not moved
-        self._rounds, self._lost = 0, ""  # of talking with the store; why that ended
+        self._stalled = Clock(self._interval)  # how long the main thread has not moved
+        self._beats, self._lost = 0, ""  # posted to the store; why that ended
         self._alarmed_at = 0.0
         self._ended = threading.Event()
         self._identity: dict[str, Any] = {
@@ -79,45 +78,40 @@ class Heartbeat:
             "pid": os.getpid(),
             "born": proc.born(os.getpid()),
         }
-        stacks.answer_for_stacks()
-        self._board.post("at", self._here())
-        for target in (self._talk, self._guard):
+        stacks.dump_on_signal()
+        self._board.post("at", self._position())
+        for target in (self._exchange_beats, self._watch_clock):
             thread = threading.Thread(target=target, name=f"lockstep{target.__name__}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def __enter__(self) -> "Heartbeat":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def at(self, step: int, phase: str) -> None:
         """The main thread has come to this step and phase ("loader", "forward-backward", "evaluation"...).
 
-        Each call counts as progress, also one that says the same again. It is one assignment: no lock, no system call.
+        Each call counts as progress, also one with the same values. It is one assignment: no lock, no system call.
         """
-        self._position = (step, phase)
+        self._place = (step, phase)
 
     @contextmanager
-    def pause(self, phase: str, longest: float = 3600.0) -> Iterator[None]:
-        """Inside, something long goes on without news (a download, a compilation), for `longest` seconds at most.
+    def long_phase(self, phase: str, longest: float = 3600.0) -> Iterator[None]:
+        """Inside, something may go on for `longest` seconds without a call of `at` (a download, a compilation).
 
-        Meanwhile no rank's standing still counts; a process that is stopped does.
+        Meanwhile no rank counts as hanging; a process that is stopped does.
         """
-        step, before = self._position
-        self._pauses.append(time.monotonic() + longest)
-        self._position = (step, phase)
+        step, before = self._place
+        self._long_phases.append(time.monotonic() + longest)
+        self._place = (step, phase)
         try:
             yield
         finally:
-            self._position = (self._position[0], before)
-            self._pauses.pop()
+            self._place = (self._place[0], before)
+            self._long_phases.pop()
 
     def close(self) -> None:
-        """Stop watching: this rank has finished, and the others no longer expect to hear of it."""
+        """Stop watching: this rank has finished, and the others no longer expect its heartbeats."""
         if not self._threads:
             return
         self._ended.set()
@@ -125,27 +119,27 @@ class Heartbeat:
             thread.join(2.0)  # a round takes a millisecond, unless the store is stuck
         self._threads, self._backends = [], []
 
-    def _here(self, **more: Any) -> Position:
-        step, phase = self._position
+    def _position(self, **more: Any) -> Position:
+        step, phase = self._place
         return Position(
             step=step,
             phase=phase,
-            still_s=round(self._still.quiet_s, 1),
+            stalled_s=round(self._stalled.seconds, 1),
             collectives=self._collectives(),
-            state="finished" if self._ended.is_set() else "paused" if self._paused() else "running",
-            beat=self._rounds,
+            state="finished" if self._ended.is_set() else "long phase" if self._in_long_phase() else "running",
+            beats=self._beats,
             **self._identity,
             **more,
         )
 
     def _answer(self, **more: Any) -> Position:
         """This rank's position with all that costs time to find out."""
-        main = stacks.main_thread()
-        kind, where = activity(stacks.frames(main), self._position[1])
-        return self._here(kind=kind, where=where, stacks=stacks.own_stacks(main), notes=stacks.children(), **more)
+        kind, where = activity(stacks.main_frames(), self._place[1])
+        workers = stacks.loader_workers()
+        return self._position(kind=kind, where=where, stacks=stacks.own_stacks(), workers=workers, **more)
 
-    def _paused(self) -> bool:
-        return bool(self._pauses) and time.monotonic() < max([*self._pauses, 0.0])
+    def _in_long_phase(self) -> bool:
+        return time.monotonic() < max([*self._long_phases, 0.0])
 
     def _collectives(self) -> int | None:
         """Collectives that this rank has entered, as the backends themselves count them."""
@@ -154,79 +148,78 @@ class Heartbeat:
         except RuntimeError:  # a backend that does not count, or that is shut down
             return None
 
-    def _guard(self) -> None:
+    def _watch_clock(self) -> None:
         """The thread that looks at the clock."""
-        deaf, rounds = Clock(self._interval), -1
-        position, collectives = self._position, self._collectives()
+        store_stuck, beats = Clock(self._interval), -1
+        place, collectives = self._place, self._collectives()
         while not self._ended.wait(self._interval):
-            now = self._position, self._collectives()
-            # a new tuple from each call of `at`, whatever it says
-            self._still.look(now[0] is position and now[1] == collectives and not self._paused())
-            position, collectives = now
-            deaf.look(self._rounds == rounds)
-            rounds = self._rounds
+            now = self._place, self._collectives()
+            # a new tuple from each call of `at`, whatever its values
+            self._stalled.update(now[0] is place and now[1] == collectives and not self._in_long_phase())
+            place, collectives = now
+            store_stuck.update(self._beats == beats)
+            beats = self._beats
             if self._alarmed_at:
                 if time.monotonic() - self._alarmed_at > LONGEST_S + 2 * self._interval:
                     os._exit(EXIT_HANG)  # whatever the report is stuck in
-            elif self._still.quiet_s >= self._timeout and (self._lost or deaf.quiet_s >= self._timeout / 2):
+            elif self._stalled.seconds >= self._timeout and (self._lost or store_stuck.seconds >= self._timeout / 2):
                 self._alarmed_at = time.monotonic()
-                threading.Thread(target=self._report_alone, daemon=True).start()  # this one keeps to the clock
+                alone = (self._board, self._reporter, self._answer, self._lost or _STORE_STUCK)
+                threading.Thread(target=report_alone, args=alone, daemon=True).start()  # this one keeps to the clock
 
-    def _report_alone(self) -> None:
-        alone(self._board, self._teller, self._answer(), self._lost or _STORE_STUCK)
-
-    def _talk(self) -> None:
-        """The thread that tells the others where this rank is, and listens to the next rank that has not finished."""
+    def _exchange_beats(self) -> None:
+        """The thread that posts this rank's position, and follows the next rank that has not finished."""
         me, size, board = self._board.rank, self._board.size, self._board
-        watched, heard, heartbeat = (me + 1) % size, Clock(self._interval), -1
+        watched, silent, beats = (me + 1) % size, Clock(self._interval), -1
         try:
             while not self._ended.wait(self._interval):
-                board.post("at", self._here())
-                self._rounds += 1
-                board.meet()
-                if board.alarmed:
+                board.post("at", self._position())
+                self._beats += 1
+                if len(board.peers) < size and board.has("at"):
+                    board.read("at")  # once: where the store is lost, this is known of the others
+                if board.store.check(["alarm"]):
                     self._alarmed_at = time.monotonic()
-                    respond(board, self._teller, self._answer, watched, heard.quiet_s)
+                    respond(board, self._reporter, self._answer, watched, silent.seconds)
                 if watched != me:
-                    last = board.read("at", watched)
+                    last = board.read("at", watched).get(watched)
                     if last is not None and last.state == "finished":
-                        watched, heard = (watched + 1) % size, Clock(self._interval)
+                        watched, silent = (watched + 1) % size, Clock(self._interval)
                     else:
-                        number = last.beat if last is not None else -1
-                        heard.look(number == heartbeat)
-                        heartbeat = number
-                if heard.quiet_s >= self._timeout or (self._still.quiet_s >= self._timeout and not self._excused()):
-                    board.raise_alarm()
-            board.post("at", self._here())
+                        number = last.beats if last is not None else -1
+                        silent.update(number == beats)
+                        beats = number
+                if silent.seconds >= self._timeout or (self._stalled.seconds >= self._timeout and not self._excused()):
+                    board.store.set("alarm", str(me))
+            board.post("at", self._position())
         except RuntimeError as error:  # torch's errors of a store: what held it has ended, or is about to
-            self._lost = lost(error)
+            self._lost = store_error(error)
 
     def _excused(self) -> bool:
-        """True, and the clock starts anew, where a rank that announced something long keeps this one waiting."""
-        excused = any(p.state == "paused" for p in self._board.read_all("at").values())
+        """True, and the clock starts anew, where some rank's long phase may be what keeps this one waiting."""
+        excused = any(p.state == "long phase" for p in self._board.read("at").values())
         if excused:
-            self._still.restart()
+            self._stalled.restart()
         return excused
 
 
 class Clock:
-    """How long something has stayed the same, in time in which this thread could look.
+    """For how many `seconds` something has been the same, counting only time in which this thread could look.
 
     A process that was suspended itself, with the whole job or the laptop, thus accuses nobody when it comes back.
     """
 
     def __init__(self, interval: float) -> None:
-        self._longest = max(1.0, 4 * interval)  # that may pass between two looks and still count
+        self._longest = max(1.0, 4 * interval)  # that may pass between two updates and still count
         self.restart()
 
     def restart(self) -> None:
         """Count from now."""
-        self.quiet_s, self._last = 0.0, time.monotonic()
+        self.seconds, self._last = 0.0, time.monotonic()
 
-    def look(self, same: bool) -> None:
-        """Note whether it is still the same; `quiet_s` is for how long."""
+    def update(self, same: bool) -> None:
+        """Note whether it is still the same."""
         now = time.monotonic()
-        self.quiet_s = self.quiet_s + min(now - self._last, self._longest) if same else 0.0
+        self.seconds = self.seconds + min(now - self._last, self._longest) if same else 0.0
         self._last = now
 
 

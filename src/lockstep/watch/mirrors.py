@@ -2,11 +2,15 @@
 
 import csv
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import UserError
 from lockstep.watch.journal import EvalRecord, Mirror, Record, StepRecord
+
+Numbers = StepRecord | EvalRecord
+Writer = tuple[Callable[[Numbers], object], Callable[[], object]]  # to write a record, and to close
 
 _PACKAGES = ("tensorboard", "wandb")
 _CSV_COLUMNS = (
@@ -31,50 +35,49 @@ def open_mirrors(names: tuple[str, ...], folder: Path, config: dict[str, Any]) -
     """
     check(names)
     makers = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
-    return tuple(makers[name](folder, config) for name in names)
+    return tuple(_mirror(*makers[name](folder, config)) for name in names)
 
 
-def _numbers(record: StepRecord | EvalRecord) -> dict[str, float]:
+def _mirror(write: Callable[[Numbers], object], close: Callable[[], object]) -> Mirror:
+    """A mirror of the records with numbers, closed by the `end` record."""
+
+    def mirror(record: Record) -> None:
+        if record["kind"] == "step" or record["kind"] == "eval":
+            write(record)
+        elif record["kind"] == "end":
+            close()
+
+    return mirror
+
+
+def _named(record: Numbers) -> dict[str, float]:
     """The numbers by the names that they have in TensorBoard and W&B."""
     prefix = "train" if record["kind"] == "step" else "eval"
     places = ("time", "step", "epoch")
     return {f"{prefix}/{k}": v for k, v in record.items() if isinstance(v, (int, float)) and k not in places}
 
 
-def _csv(folder: Path, config: dict[str, Any]) -> Mirror:
-    del config
-    file = (folder / "metrics.csv").open("a", newline="", encoding="utf-8")
+def _csv(folder: Path, _: dict[str, Any]) -> Writer:
+    file = (folder / "metrics.csv").open("a", newline="", buffering=1, encoding="utf-8")
     writer = csv.DictWriter(file, _CSV_COLUMNS, extrasaction="ignore")
     if file.tell() == 0:
         writer.writeheader()
-
-    def mirror(record: Record) -> None:
-        if record["kind"] in ("step", "eval"):
-            writer.writerow(record)
-            file.flush()
-        elif record["kind"] == "end":
-            file.close()
-
-    return mirror
+    return writer.writerow, file.close
 
 
-def _tensorboard(folder: Path, config: dict[str, Any]) -> Mirror:
-    del config
+def _tensorboard(folder: Path, _: dict[str, Any]) -> Writer:
     from torch.utils.tensorboard.writer import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"))
 
-    def mirror(record: Record) -> None:
-        if record["kind"] == "step" or record["kind"] == "eval":
-            for name, value in _numbers(record).items():
-                writer.add_scalar(name, value, record["step"])
-        elif record["kind"] == "end":
-            writer.close()
+    def write(record: Numbers) -> None:
+        for name, value in _named(record).items():
+            writer.add_scalar(name, value, record["step"])
 
-    return mirror
+    return write, writer.close
 
 
-def _wandb(folder: Path, config: dict[str, Any]) -> Mirror:
+def _wandb(folder: Path, config: dict[str, Any]) -> Writer:
     import wandb
 
     try:
@@ -84,11 +87,4 @@ def _wandb(folder: Path, config: dict[str, Any]) -> Mirror:
         raise UserError(
             f"--log wandb: {error}", "Log in with `wandb login`, or keep the run here with WANDB_MODE=offline."
         ) from error
-
-    def mirror(record: Record) -> None:
-        if record["kind"] == "step" or record["kind"] == "eval":
-            run.log(_numbers(record), step=record["step"])
-        elif record["kind"] == "end":
-            run.finish()
-
-    return mirror
+    return lambda record: run.log(_named(record), step=record["step"]), run.finish
