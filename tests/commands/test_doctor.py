@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from lockstep.commands.doctor.checks import doctor
 from lockstep.commands.doctor.collectives import SIZES
 from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn
 from lockstep.commands.doctor.plan import PARTS, Plan
-from lockstep.commands.doctor.run import doctor
 from lockstep.commands.doctor.show import as_json, healthy, show, summary
 from lockstep.errors import UserError
 from tests.subprocesses import Command, run_lockstep

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.commands.doctor import collectives, pairs, ranks
+from lockstep.commands.doctor import children, collectives, pairs
+from lockstep.commands.doctor.children import Heard, Tell
 from lockstep.commands.doctor.collectives import Seat
 from lockstep.commands.doctor.finding import within
-from lockstep.commands.doctor.ranks import Heard, Tell
 
 SMALL = (64 << 10,)
 PATIENT_S = 40.0
@@ -78,7 +78,7 @@ def test_an_interface_that_does_not_exist() -> None:
 
 def test_wrong_sums(tmp_path: Path) -> None:
     chosen = collectives.seats("fake", ("cpu",), PATIENT_S, SMALL)
-    heard = ranks.run([(wrong, (replace(chosen[0], size=2, found_in=str(tmp_path / "port")),))], PATIENT_S)
+    heard = children.run([(wrong, (replace(chosen[0], size=2, found_in=str(tmp_path / "port")),))], PATIENT_S)
     found = collectives.judged("fake", "2 ranks", 2, heard, PATIENT_S, "No remedy.")
     assert found.status == "fail"
     assert "16367 of 16384 sums are wrong after an all-reduce of 65536 bytes" in found.message
@@ -147,16 +147,16 @@ def test_a_slow_bus_is_a_warning() -> None:
 
 
 def test_what_a_process_gave_left_and_printed() -> None:
-    one, other = ranks.run([(prints, ()), (quiet, (0.0,))], PATIENT_S, {**os.environ, "ONLY_HERE": "yes"})
+    one, other = children.run([(prints, ()), (quiet, (0.0,))], PATIENT_S, {**os.environ, "ONLY_HERE": "yes"})
     assert (one.value, one.log, one.well) == ("yes", "from C\n", True)
     assert (other.value, other.stage) == (0.0, "sleeping")
 
 
 def test_a_deadline_and_an_end_without_a_word() -> None:
-    (late,) = ranks.run([(quiet, (600.0,))], 0.2)
+    (late,) = children.run([(quiet, (600.0,))], 0.2)
     assert (late.ended, late.stage, late.well) == (False, "sleeping", False)
     # nobody waits an hour for the other one
-    gone, alone = within(PATIENT_S, ranks.run, [(leaves, ()), (quiet, (3600.0,))], 3600.0)
+    gone, alone = within(PATIENT_S, children.run, [(leaves, ()), (quiet, (3600.0,))], 3600.0)
     assert gone.error == "died with exit code 7"
     assert not alone.ended
 

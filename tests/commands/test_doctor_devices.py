@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import pytest
 
 from lockstep.commands.doctor import devices, machine
+from lockstep.commands.doctor.children import Heard
 from lockstep.commands.doctor.finding import Finding
 from lockstep.commands.doctor.machine import Machine
-from lockstep.commands.doctor.ranks import Heard
 
 GPU = {
     "torch": "2.12.0", "built": "12.8", "kind": "cuda", "backend": "nccl", "count": 2, "names": ("H200", "H200"),

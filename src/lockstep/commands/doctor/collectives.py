@@ -10,8 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from lockstep.commands.doctor.children import Heard, Tell, run
 from lockstep.commands.doctor.finding import Finding, fail, ok, warn
-from lockstep.commands.doctor.ranks import Heard, Tell, run
 
 SIZES = (64 << 10, 1 << 20, 16 << 20)  # bytes
 _REPEATS = {64 << 10: 20, 1 << 20: 10}

@@ -19,7 +19,7 @@ def main(args: list[str]) -> int:
         "machine 0; each with a deadline. Exit code 1: a check failed (a warning does not)."
     )
     plan: Plan = parse(Plan, Plan(), rest, "lockstep doctor", about)
-    from lockstep.commands.doctor.run import doctor
+    from lockstep.commands.doctor.checks import doctor
     from lockstep.commands.doctor.show import as_json, healthy, show, summary
 
     found = doctor(plan, log=print_error, show=(lambda _: None) if plan.json else show)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from lockstep.commands.doctor.children import Heard
 from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn
 from lockstep.commands.doctor.machine import Machine
-from lockstep.commands.doctor.ranks import Heard
 
 _INSTALL = "as pytorch.org/get-started says for your CUDA"
 _LITTLE_GIB = 2.0

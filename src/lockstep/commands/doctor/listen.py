@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.commands.doctor import collectives, ranks
+from lockstep.commands.doctor import children, collectives
 from lockstep.commands.doctor.finding import Finding, fail, ok, warn
 from lockstep.commands.doctor.master import BULK, HELLO, LINE, SHARED_SIZES
 from lockstep.commands.doctor.network import port as port_finding
@@ -88,7 +88,7 @@ class _Talk(socketserver.StreamRequestHandler):
                 def invite(_: list[int]) -> None:
                     self._log(json.dumps({"port": collectives.told_port(file, seconds)}))
 
-                heard = ranks.run([(collectives.reduce, (seat,))], seconds, started=invite)
+                heard = children.run([(collectives.reduce, (seat,))], seconds, started=invite)
         finally:
             self.server.reducing.release()
         remedy = "The other machine's doctor says what to do."

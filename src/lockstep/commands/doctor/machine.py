@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 import lockstep
-from lockstep.commands.doctor.ranks import Heard, Tell, run
+from lockstep.commands.doctor.children import Heard, Tell, run
 from lockstep.processes.proc import nvidia_driver
 
 _TESTED = 512  # rows of the matrices that each device multiplies

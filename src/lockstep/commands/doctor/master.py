@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.commands.doctor import collectives, ranks
+from lockstep.commands.doctor import children, collectives
 from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn, within
 from lockstep.commands.doctor.network import Resolver, is_loopback, resolve
 from lockstep.processes.network import Interface
@@ -200,7 +200,7 @@ def together(line: Line, host: str, interface: str, seconds: float) -> Iterator[
         yield skipped("gloo to master", "machine 0 is busy with another host's")
         return
     seat = collectives.Seat(1, 2, "gloo", "cpu", seconds, host=host, port=told["port"], sizes=SHARED_SIZES, across=True)
-    heard = ranks.run([(collectives.reduce, (seat,))], seconds)
+    heard = children.run([(collectives.reduce, (seat,))], seconds)
     remedy = (
         f"Open all ports between them (the store's was {told['port']}); if GLOO_SOCKET_IFNAME is set, then to the "
         f"interface between them (here {interface})."

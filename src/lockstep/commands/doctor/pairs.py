@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from lockstep.commands.doctor.children import Heard
 from lockstep.commands.doctor.collectives import Seat, group, judged, remedy_for, seats
 from lockstep.commands.doctor.finding import Finding
-from lockstep.commands.doctor.ranks import Heard
 
 Start = Callable[[list[Seat], Mapping[str, str]], list[Heard]]
 

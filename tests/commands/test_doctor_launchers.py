@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.commands.doctor import launched
+from lockstep.commands.doctor import launchers
 from lockstep.commands.doctor.finding import Finding
 
 TORCHRUN = {
@@ -14,38 +14,38 @@ STEP = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_LOCAL
 
 
 def slurm(environ: dict[str, str], gpus: int = 0, usable: int = 16) -> list[Finding]:
-    return list(launched.slurm(environ, gpus, usable))
+    return list(launchers.slurm(environ, gpus, usable))
 
 
 def test_nothing_left() -> None:
-    assert launched.launcher({"PATH": "x"}).status == "ok"
-    found = launched.launcher({"MASTER_ADDR": "node1"})
+    assert launchers.launcher({"PATH": "x"}).status == "ok"
+    found = launchers.launcher({"MASTER_ADDR": "node1"})
     assert found.status == "ok"
     assert "MASTER_ADDR=node1" in found.message
 
 
 @pytest.mark.parametrize("missing", sorted(TORCHRUN))
 def test_half_an_environment(missing: str) -> None:
-    found = launched.launcher({name: value for name, value in TORCHRUN.items() if name != missing})
+    found = launchers.launcher({name: value for name, value in TORCHRUN.items() if name != missing})
     assert found.status == "fail"
     assert f"{missing} not" in found.message
     assert "unset" in found.remedy
 
 
 def test_a_contradiction() -> None:
-    assert launched.launcher({**TORCHRUN, "RANK": "9"}).status == "fail"
-    assert launched.launcher({**TORCHRUN, "RANK": "one"}).status == "fail"
-    assert launched.launcher({"OMPI_COMM_WORLD_RANK": "0"}).status == "fail"
+    assert launchers.launcher({**TORCHRUN, "RANK": "9"}).status == "fail"
+    assert launchers.launcher({**TORCHRUN, "RANK": "one"}).status == "fail"
+    assert launchers.launcher({"OMPI_COMM_WORLD_RANK": "0"}).status == "fail"
 
 
 def test_a_whole_environment_of_somebody_elses_run() -> None:
     environ = dict(TORCHRUN)
-    found = launched.launcher(environ)
+    found = launchers.launcher(environ)
     assert found.status == "warn"
     assert "RANK=1 of WORLD_SIZE=4 (torchrun's variables): a run from here would wait for 3 others" in found.message
     assert "unset RANK WORLD_SIZE" in found.remedy
     step = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
-    found = launched.launcher(step)
+    found = launchers.launcher(step)
     assert (found.status, "srun's" in found.message) == ("warn", True)
     assert environ == TORCHRUN
     assert "RANK" not in step  # it is asked, not adopted

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from lockstep.commands.doctor import (
+    children,
     collectives,
     devices,
     host,
-    launched,
+    launchers,
     machine,
     master,
     network,
     pairs,
-    ranks,
     storage,
 )
 from lockstep.commands.doctor.finding import Finding
@@ -52,7 +52,7 @@ def doctor(plan: Plan, log: Say, show: Callable[[Finding], None]) -> list[Findin
 def _findings(plan: Plan, log: Say, take: Callable[[Finding], None]) -> Iterator[Finding]:
     seen = None
     if any(map(plan.wants, _OF_DEVICES)):
-        ranks.prepare()
+        children.prepare()
         log("looking at torch and the devices")
         seen, heard = machine.look(plan.timeout, plan.device)
         if seen is None:
@@ -79,8 +79,8 @@ def _host(plan: Plan, gpus: int) -> Iterator[Finding]:
     if plan.wants("launcher"):
         from lockstep.processes.devices import cores  # with torch
 
-        yield launched.launcher()
-        yield from launched.slurm(os.environ, gpus, cores())
+        yield launchers.launcher()
+        yield from launchers.slurm(os.environ, gpus, cores())
     if plan.wants("host"):
         from lockstep.processes.devices import cores
 
