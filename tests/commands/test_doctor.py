@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lockstep.commands.doctor.checks import doctor
+from lockstep.commands.doctor.checks import findings
 from lockstep.commands.doctor.collectives import SIZES
-from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn
+from lockstep.commands.doctor.finding import Finding, as_json, graded, healthy, show, summary
 from lockstep.commands.doctor.plan import PARTS, Plan
-from lockstep.commands.doctor.show import as_json, healthy, show, summary
 from lockstep.errors import UserError
 from tests.subprocesses import Command, run_lockstep
 
@@ -47,10 +46,10 @@ def test_processes(cores: int, gpus: int, nproc: int, count: int) -> None:
 
 
 FINDINGS = [
-    ok("a", "well", size_mib=3),
-    warn("b", "so so", "Do."),
-    fail("c", "not [well]", "Do that."),
-    skipped("d", "no"),
+    Finding("a", "ok", "well", numbers={"size_mib": 3}),
+    Finding("b", "warn", "so so", "Do."),
+    Finding("c", "fail", "not [well]", "Do that."),
+    Finding("d", "skipped", "no"),
 ]
 
 
@@ -69,6 +68,13 @@ def test_what_is_printed() -> None:
     assert summary(FINDINGS) == "1 ok, 1 warning(s), 1 failure(s), 1 skipped"
     assert not healthy(FINDINGS)
     assert healthy([each for each in FINDINGS if each.status != "fail"])
+
+
+def test_the_first_case_that_is_true_decides() -> None:
+    worse, bad = (True, "fail", "Do that."), (True, "warn", "Do.")
+    assert graded("a", "m", {"n": 1}, worse, bad) == Finding("a", "fail", "m", "Do that.", {"n": 1})
+    assert graded("a", "m", {}, (False, "fail", "Do that."), bad) == Finding("a", "warn", "m", "Do.")
+    assert graded("a", "m", {}, (False, "fail", "Do that.")) == Finding("a", "ok", "m")
 
 
 @given(st.lists(st.sampled_from(FINDINGS)))
@@ -125,10 +131,8 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_the_parts_that_are_asked_for_are_checked() -> None:
-    found = list[Finding]()
     said = list[str]()
-    shown = doctor(Plan(only=("network",)), said.append, found.append)
-    assert shown == found
+    found = list(findings(Plan(only=("network",)), said.append))
     assert {each.check for each in found} >= {"host name", "port"}
     assert "gloo" not in {each.check for each in found}
     assert not said

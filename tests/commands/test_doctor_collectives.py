@@ -3,10 +3,10 @@
 import multiprocessing
 import os
 import signal
+import socket
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,38 +14,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.commands.doctor import children, collectives, pairs
-from lockstep.commands.doctor.children import Heard, Tell
-from lockstep.commands.doctor.collectives import Seat
-from lockstep.commands.doctor.finding import within
+from lockstep.commands.doctor.children import Child, Report
+from lockstep.commands.doctor.collectives import Group
+from lockstep.commands.doctor.finding import Finding, within
 
 SMALL = (64 << 10,)
 PATIENT_S = 40.0
 
 
-def wrong(tell: Tell, seat: Seat) -> Any:
+def wrong(report: Report, group: Group, listener: socket.socket) -> Any:
     """As a rank whose backend adds nothing up."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers it
 
-    return collectives.reduce(tell, seat)
+    return collectives.all_reduce(report, group, 0, "cpu", listener)
 
 
-def quiet(tell: Tell, seconds: float) -> float:
-    tell("sleeping")
+def quiet(report: Report, seconds: float) -> float:
+    report("sleeping")
     time.sleep(seconds)
     return seconds
 
 
-def leaves(tell: Tell) -> None:
+def leaves(report: Report) -> None:
     os._exit(7)
 
 
-def prints(tell: Tell) -> str:
+def prints(report: Report) -> str:
     os.write(1, b"from C\n")
     return os.environ.get("ONLY_HERE", "")
 
 
+def gloo(seconds: float, environ: Mapping[str, str] = os.environ, **how: Any) -> Finding:
+    start = partial(collectives.on_host, **how)
+    return collectives.trial("gloo", "2 ranks", "gloo", ("cpu", "cpu"), seconds, environ, start)
+
+
 def test_two_ranks_over_gloo() -> None:
-    found = collectives.on_host(PATIENT_S, sizes=SMALL)
+    found = gloo(PATIENT_S, sizes=SMALL)
     assert found.status in ("ok", "warn"), found  # a machine busy with other tests may be slow
     assert found.message.startswith("2 ranks: right sums; bus bandwidth in GB/s: 64 KiB ")
     assert found.numbers["bus_gb_per_s_65536"] > 0
@@ -53,7 +58,7 @@ def test_two_ranks_over_gloo() -> None:
 
 
 def test_a_rank_that_is_stopped() -> None:
-    found = collectives.on_host(2.0, started=lambda pids: os.kill(pids[1], signal.SIGSTOP))
+    found = gloo(2.0, started=lambda pids: os.kill(pids[1], signal.SIGSTOP))
     assert found.status == "fail"
     assert "no end in 2 s: rank 0 (pid " in found.message
     assert "stopped by a signal (SIGSTOP, Ctrl-Z)" in found.message
@@ -62,7 +67,7 @@ def test_a_rank_that_is_stopped() -> None:
 
 
 def test_a_rank_that_is_killed() -> None:
-    found = collectives.on_host(PATIENT_S, started=lambda pids: os.kill(pids[0], signal.SIGKILL))
+    found = gloo(PATIENT_S, started=lambda pids: os.kill(pids[0], signal.SIGKILL))
     assert found.status == "fail"
     assert "2 ranks: rank 0, " in found.message
     assert found.message.endswith(": died with exit code -9")
@@ -70,24 +75,23 @@ def test_a_rank_that_is_killed() -> None:
 
 def test_an_interface_that_does_not_exist() -> None:
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "nonsense"}
-    found = collectives.on_host(PATIENT_S, environ)
+    found = gloo(PATIENT_S, environ)
     assert found.status == "fail"
     assert "Unable to find address for: nonsense" in found.message
     assert found.remedy == "Unset GLOO_SOCKET_IFNAME (nonsense), or name an interface that is up."
 
 
-def test_wrong_sums(tmp_path: Path) -> None:
-    chosen = collectives.seats("fake", ("cpu",), PATIENT_S, SMALL)
-    heard = children.run([(wrong, (replace(chosen[0], size=2, found_in=str(tmp_path / "port")),))], PATIENT_S)
-    found = collectives.judged("fake", "2 ranks", 2, heard, PATIENT_S, "No remedy.")
+def test_wrong_sums() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        group = Group("fake", 2, PATIENT_S, listener.getsockname()[1], sizes=SMALL)
+        ranks = children.run([(wrong, group, listener)], PATIENT_S)
+    found = collectives.outcome("fake", "2 ranks", 2, ranks, PATIENT_S, "No remedy.")
     assert found.status == "fail"
     assert "16367 of 16384 sums are wrong after an all-reduce of 65536 bytes" in found.message
 
 
 def test_every_pair_and_all_together() -> None:
-    def start(seats: list[Seat], environ: Mapping[str, str]) -> list[Heard]:
-        return collectives.group([replace(seat, sizes=SMALL) for seat in seats], environ)
-
+    start = partial(collectives.on_host, sizes=SMALL)
     found = list(pairs.between("gloo", "cpu", 3, PATIENT_S, os.environ, start))
     assert sorted(each.check for each in found) == ["gloo 0-1", "gloo 0-2", "gloo 1-2", "gloo all"]
     assert all(each.status in ("ok", "warn") for each in found), found
@@ -108,9 +112,18 @@ def test_rounds_hold_every_pair_once(count: int) -> None:
 @given(st.integers(2, 8), st.floats(1e-6, 10.0))
 def test_bus_bandwidth(size: int, seconds: float) -> None:
     """It is what each of the other formulas for a bus gives: n / t for two ranks, near 2 n / t for many."""
-    slow, quick = {1 << 20: [seconds] * 3}, {1 << 20: [seconds / 2] * 3}
-    rate = collectives.bus_bandwidth([slow] + [quick] * (size - 1), size)[1 << 20]
-    assert rate == pytest.approx((1 << 20) / seconds * 2 * (size - 1) / size)
+    ranks = [Child(1, value={1 << 20: seconds})] * size
+    found = collectives.outcome("gloo", "ranks", size, ranks, 5.0, "")
+    rate = (1 << 20) / seconds * 2 * (size - 1) / size / 1e9
+    assert found.numbers["bus_gb_per_s_1048576"] == pytest.approx(rate, abs=1e-4)
+    assert f"1 MiB {rate:.2f}" in found.message
+
+
+def test_the_slowest_rank_s_time_counts_on_all() -> None:
+    one, other = collectives.on_host("gloo", ("cpu", "cpu"), PATIENT_S, sizes=SMALL)
+    assert one.value == other.value
+    assert list(one.value) == list(SMALL)
+    assert one.value[SMALL[0]] > 0
 
 
 @pytest.mark.parametrize("cure", ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"])
@@ -118,11 +131,11 @@ def test_a_pair_of_gpus_is_tried_by_another_way(cure: str) -> None:
     """As a host where peer-to-peer copies hang would behave; the ranks themselves are stood in for."""
     tried: list[Mapping[str, str]] = []
 
-    def start(seats: list[Seat], environ: Mapping[str, str]) -> list[Heard]:
+    def start(backend: str, names: Sequence[str], seconds: float, environ: Mapping[str, str]) -> list[Child]:
         tried.append(environ)
         if environ.get(cure):
-            return [Heard(1, value={1 << 20: [0.001]}, ended=True) for _ in seats]
-        return [Heard(100 + seat.rank, stage="in an all-reduce of 64 KiB over nccl") for seat in seats]
+            return [Child(1, value={1 << 20: 0.001}) for _ in names]
+        return [Child(100 + rank, stage="in an all-reduce of 64 KiB over nccl") for rank in range(len(names))]
 
     found = pairs.pair("nccl", "cuda", (0, 1), 5.0, {"PATH": "x"}, start)
     assert found.status == "fail"
@@ -132,9 +145,9 @@ def test_a_pair_of_gpus_is_tried_by_another_way(cure: str) -> None:
 
 
 def test_a_pair_that_nothing_helps() -> None:
-    def start(seats: list[Seat], environ: Mapping[str, str]) -> list[Heard]:
+    def start(backend: str, names: Sequence[str], seconds: float, environ: Mapping[str, str]) -> list[Child]:
         log = "host:1:2 [0] misc/socket.cc:1 NCCL WARN Bootstrap : no socket interface found\n"
-        return [Heard(1, "meeting", error="DistBackendError: internal error", log=log, ended=True) for _ in seats]
+        return [Child(1, "meeting", error="DistBackendError: internal error", log=log) for _ in names]
 
     found = pairs.pair("nccl", "cuda", (0, 1), 5.0, {"NCCL_SOCKET_IFNAME": "nowhere"}, start)
     assert "internal error (Bootstrap : no socket interface found)" in found.message
@@ -142,23 +155,24 @@ def test_a_pair_that_nothing_helps() -> None:
 
 
 def test_a_slow_bus_is_a_warning() -> None:
-    heard = [Heard(1, value={16 << 20: [10.0]}, ended=True)] * 2
-    assert collectives.judged("gloo", "2 ranks", 2, heard, 5.0, "").status == "warn"
+    ranks = [Child(1, value={16 << 20: 10.0})] * 2
+    assert collectives.outcome("gloo", "2 ranks", 2, ranks, 5.0, "").status == "warn"
 
 
 def test_what_a_process_gave_left_and_printed() -> None:
-    one, other = children.run([(prints, ()), (quiet, (0.0,))], PATIENT_S, {**os.environ, "ONLY_HERE": "yes"})
+    one, other = children.run([(prints,), (quiet, 0.0)], PATIENT_S, {**os.environ, "ONLY_HERE": "yes"})
     assert (one.value, one.log, one.well) == ("yes", "from C\n", True)
     assert (other.value, other.stage) == (0.0, "sleeping")
 
 
 def test_a_deadline_and_an_end_without_a_word() -> None:
-    (late,) = children.run([(quiet, (600.0,))], 0.2)
-    assert (late.ended, late.stage, late.well) == (False, "sleeping", False)
+    (late,) = children.run([(quiet, 600.0)], 0.2)
+    assert (late.value, late.error, late.stage, late.well) == (None, "", "sleeping", False)
     # nobody waits an hour for the other one
-    gone, alone = within(PATIENT_S, children.run, [(leaves, ()), (quiet, (3600.0,))], 3600.0)
+    gone, alone = within(PATIENT_S, children.run, [(leaves,), (quiet, 3600.0)], 3600.0)
     assert gone.error == "died with exit code 7"
-    assert not alone.ended
+    assert not alone.well
+    assert not alone.error
 
 
 @pytest.mark.gpu

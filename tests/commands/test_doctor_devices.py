@@ -1,18 +1,17 @@
 """torch, CUDA, driver and NCCL in agreement: versions stand in for machines that are not at hand."""
 
-import os
 from collections.abc import Iterable
 
 import pytest
 
-from lockstep.commands.doctor import devices, machine
-from lockstep.commands.doctor.children import Heard
+from lockstep.commands.doctor import children, devices
+from lockstep.commands.doctor.children import Child
+from lockstep.commands.doctor.devices import Machine
 from lockstep.commands.doctor.finding import Finding
-from lockstep.commands.doctor.machine import Machine
 
 GPU = {
-    "torch": "2.12.0", "built": "12.8", "kind": "cuda", "backend": "nccl", "count": 2, "names": ("H200", "H200"),
-    "free_gib": (139.0, 138.0), "nvidia": 2, "driver": "570.86.15", "speaks": "12.8", "nccl_built": "2.27.5",
+    "torch": "2.12.0", "cuda": "12.8", "kind": "cuda", "backend": "nccl", "count": 2, "names": ["H200", "H200"],
+    "free_gib": [139.0, 138.0], "nvidia": 2, "driver": "570.86.15", "driver_cuda": "12.8", "nccl_built": "2.27.5",
     "nccl_loaded": "2.27.5",
 }  # fmt: skip
 
@@ -36,18 +35,18 @@ def test_a_machine_in_order() -> None:
     assert "2 x H200" in found[-1].message
 
 
-@pytest.mark.parametrize(("built", "speaks", "status"), [
+@pytest.mark.parametrize(("built", "newest", "status"), [
     ("12.8", "12.4", "ok"), ("12.8", "13.0", "ok"), ("13.0", "12.8", "fail"), ("12.1", "11.8", "fail"),
 ])  # fmt: skip
-def test_a_driver_too_old(built: str, speaks: str, status: str) -> None:
-    found = of(devices.agreement(having(built=built, speaks=speaks)), "driver")
+def test_a_driver_too_old(built: str, newest: str, status: str) -> None:
+    found = of(devices.agreement(having(cuda=built, driver_cuda=newest)), "driver")
     assert found.status == status
     assert f"built for CUDA {built}" in found.message
-    assert status == "ok" or f"built for CUDA {speaks.split('.')[0]}," in found.remedy
+    assert status == "ok" or f"built for CUDA {newest.split('.')[0]}," in found.remedy
 
 
 def test_a_torch_without_cuda_beside_a_gpu() -> None:
-    bare = having(built="", kind="cpu", count=0, nccl_built="")
+    bare = having(cuda="", kind="cpu", count=0, nccl_built="")
     found = of(devices.agreement(bare), "torch")
     assert found.status == "fail"
     assert "2 NVIDIA device(s), and torch 2.12.0, built for no CUDA" in found.message
@@ -55,7 +54,7 @@ def test_a_torch_without_cuda_beside_a_gpu() -> None:
 
 
 def test_a_driver_without_its_library() -> None:
-    found = of(devices.agreement(having(speaks="", kind="cpu", count=0)), "driver")
+    found = of(devices.agreement(having(driver_cuda="", kind="cpu", count=0)), "driver")
     assert found.status == "fail"
     assert "--gpus all" in found.remedy
 
@@ -78,9 +77,9 @@ def test_another_nccl(loaded: str, status: str) -> None:
 
 
 def test_a_device_that_computes_wrong_or_is_full() -> None:
-    broken = having(wrong=("cuda:1: a product of matrices is wrong",))
+    broken = having(wrong=["cuda:1: a product of matrices is wrong"])
     assert of(devices.computing(broken, "auto"), "devices").status == "fail"
-    full = of(devices.computing(having(free_gib=(139.0, 0.5)), "auto"), "devices")
+    full = of(devices.computing(having(free_gib=[139.0, 0.5]), "auto"), "devices")
     assert full.status == "warn"
     assert "0.5 GiB free on cuda:1" in full.message
 
@@ -89,34 +88,37 @@ def test_another_kind_of_device_than_wanted() -> None:
     assert of(devices.computing(Machine("2.12.0"), "cuda"), "devices").status == "fail"
     assert [each.status for each in devices.computing(having(), "xpu")] == ["fail", "ok"]
     assert of(devices.computing(having(), "cpu"), "devices").status == "skipped"
-    other = Machine("2.12.0", kind="mps", backend="gloo", count=1, names=("mps",))
+    other = Machine("2.12.0", kind="mps", backend="gloo", count=1, names=["mps"])
     assert of(devices.agreement(other), "torch").status == "ok"
 
 
 def test_this_machine() -> None:
-    found, heard = machine.look(60.0, "cpu")
-    assert found is not None, heard
+    (child,) = children.run([(devices.look, "cpu")], 60.0)
+    assert child.well, child
+    found = child.value
+    assert isinstance(found, Machine)
     assert found.versions["torch"].split("+")[0] == found.torch.split("+")[0]
     assert not found.count  # --device cpu leaves devices alone
-    machine.compute("cpu")
+    devices.compute("cpu")
     with pytest.raises(NotImplementedError):
-        machine.compute("meta")  # a device without data
+        devices.compute("meta")  # a device without data
 
 
 def test_a_driver_that_does_not_answer() -> None:
-    silent = Heard(
+    silent = Child(
         4, stage="looking for devices through torch", state="waiting for a disk or a driver, uninterruptibly"
     )
     found = devices.unseen(silent, 20.0)
     assert found.status == "fail"
-    assert found.message.startswith("no answer in 20 s, looking for devices through torch; waiting for a disk or a dr")
-    broken = devices.unseen(Heard(4, stage="importing torch", error="ImportError: libc10.so", ended=True), 20.0)
+    assert found.message.startswith("no answer in 20 s, looking for devices through torch, waiting for a disk or a dr")
+    broken = devices.unseen(Child(4, stage="importing torch", error="ImportError: libc10.so"), 20.0)
     assert broken.message == "importing torch: ImportError: libc10.so"
 
 
 @pytest.mark.gpu
 def test_a_real_gpu() -> None:
-    found, heard = machine.look(120.0, "auto", os.environ)
-    assert found is not None, heard
+    (child,) = children.run([(devices.look, "auto")], 120.0)
+    assert child.well, child
+    found = child.value
     assert found.kind == "cuda"
     assert all(each.status != "fail" for each in [*devices.agreement(found), *devices.computing(found, "auto")])

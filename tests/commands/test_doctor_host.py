@@ -47,14 +47,14 @@ def test_a_quota_is_named() -> None:
 
 
 def test_workers_and_omp_num_threads_count_too() -> None:
-    found = host.cores(4, None, 4.0, 4, 1, 8, {"OMP_NUM_THREADS": "4"})
+    found = list(host.cores(4, None, 4.0, 4, 1, 8, {"OMP_NUM_THREADS": "4"}))
     assert [(each.check, each.status) for each in found] == [
         ("cores", "ok"),
         ("workers", "warn"),
         ("OMP_NUM_THREADS", "warn"),
     ]
     assert not [each for each in host.cores(4, None, 4.0, 4, 1, 2, {"OMP_NUM_THREADS": "1"}) if each.status != "ok"]
-    assert host.cores(4, None, 4.0, 1, 1, 0, {"OMP_NUM_THREADS": "many"})[1].status == "warn"
+    assert list(host.cores(4, None, 4.0, 1, 1, 0, {"OMP_NUM_THREADS": "many"}))[1].status == "warn"
 
 
 def test_cores_that_others_use_are_told() -> None:

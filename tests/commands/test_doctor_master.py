@@ -13,7 +13,6 @@ import pytest
 from lockstep.commands.doctor import master
 from lockstep.commands.doctor.finding import Finding
 from lockstep.commands.doctor.listen import listen
-from lockstep.processes.network import interfaces
 
 MINE = {"lockstep": "0.1.0", "torch": "2.12.0"}
 
@@ -41,11 +40,7 @@ def listener(answer: Callable[[socket.socket], None] = lambda _: None) -> Iterat
 
 
 def reached(port: int, seconds: float = 5.0, host: str = "127.0.0.1") -> list[Finding]:
-    finding, connection = master.reach(host, port, seconds, interfaces())
-    if connection is None:
-        return [finding]
-    with connection:
-        return [finding, *master.talk(connection, host, "lo", seconds, MINE)]
+    return list(master.visit(host, port, seconds, MINE))
 
 
 def test_nobody_listens() -> None:
@@ -89,14 +84,14 @@ def test_names() -> None:
         time.sleep(0.5)
         return []
 
-    found, _ = master.reach("nosuch", 1, 5, [], unknown_name)
+    (found,) = master.visit("nosuch", 1, 5, MINE, unknown_name)
     assert (found.status, found.message) == ("fail", "nosuch has no address (Name or service not known)")
-    found, _ = master.reach("nosuch", 1, 0.05, [], slow)
+    assert "/etc/hosts" in found.remedy
+    (found,) = master.visit("nosuch", 1, 0.05, MINE, slow)
+    assert found.status == "fail"
     assert "the name server did not answer in 0.05 s" in found.message
     with listener() as port:
-        found, connection = master.reach("localhost", port, 5, [], lambda _: ["127.0.0.1"])
-    assert connection is not None
-    connection.close()
+        found = next(master.visit("localhost", port, 5, MINE, lambda _: ["127.0.0.1"]))
     assert found.status == "warn"
     assert "the name leads to the loopback" in found.message
 
@@ -137,7 +132,8 @@ def doctor(
 ) -> Iterator[tuple[int, list[Finding]]]:
     """A doctor that listens, and what it finds in the end."""
     port, found = free_port(), list[Finding]()
-    thread = threading.Thread(target=listen, args=(port, nnodes, 60, 30, versions, found.append, clock), daemon=True)
+    answering = listen(port, nnodes, 60, 30, versions, clock)
+    thread = threading.Thread(target=lambda: found.extend(answering), daemon=True)
     thread.start()
     until = time.monotonic() + 10
     while time.monotonic() < until:
@@ -162,7 +158,7 @@ def test_a_doctor_at_the_other_end() -> None:
 
 
 def test_another_clock_and_other_software(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master, "together", lambda *_: iter(()))  # the test above has it
+    monkeypatch.setattr(master, "together", lambda *_: Finding("gloo to master", "ok", ""))  # the test above has it
     ahead = 90 * 10**9
     with doctor(versions={**MINE, "torch": "2.11.0"}, clock=lambda: time.time_ns() + ahead) as (port, _):
         found = {each.check: each for each in reached(port, 20)}
@@ -185,9 +181,11 @@ def test_the_offset_of_a_clock_is_within_half_a_round_trip() -> None:
         now[0] += 10_000_000
         return read
 
-    ahead, error = master.offset(ask, clock)
+    trips = master.clock_trips(ask, clock)
+    error, ahead = min(trips)
     assert error == pytest.approx(0.02)
     assert abs(ahead + 5) <= error
+    assert master.clock(trips).message == "machine 0's is 4990.0 ms behind, +-20.0 ms"
 
 
 def test_strangers_do_no_harm() -> None:
@@ -195,28 +193,29 @@ def test_strangers_do_no_harm() -> None:
         for words in (
             b"",
             b"GET / HTTP/1.1\r\n",
-            b"lockstep-doctor nonsense\n",
-            b'lockstep-doctor {"host": "x"}\nfire\n',
+            b'["lockstep-doctor", "nonsense"]\n',
+            b'["lockstep-doctor", {"host": "x"}]\n["fire"]\n',
+            b'["lockstep-doctor", {"host": "x"}]\n["all-reduce", 1' + b"0" * 400 + b"]\n",
+            b"[" * 511 + b"\n",
         ):
             with socket.create_connection(("127.0.0.1", port), 5) as stranger:
                 stranger.sendall(words)
         with socket.create_connection(("127.0.0.1", port), 5) as caller:
-            line = master.Line(caller)
-            assert "versions" in line.ask('lockstep-doctor {"host": "node7"}')
-            assert abs(int(line.ask("clock")) - time.time_ns()) < 60 * 10**9
-            line.send("bye")
+            asking = master.Messages(caller)
+            assert asking.ask("lockstep-doctor", {"host": "node7"}) == {"versions": MINE}
+            assert abs(asking.ask("clock") - time.time_ns()) < 60 * 10**9
+            asking.send(["done"])
     assert theirs[-1].status == "ok"
     assert "node7 (127.0.0.1)" in theirs[-1].message
     assert [each.status for each in theirs].count("warn") >= 2
 
 
 def test_nobody_asks_and_a_port_that_is_taken() -> None:
-    found = list[Finding]()
-    listen(free_port(), 3, 0.2, 5, MINE, found.append)
+    found = list(listen(free_port(), 3, 0.2, 5, MINE))
     assert (found[0].status, found[0].message) == ("fail", "0 of 2 other machine(s) asked in 0.2 s")
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
-        listen(other.getsockname()[1], 2, 5, 5, MINE, found.append)
+        found += listen(other.getsockname()[1], 2, 5, 5, MINE)
     assert found[1].status == "fail"
     assert "already in use" in found[1].message

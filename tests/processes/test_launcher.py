@@ -16,8 +16,9 @@ import lockstep
 from lockstep.config import Execution
 from lockstep.errors import UserError
 from lockstep.processes import launcher
-from lockstep.processes.devices import cores, processes
+from lockstep.processes.devices import processes
 from lockstep.processes.launcher import launch
+from lockstep.processes.proc import cores
 from lockstep.processes.world import World
 from tests.subprocesses import Command, Ended
 

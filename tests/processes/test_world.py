@@ -13,7 +13,8 @@ import torch
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
-from lockstep.processes.devices import cores, device_type, devices
+from lockstep.processes.devices import device_type, devices
+from lockstep.processes.proc import cores
 from lockstep.processes.world import World, join, joined
 from tests.ranks import run_ranks
 

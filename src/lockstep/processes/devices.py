@@ -1,12 +1,10 @@
 """What this host offers: cores and devices, by torch's accelerator API."""
 
-import os
-import sys
-
 import torch
 
 from lockstep.config import Execution
 from lockstep.errors import UserError
+from lockstep.processes.proc import cores
 
 _MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce; ask for more by number
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
@@ -15,11 +13,6 @@ _LOOK = {
     "xpu": "Check xpu-smi and ZE_AFFINITY_MASK",
     "mps": "It needs Apple silicon, a recent macOS, and a Python for that processor, not for Intel's",
 }
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def device_name(device: torch.device) -> str:

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,11 @@ _STATES = {
     psutil.STATUS_TRACING_STOP: "stopped by a debugger",
     **dict.fromkeys(_DEAD, "dead"),
 }
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def machine() -> str:

@@ -16,9 +16,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
-from lockstep.processes.devices import cores, rank_device
+from lockstep.processes.devices import rank_device
 from lockstep.processes.environment import JOB, adopt
 from lockstep.processes.memory import keep_freed
+from lockstep.processes.proc import cores
 from lockstep.processes.rendezvous import choose_interface, fresh, meet
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

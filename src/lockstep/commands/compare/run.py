@@ -17,7 +17,8 @@ from lockstep.commands.compare.strategies import Strategy
 from lockstep.commands.shared.arguments import train_arguments
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.processes.devices import cores, devices, processes
+from lockstep.processes.devices import devices, processes
+from lockstep.processes.proc import cores
 from lockstep.processes.signals import ended_by_sigterm
 from lockstep.processes.world import joined
 from lockstep.training.folder import check

@@ -19,9 +19,13 @@ def main(args: list[str]) -> int:
         "machine 0; each with a deadline. Exit code 1: a check failed (a warning does not)."
     )
     plan: Plan = parse(Plan, Plan(), rest, "lockstep doctor", about)
-    from lockstep.commands.doctor.checks import doctor
-    from lockstep.commands.doctor.show import as_json, healthy, show, summary
+    from lockstep.commands.doctor.checks import findings
+    from lockstep.commands.doctor.finding import as_json, healthy, show, summary
 
-    found = doctor(plan, log=print_error, show=(lambda _: None) if plan.json else show)
+    found = []
+    for finding in findings(plan, log=print_error):
+        found.append(finding)
+        if not plan.json:
+            show(finding)
     print(as_json(found) if plan.json else summary(found))
     return 0 if healthy(found) else EXIT_FAILURE

@@ -4,12 +4,12 @@ import hashlib
 import os
 import resource
 import tempfile
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn
+from lockstep.commands.doctor.finding import Finding, graded
 
 _MIB, _GIB = 2**20, 2**30
 _SPIN_S, _BLOCK = 0.4, bytes(_MIB)
@@ -22,18 +22,14 @@ _LEAST_RANK, _USUAL_RANK = 0.4 * _GIB, 1.0 * _GIB  # the first is what torch and
 
 def cores_got(threads: int) -> float:
     """Cores' worth of time that so many threads get when all of them compute."""
-    until = time.perf_counter() + _SPIN_S
 
-    def spin() -> None:
+    def spin(until: float) -> None:
         while time.perf_counter() < until:
             hashlib.sha256(_BLOCK)  # lets go of the interpreter's lock
 
-    workers = [threading.Thread(target=spin) for _ in range(threads)]
     began, used = time.perf_counter(), time.process_time()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(spin, [began + _SPIN_S] * threads))
     return (time.process_time() - used) / (time.perf_counter() - began)
 
 
@@ -45,7 +41,7 @@ def cores(
     threads: int,
     workers: int,
     environ: Mapping[str, str] = os.environ,
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Cores against processes, threads and loader workers.
 
     Args:
@@ -61,39 +57,29 @@ def cores(
     wanted, limit = processes * each, min(usable, quota or usable)
     numbers = {"cores": usable, "quota_cores": quota, "got_cores": round(got, 2), "threads": wanted}
     plan = f"{processes} process(es) x {each} thread(s)"
-    found = []
     if wanted > limit:
-        why = f"a control group grants {quota:g} of {usable} cores" if quota and quota < usable else f"{usable} core(s)"
-        fits = max(1, int(limit) // processes)
-        remedy = f"Use --threads {fits}" + (f" --nproc {int(limit) or 1}" if processes > limit else "")
-        more = ", or a larger CPU limit for the container or job" if quota and quota < usable else ""
-        found.append(warn("cores", f"{plan} on {why}", f"{remedy}{more}.", **numbers))
+        limited = limit < usable
+        why = f"a control group grants {limit:g} of {usable} cores" if limited else f"{usable} core(s)"
+        fewer = f" --nproc {int(limit) or 1}" if processes > limit else ""
+        more = ", or a larger CPU limit for the container or job" if limited else ""
+        remedy = f"Use --threads {max(1, int(limit) // processes)}{fewer}{more}."
+        yield Finding("cores", "warn", f"{plan} on {why}", remedy, numbers)
     elif got < _LEAST_SHARE * limit:
-        found.append(
-            warn(
-                "cores",
-                f"{usable} busy threads got {got:.1f} cores' time: others compute here too",
-                "End them, or measure nothing now.",
-                **numbers,
-            )
-        )
+        message = f"{usable} busy threads got {got:.1f} cores' time: others compute here too"
+        yield Finding("cores", "warn", message, "End them, or measure nothing now.", numbers)
     else:
-        found.append(ok("cores", f"{plan} on {usable} core(s), {got:.1f} of them free", **numbers))
+        yield Finding("cores", "ok", f"{plan} on {usable} core(s), {got:.1f} of them free", "", numbers)
     if workers and processes * (each + workers) > _CROWD * limit:
-        many = f"{processes} x {workers} loader workers beside {wanted} thread(s) on {limit:g} core(s)"
+        message = f"{processes} x {workers} loader workers beside {wanted} thread(s) on {limit:g} core(s)"
         remedy = "Sets that fit memory are read by no worker; for others try --workers 1."
-        found.append(warn("workers", many, remedy, workers=processes * workers))
-    said = environ.get("OMP_NUM_THREADS", "")
-    if said and (not said.isdigit() or int(said) * processes > limit):
-        found.append(
-            warn(
-                "OMP_NUM_THREADS",
-                f"OMP_NUM_THREADS={said} for {processes} process(es) on {limit:g} core(s); torch gets {each}, other "
-                "libraries take the variable's",
-                "Unset it.",
-            )
+        yield Finding("workers", "warn", message, remedy, {"workers": processes * workers})
+    named = environ.get("OMP_NUM_THREADS", "")
+    if named and (not named.isdigit() or int(named) * processes > limit):
+        message = (
+            f"OMP_NUM_THREADS={named} for {processes} process(es) on {limit:g} core(s); torch gets {each}, other "
+            "libraries take the variable's"
         )
-    return found
+        yield Finding("OMP_NUM_THREADS", "warn", message, "Unset it.")
 
 
 def memory(processes: int, available: float, granted: float | None) -> Finding:
@@ -106,56 +92,63 @@ def memory(processes: int, available: float, granted: float | None) -> Finding:
     """
     left = min(available, granted if granted is not None else available)
     who = "a control group grants" if left < available else "the host has"
-    message = f"{who} {left / _GIB:.1f} GiB for {processes} process(es)"
-    numbers = {"available_gib": round(left / _GIB, 2), "limited": left < available}
-    if left < processes * _LEAST_RANK:
-        remedy = "A process takes 0.4 GiB before it holds any data: use fewer (--nproc), or raise the limit."
-        return fail("memory", message, remedy, **numbers)
-    if left < processes * _USUAL_RANK:
-        return warn("memory", message, "Use fewer processes (--nproc), a smaller --batch-size or set.", **numbers)
-    return ok("memory", message, **numbers)
+    least = "A process takes 0.4 GiB before it holds any data: use fewer (--nproc), or raise the limit."
+    usual = "Use fewer processes (--nproc), a smaller --batch-size or set."
+    return graded(
+        "memory",
+        f"{who} {left / _GIB:.1f} GiB for {processes} process(es)",
+        {"available_gib": round(left / _GIB, 2), "limited": left < available},
+        (left < processes * _LEAST_RANK, "fail", least),
+        (left < processes * _USUAL_RANK, "warn", usual),
+    )
 
 
 def shm(workers: int, folder: Path = Path("/dev/shm")) -> Finding:
     """Shared memory, through which loader workers hand over batches, and NCCL's ranks talk: allocates some."""
-    check = "/dev/shm"
-    remedy = (
-        "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm; "
-        "or --workers 0."
+    check, remedy = (
+        "/dev/shm",
+        (
+            "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm; "
+            "or --workers 0."
+        ),
     )
     if not folder.is_dir():
-        return skipped(check, f"{folder} does not exist here")
-    space = os.statvfs(folder)
+        return Finding(check, "skipped", f"{folder} does not exist here")
+    space, trouble = os.statvfs(folder), ""
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-    numbers = {"size_mib": size // _MIB, "free_mib": free // _MIB}
-    message = f"{free / _MIB:,.0f} of {size / _MIB:,.0f} MiB free"
-    judged = fail if workers else warn
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix="lockstep-doctor-") as file:
             os.posix_fallocate(file.fileno(), 0, _LEAST_SHM)
     except OSError as error:
-        return judged(check, f"{message}; 64 MiB of it can't be had: {error.strerror}", remedy, **numbers)
-    if free < _USUAL_SHM:
-        return warn(check, message, remedy, **numbers)
-    return ok(check, message, **numbers)
+        trouble = f"; 64 MiB of it can't be had: {error.strerror}"
+    return graded(
+        check,
+        f"{free / _MIB:,.0f} of {size / _MIB:,.0f} MiB free{trouble}",
+        {"size_mib": size // _MIB, "free_mib": free // _MIB},
+        (bool(trouble and workers), "fail", remedy),
+        (bool(trouble) or free < _USUAL_SHM, "warn", remedy),
+    )
 
 
 def open_files() -> Finding:
     """Open files and sockets that this process may have: opens so many."""
-    check = "open files"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    remedy = f"`ulimit -n {_USUAL_FILES}` before the run (the hard limit is {shown}); Slurm: --propagate=NOFILE."
-    handles: list[int] = []
+    message, handles = f"ulimit -n is {soft}", list[int]()
     try:
         while len(handles) < _LEAST_FILES:
             handles.append(os.open("/dev/null", os.O_RDONLY))
     except OSError as error:
         message = f"{len(handles)} more could be opened, not {_LEAST_FILES}: {error.strerror} (ulimit -n {soft})"
-        return fail(check, message, remedy, soft=soft, hard=hard)
     finally:
         for handle in handles:
             os.close(handle)
-    if soft < _USUAL_FILES:
-        return warn(check, f"ulimit -n is {soft}", remedy, soft=soft, hard=hard)
-    return ok(check, f"ulimit -n is {soft}", soft=soft, hard=hard)
+    shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    remedy = f"`ulimit -n {_USUAL_FILES}` before the run (the hard limit is {shown}); Slurm: --propagate=NOFILE."
+    numbers = {"soft": soft, "hard": hard}
+    return graded(
+        "open files",
+        message,
+        numbers,
+        (len(handles) < _LEAST_FILES, "fail", remedy),
+        (soft < _USUAL_FILES, "warn", remedy),
+    )

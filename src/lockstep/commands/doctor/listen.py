@@ -1,98 +1,83 @@
 """Machine 0's part: answer the other machines' doctors for a while."""
 
-import json
 import socket
-import socketserver
-import tempfile
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
-from lockstep.commands.doctor import children, collectives
-from lockstep.commands.doctor.finding import Finding, fail, ok, warn
-from lockstep.commands.doctor.master import BULK, HELLO, LINE, SHARED_SIZES
+from lockstep.commands.doctor.children import run
+from lockstep.commands.doctor.collectives import Group, all_reduce, outcome
+from lockstep.commands.doctor.finding import Finding, graded
+from lockstep.commands.doctor.master import BULK, HELLO, SHARED_SIZES, Messages
 from lockstep.commands.doctor.network import port as port_finding
 
 _LOOK_S, _MOST_S = 0.1, 120.0
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    """Takes one doctor a connection; what they were is in `asked`."""
+@dataclass
+class _Server:
+    """Answers each doctor in a thread of its own."""
 
-    daemon_threads = True
-    allow_reuse_address = True
+    seconds: float  # for each message
+    mine: dict[str, str]  # this machine's versions
+    clock: Callable[[], int]  # nanoseconds since 1970
+    hosts: set[str] = field(default_factory=set)  # that came to their end
+    found: SimpleQueue[Finding] = field(default_factory=SimpleQueue)
+    reducing: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(
-        self, port: int, seconds: float, mine: dict[str, str], log: Callable[[Finding], None], clock: Callable[[], int]
-    ) -> None:
-        super().__init__(("", port), _Talk)
-        self.seconds, self.mine, self.log, self.clock = seconds, mine, log, clock
-        self.asked: list[str] = []  # hosts that came to their end
-        self.reducing = threading.Lock()
-
-
-class _Talk(socketserver.StreamRequestHandler):
-    """One doctor's questions."""
-
-    server: _Server
-
-    def handle(self) -> None:
-        self.connection.settimeout(self.server.seconds)
-        who = str(self.client_address[0])
+    def serve(self, connection: socket.socket, address: str) -> None:
+        """Answer one doctor's questions to their end."""
+        connection.settimeout(self.seconds)
         try:
-            word, _, told = self._line().partition(" ")
-            if word != HELLO:
-                return  # a port scanner, or a rank of a run that came too early
-            host = f"{json.loads(told)['host']} ({who})"
-            self._log(json.dumps({"host": socket.gethostname(), "versions": self.server.mine}))
-            while (line := self._line()) != "bye":
-                self._answer(line, host)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self.server.log(warn("asked", f"{who} left in the middle: {error}", "See what doctor printed there."))
+            with connection:
+                asker = Messages(connection)
+                try:
+                    hello, about = asker.receive()
+                except (ValueError, TypeError):
+                    hello = ""
+                if hello != HELLO:
+                    return  # a port scanner, or a rank of a run that came too early
+                host = f"{about['host']} ({address})"
+                asker.send({"versions": self.mine})
+                while (question := asker.receive()) != ["done"]:
+                    self._answer(asker, question, host, connection.getsockname()[0])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            message = f"{address} left in the middle: {error}"
+            self.found.put(Finding("asked", "warn", message, "See what doctor printed there."))
             return
-        self.server.asked.append(host)
-        self.server.log(ok("asked", f"{host} asked, and has the findings"))
+        self.found.put(Finding("asked", "ok", f"{host} asked, and has the findings"))
+        self.hosts.add(host)
 
-    def _line(self) -> str:
-        line = self.rfile.readline(LINE)
-        if not line.endswith(b"\n"):
-            raise ConnectionResetError("hung up")
-        return line.decode(errors="replace").strip()
+    def _answer(self, asker: Messages, question: Any, host: str, own: str) -> None:
+        match question:
+            case ["clock"]:
+                asker.send(self.clock())
+            case ["send"]:
+                asker.file.write(bytes(BULK))
+                asker.file.flush()
+            case ["all-reduce", int() | float() as seconds]:
+                self._all_reduce(asker, host, own, min(seconds, _MOST_S))
+            case _:
+                raise ValueError(f"an unknown question {question!r}")
 
-    def _log(self, text: str) -> None:
-        self.wfile.write(text.encode() + b"\n")
-
-    def _answer(self, line: str, host: str) -> None:
-        word, _, value = line.partition(" ")
-        if word == "clock":
-            self._log(str(self.server.clock()))
-        elif word == "send":
-            self.wfile.write(bytes(min(int(value), BULK)))
-        elif word == "reduce":
-            self._reduce(host, min(float(value), _MOST_S))
-        else:
-            raise ValueError(f"an unknown question {word!r}")
-
-    def _reduce(self, host: str, seconds: float) -> None:
+    def _all_reduce(self, asker: Messages, host: str, own: str, seconds: float) -> None:
         """Rank 0 of two, whose other one is at the other end."""
-        if not self.server.reducing.acquire(timeout=seconds):
-            self._log(json.dumps({"busy": True}))
+        if not self.reducing.acquire(timeout=seconds):
+            asker.send(None)
             return
         try:
-            with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
-                file = str(Path(folder, "port"))
-                seat = collectives.Seat(0, 2, "gloo", "cpu", seconds, found_in=file, sizes=SHARED_SIZES, across=True)
-
-                def invite(_: list[int]) -> None:
-                    self._log(json.dumps({"port": collectives.told_port(file, seconds)}))
-
-                heard = children.run([(collectives.reduce, (seat,))], seconds, started=invite)
+            with socket.create_server(("", 0)) as store:
+                port = store.getsockname()[1]
+                group = Group("gloo", 2, seconds, port, own, SHARED_SIZES)
+                ranks = run([(all_reduce, group, 0, "cpu", store)], seconds, started=lambda _: asker.send(port))
         finally:
-            self.server.reducing.release()
+            self.reducing.release()
         remedy = "The other machine's doctor says what to do."
-        self.server.log(collectives.judged("gloo", f"with {host}", 2, heard, seconds, remedy))
+        self.found.put(outcome("gloo", f"with {host}", 2, ranks, seconds, remedy))
 
 
 def listen(
@@ -101,41 +86,38 @@ def listen(
     seconds: float,
     timeout: float,
     mine: dict[str, str],
-    log: Callable[[Finding], None],
     clock: Callable[[], int] = time.time_ns,
-) -> None:
+) -> Iterator[Finding]:
     """Answer at a port until all other machines have asked, or the time is over; with one node: until the time is over.
 
     Args:
         port: to listen at.
         nnodes: machines of the run, this one included.
         seconds: in all.
-        timeout: for each answer of another machine.
+        timeout: for each message of another machine.
         mine: this machine's versions.
-        say: is given each finding.
         clock: nanoseconds since 1970.
     """
     try:
-        server = _Server(port, timeout, mine, log, clock)
+        listener = socket.create_server(("", port))
     except OSError:
-        log(port_finding(port, timeout))
+        yield port_finding(port, timeout)
         return
-    with server:
-        threading.Thread(target=server.serve_forever, args=(_LOOK_S,), daemon=True).start()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and (nnodes == 1 or len(set(server.asked)) < nnodes - 1):
-            time.sleep(_LOOK_S)
-        server.shutdown()
-    hosts = sorted(set(server.asked))
-    log(_summary(hosts, nnodes, seconds, port))
-
-
-def _summary(hosts: list[str], nnodes: int, seconds: float, port: int) -> Finding:
-    numbers: dict[str, Any] = {"hosts": hosts}
-    if len(hosts) >= max(1, nnodes - 1):
-        return ok("listened", f"{len(hosts)} other machine(s) asked: {', '.join(hosts)}", **numbers)
-    wanted = f"{len(hosts)} of {nnodes - 1} other machine(s)" if nnodes > 1 else "no other machine"
+    server, until, over = _Server(timeout, mine, clock), time.monotonic() + seconds, False
+    with listener:
+        listener.settimeout(_LOOK_S)
+        while not over:
+            over = time.monotonic() >= until or 0 < nnodes - 1 <= len(server.hosts)
+            with suppress(TimeoutError):
+                connection, (address, *_) = listener.accept()
+                threading.Thread(target=server.serve, args=(connection, address), daemon=True).start()
+            while not server.found.empty():  # once more after the last host
+                yield server.found.get()
+    hosts, wanted = sorted(server.hosts), max(1, nnodes - 1)
+    message = f"{len(hosts)} other machine(s) asked: {', '.join(hosts)}"
+    if len(hosts) < wanted:
+        message = f"{len(hosts)} of {wanted} other machine(s) asked in {seconds:g} s"
     remedy = (
         f"On each of them: `lockstep doctor --master-addr THIS-HOST --master-port {port}`; else a firewall is between."
     )
-    return fail("listened", f"{wanted} asked in {seconds:g} s", remedy, **numbers)
+    yield graded("listened", message, {"hosts": hosts}, (len(hosts) < wanted, "fail", remedy))

@@ -6,203 +6,180 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from lockstep.commands.doctor import children, collectives
-from lockstep.commands.doctor.finding import Finding, fail, ok, skipped, warn, within
-from lockstep.commands.doctor.network import Resolver, is_loopback, resolve
-from lockstep.processes.network import Interface
+from lockstep.commands.doctor.children import run
+from lockstep.commands.doctor.collectives import Group, all_reduce, outcome
+from lockstep.commands.doctor.finding import Finding, graded
+from lockstep.commands.doctor.network import Resolver, is_loopback, lookup, resolve
+from lockstep.processes.network import interface_of
 
 HELLO = "lockstep-doctor"
-LINE = 2048  # bytes of a line at most
 BULK = 4 << 20  # bytes sent to measure the link
-_CLOCK_ASKED, _CLOCK_OFF_S = 10, 1.0
+SHARED_SIZES = (64 << 10, 1 << 20)  # bytes
+_LONGEST = 512  # bytes of a message: no stranger gets far in nesting one
+_TRIPS, _CLOCK_OFF_S = 10, 1.0
 _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)  # the last two: a route that drops
-_ASK_S = 2.0  # for a first word of what may be something else than a doctor
-SHARED_SIZES = (64 << 10, 1 << 20)
+_ASK_S = 2.0  # for the first answer of what may be something else than a doctor
 
 
-@dataclass
-class Line:
-    """A connection that talks in lines."""
+class Messages:
+    """A connection between two doctors, a JSON value a line.
 
-    socket: socket.socket
+    Its methods raise OSError where the other end is silent (TimeoutError) or gone, ValueError for what is no JSON.
+    """
 
-    def __post_init__(self) -> None:
-        self.file = self.socket.makefile("rwb")
+    def __init__(self, connection: socket.socket) -> None:
+        self.file = connection.makefile("rwb")
 
-    def ask(self, text: str) -> str:
-        """Send a line, and return the next one.
-
-        Raises:
-            OSError: where the other end is silent (TimeoutError) or gone.
-        """
-        self.send(text)
-        answer = self.file.readline(LINE)
-        if not answer.endswith(b"\n"):
-            raise ConnectionResetError(errno.ECONNRESET, "the other end hung up")
-        return answer.decode(errors="replace").strip()
-
-    def send(self, text: str) -> None:
-        """Send a line."""
-        self.file.write(text.encode() + b"\n")
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        self.file.write(json.dumps(message).encode() + b"\n")
         self.file.flush()
 
+    def receive(self) -> Any:
+        """Wait for the next message."""
+        line = self.file.readline(_LONGEST)
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError(errno.ECONNRESET, "the other end hung up")
+        return json.loads(line)
 
-def reach(
-    host: str, port: int, seconds: float, found: list[Interface], resolver: Resolver = resolve
-) -> tuple[Finding, socket.socket | None]:
-    """Resolve machine 0's name and connect to it; the open connection where that went well."""
-    check, where = "master", f"{host}:{port}"
-    try:
-        addresses = within(seconds, resolver, host)
-    except TimeoutError:
-        message = f"{host}: the name server did not answer in {seconds:g} s"
-        return fail(check, message, "Check /etc/resolv.conf, or give the address in numbers."), None
-    except OSError as error:
-        message = f"{host} has no address ({error.strerror})"
-        return fail(check, message, "Check the spelling, give the address in numbers, or add it to /etc/hosts."), None
-    shown = where if addresses == [host] else f"{where} ({', '.join(addresses)})"
+    def ask(self, *question: Any) -> Any:
+        """Send a question, and wait for the answer."""
+        self.send(question)
+        return self.receive()
+
+
+def visit(
+    host: str, port: int, seconds: float, mine: dict[str, str], resolver: Resolver = resolve
+) -> Iterator[Finding]:
+    """Resolve machine 0's name, connect to it, and compare with the doctor there. `mine`: this host's versions."""
+    check = "master"
+    addresses, why = lookup(host, seconds, resolver)
+    if not addresses:
+        remedy = "Check the spelling and /etc/resolv.conf, give the address in numbers, or add it to /etc/hosts."
+        yield Finding(check, "fail", why, remedy)
+        return
+    shown = f"{host}:{port}" if addresses == [host] else f"{host}:{port} ({', '.join(addresses)})"
     began = time.perf_counter()
     try:
         connection = socket.create_connection((host, port), seconds)
     except OSError as error:
-        return refused(shown, port, error, seconds), None
+        yield refused(shown, port, error, seconds)
+        return
     took = time.perf_counter() - began
-    own = connection.getsockname()[0]
-    name = next((each.name for each in found if own in each.addresses), "?")
-    if all(map(is_loopback, addresses)) and host not in addresses:
-        message = f"{shown}: the name leads to the loopback, so each machine would look for machine 0 at itself"
-        remedy = "Fine on one machine; with several give machine 0's address in numbers, or correct /etc/hosts."
-        return warn(check, message, remedy), connection
-    message = f"{shown}: connected in {took * 1e3:.1f} ms, from {own} by {name}"
-    return ok(check, message, connect_ms=round(took * 1e3, 3), source=own, interface=name), connection
+    with connection:
+        own = connection.getsockname()[0]
+        interface = interface_of(own) or "?"
+        if all(map(is_loopback, addresses)) and host not in addresses:
+            message = f"{shown}: the name leads to the loopback, so each machine would look for machine 0 at itself"
+            remedy = "Fine on one machine; with several give machine 0's address in numbers, or correct /etc/hosts."
+            yield Finding(check, "warn", message, remedy)
+        else:
+            numbers = {"connect_ms": round(took * 1e3, 3), "source": own, "interface": interface}
+            message = f"{shown}: connected in {took * 1e3:.1f} ms, from {own} by {interface}"
+            yield Finding(check, "ok", message, numbers=numbers)
+        yield from compare(connection, host, interface, seconds, mine)
 
 
 def refused(shown: str, port: int, error: OSError, seconds: float) -> Finding:
     """What a connection that did not come about means."""
-    start = f"Start `lockstep doctor --listen 300 --master-port {port}` there, or machine 0 of the run"
+    message, remedy = error.strerror or str(error), "Check address and port."
     if isinstance(error, TimeoutError):
-        message = f"{shown}: no answer in {seconds:g} s: packets are dropped on the way, or nobody has this address"
-        return fail(
-            "master", message, "Check the address, then open the port in both hosts' and the cloud's firewalls."
-        )
-    if error.errno == errno.ECONNREFUSED:
-        message = f"{shown}: the host answers, and nothing listens at this port (refused)"
-        return fail("master", message, f"{start}; a firewall that rejects looks the same.")
-    if error.errno in _NO_WAY:
-        message = f"{shown}: no way there ({error.strerror})"
+        message = f"no answer in {seconds:g} s: packets are dropped on the way, or nobody has this address"
+        remedy = "Check the address, then open the port in both hosts' and the cloud's firewalls."
+    elif error.errno == errno.ECONNREFUSED:
+        message = "the host answers, and nothing listens at this port (refused)"
+        start = f"Start `lockstep doctor --listen 300 --master-port {port}` there, or machine 0 of the run"
+        remedy = f"{start}; a firewall that rejects looks the same."
+    elif error.errno in _NO_WAY:
+        message = f"no way there ({message})"
         remedy = "`ip route get ADDRESS` says which way is taken: check the address, the interface and its network."
-        return fail("master", message, remedy)
-    return fail("master", f"{shown}: {error.strerror or error}", "Check address and port.")
+    return Finding("master", "fail", f"{shown}: {message}", remedy)
 
 
-def offset(ask: Callable[[], int], clock: Callable[[], int] = time.time_ns) -> tuple[float, float]:
-    """(seconds that the other clock is ahead, how far off that may be), from the quickest of some answers.
+def compare(
+    connection: socket.socket, host: str, interface: str, seconds: float, mine: dict[str, str]
+) -> Iterator[Finding]:
+    """Versions, clock, link, and an all-reduce with the doctor on machine 0; `seconds` for each answer."""
+    master, check = Messages(connection), "master's doctor"
+    connection.settimeout(min(seconds, _ASK_S))
+    try:
+        theirs = master.ask(HELLO, {"host": socket.gethostname()})["versions"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"no answer in {min(seconds, _ASK_S):g} s" if isinstance(error, TimeoutError) else "another answer"
+        message = f"what listens at {host} is no doctor ({what}); perhaps the run itself"
+        remedy = "Clock, link and versions are compared where `lockstep doctor --listen 300` listens at the port."
+        yield Finding(check, "warn", message, remedy)
+        return
+    connection.settimeout(seconds)
+    try:
+        yield versions(mine, theirs)
+        trips = clock_trips(lambda: int(master.ask("clock")))
+        yield clock(trips)
+        yield link(master, statistics.median(2 * half for half, _ in trips), seconds)
+        yield together(master, connection.getpeername()[0], interface, seconds)
+        master.send(["done"])
+    except (OSError, ValueError) as error:
+        yield Finding(check, "fail", f"stopped answering: {error}", "See what it printed on machine 0.")
+
+
+def versions(mine: dict[str, str], theirs: dict[str, str]) -> Finding:
+    """The same software on both machines?"""
+    pairs = [(name, number, theirs.get(name, "?")) for name, number in mine.items()]
+    other = "; ".join(f"{name} {here} here, {there} there" for name, here, there in pairs if here != there)
+    same = ", ".join(f"{name} {here}" for name, here, _ in pairs) + " on both"
+    remedy = "Install the same on every machine: bits and NCCL's wire format differ."
+    return graded("versions", other or same, {}, (bool(other), "warn", remedy))
+
+
+def clock_trips(ask: Callable[[], int], clock: Callable[[], int] = time.time_ns) -> list[tuple[float, float]]:
+    """For some answers: seconds of half a round trip, and that the other clock is ahead, which may be off by so much.
 
     The other clock is read at some moment between asking and hearing: half the round trip is the error (Cristian,
     "Probabilistic clock synchronization", 1989).
     """
     found = []
-    for _ in range(_CLOCK_ASKED):
-        before = clock()
-        other = ask()
-        after = clock()
+    for _ in range(_TRIPS):
+        before, other, after = clock(), ask(), clock()
         found.append(((after - before) / 2e9, (other - (before + after) / 2) / 1e9))
-    error, ahead = min(found)
-    return ahead, error
+    return found
 
 
-def talk(
-    connection: socket.socket, host: str, interface: str, seconds: float, mine: dict[str, str]
-) -> Iterator[Finding]:
-    """What the doctor on machine 0 says: versions, clock, link, and an all-reduce.
-
-    Args:
-        connection: to machine 0.
-        host: its name.
-        interface: this host's, through which it is reached.
-        seconds: for each answer, and for the all-reduce.
-        mine: this host's versions.
-    """
-    line = Line(connection)
-    connection.settimeout(min(seconds, _ASK_S))
-    try:
-        answer = line.ask(f"{HELLO} {json.dumps({'host': socket.gethostname(), 'versions': mine})}")
-        theirs = json.loads(answer)["versions"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"no answer in {min(seconds, _ASK_S):g} s" if isinstance(error, TimeoutError) else "another answer"
-        remedy = "Clock, link and versions are compared where `lockstep doctor --listen 300` listens at the port."
-        yield warn("master's doctor", f"what listens at {host} is no doctor ({what}); perhaps the run itself", remedy)
-        return
-    connection.settimeout(seconds)
-    try:
-        yield versions(mine, theirs)
-        yield clock(*offset(lambda: int(line.ask("clock"))))
-        yield link(line, seconds)
-        yield from together(line, host, interface, seconds)
-        line.send("bye")
-    except (OSError, ValueError) as error:
-        yield fail("master's doctor", f"stopped answering: {error}", "See what it printed on machine 0.")
-
-
-def versions(mine: dict[str, str], theirs: dict[str, str]) -> Finding:
-    """The same software on both machines?"""
-    other = [
-        f"{name} {mine[name]} here, {theirs.get(name, '?')} there" for name in mine if mine[name] != theirs.get(name)
-    ]
-    if other:
-        return warn(
-            "versions", "; ".join(other), "Install the same on every machine: bits and NCCL's wire format differ."
-        )
-    return ok("versions", ", ".join(f"{name} {number}" for name, number in mine.items()) + " on both")
-
-
-def clock(ahead: float, error: float) -> Finding:
-    """This host's clock against machine 0's, in seconds."""
+def clock(trips: list[tuple[float, float]]) -> Finding:
+    """This host's clock against machine 0's, by the quickest answer."""
+    error, ahead = min(trips)
+    way = "ahead" if ahead > 0 else "behind"
+    message = f"machine 0's is {abs(ahead) * 1e3:.1f} ms {way}, +-{error * 1e3:.1f} ms"
     numbers = {"ahead_s": round(ahead, 6), "error_s": round(error, 6)}
-    message = f"machine 0's is {abs(ahead) * 1e3:.1f} ms {'ahead' if ahead > 0 else 'behind'}, +-{error * 1e3:.1f} ms"
-    if abs(ahead) - error > _CLOCK_OFF_S:
-        remedy = "`timedatectl set-ntp true` (or chrony) on both: the records' times could not be compared."
-        return warn("clock", message, remedy, **numbers)
-    return ok("clock", message, **numbers)
+    remedy = "`timedatectl set-ntp true` (or chrony) on both: the records' times could not be compared."
+    return graded("clock", message, numbers, (abs(ahead) - error > _CLOCK_OFF_S, "warn", remedy))
 
 
-def link(line: Line, seconds: float) -> Finding:
-    """Round trip of a line, and the rate at which some MiB come."""
-    trips = []
-    for _ in range(_CLOCK_ASKED):
-        began = time.perf_counter()
-        line.ask("clock")
-        trips.append(time.perf_counter() - began)
-    line.send(f"send {BULK}")
+def link(master: Messages, trip: float, seconds: float) -> Finding:
+    """The rate at which some MiB come. `trip`: seconds of a message there and its answer."""
+    master.send(["send"])
     began, left = time.perf_counter(), BULK
-    while left and time.perf_counter() - began < seconds:
-        left -= len(line.file.read1(min(left, 1 << 16))) or _gone()
-    rate = (BULK - left) / (time.perf_counter() - began)
+    while left and time.perf_counter() - began < seconds and (arrived := master.file.read1(min(left, 1 << 16))):
+        left -= len(arrived)
+    rate = BULK / (time.perf_counter() - began) * 8 / 1e6
     if left:
         message = f"{BULK - left} of {BULK} bytes came in {seconds:g} s"
-        return fail("link", message, "Look for a lossy cable or a wrong MTU: `ping -M do -s 1472 MASTER`.")
-    trip = statistics.median(trips)
-    message = f"round trip {trip * 1e3:.2f} ms, {rate * 8 / 1e6:,.0f} Mbit/s from there to here"
-    return ok("link", message, round_trip_ms=round(trip * 1e3, 3), mbit_per_s=round(rate * 8 / 1e6, 1))
+        return Finding("link", "fail", message, "Look for a lossy cable or a wrong MTU: `ping -M do -s 1472 MASTER`.")
+    numbers = {"round_trip_ms": round(trip * 1e3, 3), "mbit_per_s": round(rate, 1)}
+    message = f"round trip {trip * 1e3:.2f} ms, {rate:,.0f} Mbit/s from there to here"
+    return Finding("link", "ok", message, numbers=numbers)
 
 
-def _gone() -> int:
-    raise ConnectionResetError(errno.ECONNRESET, "the other end hung up")
-
-
-def together(line: Line, host: str, interface: str, seconds: float) -> Iterator[Finding]:
+def together(master: Messages, address: str, interface: str, seconds: float) -> Finding:
     """An all-reduce over gloo between machine 0 and this one, as a run would do it."""
-    told: dict[str, Any] = json.loads(line.ask(f"reduce {seconds}"))
-    if "busy" in told:
-        yield skipped("gloo to master", "machine 0 is busy with another host's")
-        return
-    seat = collectives.Seat(1, 2, "gloo", "cpu", seconds, host=host, port=told["port"], sizes=SHARED_SIZES, across=True)
-    heard = children.run([(collectives.reduce, (seat,))], seconds)
+    check, port = "gloo to master", master.ask("all-reduce", seconds)
+    if port is None:
+        return Finding(check, "skipped", "machine 0 is busy with another host's")
+    group = Group("gloo", 2, seconds, port, address, SHARED_SIZES)
+    ranks = run([(all_reduce, group, 1, "cpu")], seconds)
     remedy = (
-        f"Open all ports between them (the store's was {told['port']}); if GLOO_SOCKET_IFNAME is set, then to the "
+        f"Open all ports between them (the store's was {port}); if GLOO_SOCKET_IFNAME is set, then to the "
         f"interface between them (here {interface})."
     )
-    yield collectives.judged("gloo to master", "this host and machine 0", 2, heard, seconds, remedy, first=1)
+    return outcome(check, "this host and machine 0", 2, ranks, seconds, remedy, first=1)

@@ -1,13 +1,16 @@
 """All-reduces between every pair of GPUs, and by another way where one does not come to its end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from lockstep.commands.doctor.children import Heard
-from lockstep.commands.doctor.collectives import Seat, group, judged, remedy_for, seats
+from lockstep.commands.doctor.collectives import Start, on_host, outcome, remedy_for, trial
 from lockstep.commands.doctor.finding import Finding
 
-Start = Callable[[list[Seat], Mapping[str, str]], list[Heard]]
+_CURES = {
+    "NCCL_P2P_DISABLE": "Copies between the two GPUs get lost on the way, mostly by PCIe ACS or an IOMMU: turn ACS off "
+    "in the BIOS (or setpci), or boot with iommu=pt, and peer-to-peer is back.",
+    "NCCL_SHM_DISABLE": "Shared memory between the processes fails: a larger /dev/shm, or --ipc=host, and it is back.",
+}
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
@@ -22,54 +25,16 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-_CURES = (
-    (
-        "NCCL_P2P_DISABLE",
-        "Copies between the two GPUs get lost on the way, mostly by PCIe ACS or an IOMMU: turn ACS off in the BIOS (or "
-        "setpci), or boot with iommu=pt, and peer-to-peer is back.",
-    ),
-    (
-        "NCCL_SHM_DISABLE",
-        "Shared memory between the processes fails: a larger /dev/shm, or --ipc=host, and it is back.",
-    ),
-)
-
-
-def pair(
-    backend: str,
-    kind: str,
-    devices: tuple[int, int],
-    seconds: float,
-    environ: Mapping[str, str],
-    start: Start = group,
-) -> Finding:
-    """Two devices; where that fails over NCCL, again without peer-to-peer copies, then without shared memory."""
-    names = [f"{kind}:{each}" for each in devices]
-    chosen = seats(backend, names, seconds)
-    heard = start(chosen, environ)
-    remedy = remedy_for(backend, heard, environ)
-    if backend == "nccl" and not all(rank.well for rank in heard):
-        for name, cure in _CURES:
-            if name not in environ and all(rank.well for rank in start(chosen, {**environ, name: "1"})):
-                remedy = f"With {name}=1 it works: set that for the run. {cure}"
-                break
-    return judged(f"{backend} {devices[0]}-{devices[1]}", " and ".join(names), 2, heard, seconds, remedy)
-
-
 def between(
-    backend: str, kind: str, count: int, seconds: float, environ: Mapping[str, str], start: Start = group
+    backend: str, kind: str, count: int, seconds: float, environ: Mapping[str, str], start: Start = on_host
 ) -> Iterator[Finding]:
     """The backend of a kind of device: a group of one, or every pair and then all of them together.
 
     Pairs without a device in common run at once: eight GPUs take seven rounds, not 28.
     """
-
-    def together(check: str, where: str) -> Finding:
-        heard = start(seats(backend, [f"{kind}:{index}" for index in range(count)], seconds), environ)
-        return judged(check, where, count, heard, seconds, remedy_for(backend, heard, environ))
-
+    names = [f"{kind}:{index}" for index in range(count)]
     if count == 1:
-        yield together(backend, f"{kind}:0")
+        yield trial(backend, names[0], backend, names, seconds, environ, start)
         return
     well = True
     for pairs in rounds(count):
@@ -78,4 +43,21 @@ def between(
                 well = well and finding.status != "fail"
                 yield finding
     if count > 2 and well:
-        yield together(f"{backend} all", f"{count} ranks")
+        yield trial(f"{backend} all", f"{count} ranks", backend, names, seconds, environ, start)
+
+
+def pair(
+    backend: str, kind: str, devices: tuple[int, int], seconds: float, environ: Mapping[str, str], start: Start
+) -> Finding:
+    """Two devices; where that fails over NCCL, again without peer-to-peer copies, then without shared memory."""
+    names = [f"{kind}:{each}" for each in devices]
+    ranks = start(backend, names, seconds, environ)
+    remedy = remedy_for(backend, ranks, environ)
+    if backend == "nccl" and not all(rank.well for rank in ranks):
+        for name, cure in _CURES.items():
+            if name not in environ and all(
+                rank.well for rank in start(backend, names, seconds, {**environ, name: "1"})
+            ):
+                remedy = f"With {name}=1 it works: set that for the run. {cure}"
+                break
+    return outcome(f"{backend} {devices[0]}-{devices[1]}", " and ".join(names), 2, ranks, seconds, remedy)

@@ -46,11 +46,10 @@ class Plan:
     def __post_init__(self) -> None:
         require_finite(self)
         require(self.nproc == "auto" or self.nproc >= 1, f"--nproc {self.nproc} starts no process", "Use 1 or more.")
-        require(self.nnodes >= 1, f"--nnodes {self.nnodes} is not positive", "Use 1 or more.")
-        for name in ("workers", "threads"):
-            require(getattr(self, name) >= 0, f"--{name} {getattr(self, name)} is negative", "Use 0 or more.")
+        for name, least in (("nnodes", 1), ("workers", 0), ("threads", 0), ("listen", 0)):
+            value = getattr(self, name)
+            require(value >= least, f"--{name} {value} is too little", f"Use {least} or more.")
         require(self.timeout > 0, f"--timeout {self.timeout} is not positive", "Give seconds, as 20.")
-        require(self.listen >= 0, f"--listen {self.listen} is negative", "Give seconds, as 300.")
         require(0 <= self.master_port < 65536, f"--master-port {self.master_port} is not a port", "Use 1 to 65535.")
         require(
             self.master_port > 0 or not (self.master_addr or self.listen),

@@ -12,8 +12,9 @@ from lockstep.commands.forecast.measure import Job, Measured, measure
 from lockstep.commands.forecast.model import Curve, Forecast, Limits, Link, Reductions, Timeline
 from lockstep.commands.forecast.plan import MEASURED, Layout, Plan, layout, own_cost
 from lockstep.errors import UserError
-from lockstep.processes.devices import cores, devices
+from lockstep.processes.devices import devices
 from lockstep.processes.launcher import launch
+from lockstep.processes.proc import cores
 from lockstep.processes.world import joined
 
 _SIZES = 6  # micro-batch sizes measured in a group, at most; the others lie between them

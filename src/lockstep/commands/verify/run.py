@@ -17,8 +17,9 @@ from lockstep.commands.verify.record import trace_all
 from lockstep.commands.verify.switches import FLOAT64, adapted
 from lockstep.commands.verify.trace import Job, Trace, read
 from lockstep.errors import UserError
-from lockstep.processes.devices import cores, device_type
+from lockstep.processes.devices import device_type
 from lockstep.processes.launcher import launch
+from lockstep.processes.proc import cores
 
 
 @dataclass(frozen=True)
