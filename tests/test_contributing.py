@@ -90,6 +90,9 @@ def test_it_says_how_to_add_what_people_want_to_add() -> None:
 def test_each_names_few_files_and_lines_that_are_there(name: str, tree: Path) -> None:
     assert 1 <= len(EXAMPLES[name].files) <= MOST_FILES
     EXAMPLES[name].apply(tree)
+    code = [file for file in EXAMPLES[name].files if file.endswith(".py")]
+    ended = run(f"ruff check --no-cache {' '.join(code)}", tree)  # a name that is gone, a line that is too long
+    assert ended.returncode == 0, ended.stdout
 
 
 def test_an_example_that_no_longer_fits_would_be_seen(tree: Path) -> None:

@@ -1,6 +1,7 @@
 """What the pages say is true of the program: flags, recipes, public names, links, the commands of the README."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ import lockstep
 from lockstep.config import Config
 from lockstep.config.flags import known_flags
 from lockstep.config.recipes import RECIPES
+from tests.subprocesses import Command
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("src/**/*.md")]
+)
 BESIDE = {"--help", "--version", "--weights"}  # of the command itself, and of eval
 _COMMAND = re.compile(r"lockstep (?:train|eval)\b[^`\n]*|`(--[^`\n]*)`")
 _NAME = re.compile(r"\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
@@ -30,9 +34,9 @@ def not_flags(text: str) -> set[str]:
     return flags_of_lockstep(text) - set(known_flags(Config)) - BESIDE
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name in ("README.md", "guide.md")], ids=_ids)
-def test_every_flag_exists(page: Path) -> None:
-    assert not not_flags(page.read_text())
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/zh/README.md", "CHANGELOG.md"])
+def test_every_flag_exists(page: str) -> None:
+    assert not not_flags((ROOT / page).read_text())
 
 
 def test_every_flag_of_the_right_hand_columns_exists() -> None:
@@ -45,18 +49,61 @@ def test_a_flag_that_does_not_exist_would_be_seen() -> None:
     assert not_flags("run `lockstep train mnist --nprocs 2` with `--batch-sise 3`") == {"--nprocs", "--batch-sise"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_ids)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if target.startswith("http"):
-            continue
+def anchors(text: str) -> set[str]:
+    """What a page's headings are called in a link to them; the second of a name has -1 after it."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6} (.+?) *#*$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)  # of a link its text
+        slug = re.sub(r"[^\w -]", "", shown.lower()).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {f"{slug}-{number}" if number else slug for slug, last in found.items() for number in range(last + 1)}
+
+
+def broken_links(page: Path) -> list[str]:
+    """The links and pictures of a page that lead to no file of this tree, or to no heading of it."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", page.read_text())):
         path, _, anchor = target.partition("#")
         aim = (page.parent / path).resolve() if path else page
-        assert aim.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", aim.read_text(), re.MULTILINE)
-            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor in slugs, target
+        if target.startswith("https://"):
+            continue
+        if not aim.exists() or (anchor and anchor not in anchors(aim.read_text())):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not broken_links(page)
+
+
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs").rglob("*.png"))
+    assert pictures
+    assert not [path.name for path in pictures if path.stat().st_size > 200_000]
+
+
+def test_a_link_that_leads_nowhere_would_be_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# 批大小 `a_b`\n## Twice\n## Twice\n```\n# no heading\n```\n")
+    good = "[a](#批大小-a_b) [b](page.md#twice-1) [c](https://example.org/x#y) ![d](page.md)"
+    bad = ["#no-heading", "page.md#twice-2", "gone.md", "http://example.org"]
+    page.write_text(page.read_text() + good + "".join(f" [x]({target})" for target in bad))
+    assert broken_links(page) == bad
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/zh/README.md"])
+def test_the_loop_of_the_readme_runs(page: str, tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "loop.py").write_text(program)
+    ended = Command(sys.executable, "loop.py", cwd=tmp_path).end(timeout=180)
+    assert ended.code == 0, ended.text
+    found = [
+        float(share) for share in re.findall(r"top1=([\d.]+)|top-1 ([\d.]+)", ended.out) for share in share if share
+    ]
+    assert len(found) == 10
+    assert found[-1] > found[0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
