@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.commands.doctor import host, storage
+from lockstep.commands.doctor.plan import Plan
 
 GIB, MIB = 2**30, 2**20
 
@@ -30,7 +31,7 @@ def write(path: Path, text: str) -> None:
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 8), st.none() | st.floats(0.5, 64))
 def test_what_the_remedy_says_is_well(usable: int, processes: int, threads: int, quota: float | None) -> None:
-    (found,) = host.cores(usable, quota, 64.0, processes, threads, 0, {})
+    (found,) = host.cores(Plan(threads=threads, workers=0), processes, usable, quota, 64.0, {})
     wanted = processes * (threads or max(1, usable // processes))
     limit = min(usable, quota or usable)
     assert (found.status == "warn") == (wanted > limit)
@@ -41,24 +42,30 @@ def test_what_the_remedy_says_is_well(usable: int, processes: int, threads: int,
 
 
 def test_a_quota_is_named() -> None:
-    (found,) = host.cores(64, 2.0, 64.0, 2, 0, 0, {})
+    (found,) = host.cores(Plan(threads=0, workers=0), 2, 64, 2.0, 64.0, {})
     assert found.message == "2 process(es) x 32 thread(s) on a control group grants 2 of 64 cores"
     assert found.remedy.startswith("Use --threads 1")
 
 
 def test_workers_and_omp_num_threads_count_too() -> None:
-    found = list(host.cores(4, None, 4.0, 4, 1, 8, {"OMP_NUM_THREADS": "4"}))
+    found = list(host.cores(Plan(threads=1, workers=8), 4, 4, None, 4.0, {"OMP_NUM_THREADS": "4"}))
     assert [(each.check, each.status) for each in found] == [
         ("cores", "ok"),
         ("workers", "warn"),
         ("OMP_NUM_THREADS", "warn"),
     ]
-    assert not [each for each in host.cores(4, None, 4.0, 4, 1, 2, {"OMP_NUM_THREADS": "1"}) if each.status != "ok"]
-    assert list(host.cores(4, None, 4.0, 1, 1, 0, {"OMP_NUM_THREADS": "many"}))[1].status == "warn"
+    assert not [
+        each
+        for each in host.cores(Plan(threads=1, workers=2), 4, 4, None, 4.0, {"OMP_NUM_THREADS": "1"})
+        if each.status != "ok"
+    ]
+    assert (
+        list(host.cores(Plan(threads=1, workers=0), 1, 4, None, 4.0, {"OMP_NUM_THREADS": "many"}))[1].status == "warn"
+    )
 
 
 def test_cores_that_others_use_are_told() -> None:
-    (found,) = host.cores(4, None, 1.2, 4, 1, 0, {})
+    (found,) = host.cores(Plan(threads=1, workers=0), 4, 4, None, 1.2, {})
     assert (found.status, found.numbers["got_cores"]) == ("warn", 1.2)
     assert "1.2 cores" in found.message
 
@@ -156,7 +163,7 @@ def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
     assert "--out" in found.remedy
 
 
-def test_a_disk_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     silent = threading.Event()
@@ -165,11 +172,13 @@ def test_a_disk_that_does_not_answer(tmp_path: Path) -> None:
         silent.wait()
         return 1.0
 
-    found = storage.runs(str(tmp_path), 0.05, write)
+    monkeypatch.setattr(storage, "_write", write)
+    found = storage.runs(str(tmp_path), 0.05)
     silent.set()
     assert found.status == "fail"
     assert "did not end in 0.05 s" in found.message
-    assert storage.runs(str(tmp_path), 30, lambda _: 5.0 * MIB).status == "warn"
+    monkeypatch.setattr(storage, "_write", lambda _: 5.0 * MIB)
+    assert storage.runs(str(tmp_path), 30).status == "warn"
 
 
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:

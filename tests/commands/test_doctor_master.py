@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from lockstep.commands.doctor import master
+from lockstep.commands.doctor import master, network
 from lockstep.commands.doctor.finding import Finding
 from lockstep.commands.doctor.listen import listen
+from lockstep.commands.doctor.plan import Plan
 
 MINE = {"lockstep": "0.1.0", "torch": "2.12.0"}
 
@@ -76,7 +77,7 @@ def test_no_way_there(number: int) -> None:
     assert master.refused("a:1", 1, OSError(errno.EIO, "what"), 5).message == "a:1: what"
 
 
-def test_names() -> None:
+def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown_name(name: str) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -84,14 +85,17 @@ def test_names() -> None:
         time.sleep(0.5)
         return []
 
-    (found,) = master.visit("nosuch", 1, 5, MINE, unknown_name)
+    monkeypatch.setattr(network, "resolve", unknown_name)
+    (found,) = master.visit("nosuch", 1, 5, MINE)
     assert (found.status, found.message) == ("fail", "nosuch has no address (Name or service not known)")
     assert "/etc/hosts" in found.remedy
-    (found,) = master.visit("nosuch", 1, 0.05, MINE, slow)
+    monkeypatch.setattr(network, "resolve", slow)
+    (found,) = master.visit("nosuch", 1, 0.05, MINE)
     assert found.status == "fail"
     assert "the name server did not answer in 0.05 s" in found.message
+    monkeypatch.setattr(network, "resolve", lambda _: ["127.0.0.1"])
     with listener() as port:
-        found = next(master.visit("localhost", port, 5, MINE, lambda _: ["127.0.0.1"]))
+        found = next(master.visit("localhost", port, 5, MINE))
     assert found.status == "warn"
     assert "the name leads to the loopback" in found.message
 
@@ -132,7 +136,7 @@ def doctor(
 ) -> Iterator[tuple[int, list[Finding]]]:
     """A doctor that listens, and what it finds in the end."""
     port, found = free_port(), list[Finding]()
-    answering = listen(port, nnodes, 60, 30, versions, clock)
+    answering = listen(Plan(master_port=port, nnodes=nnodes, listen=60, timeout=30), versions, clock)
     thread = threading.Thread(target=lambda: found.extend(answering), daemon=True)
     thread.start()
     until = time.monotonic() + 10
@@ -211,11 +215,11 @@ def test_strangers_do_no_harm() -> None:
 
 
 def test_nobody_asks_and_a_port_that_is_taken() -> None:
-    found = list(listen(free_port(), 3, 0.2, 5, MINE))
+    found = list(listen(Plan(master_port=free_port(), nnodes=3, listen=0.2, timeout=5), MINE))
     assert (found[0].status, found[0].message) == ("fail", "0 of 2 other machine(s) asked in 0.2 s")
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
-        found += listen(other.getsockname()[1], 2, 5, 5, MINE)
+        found += listen(Plan(master_port=other.getsockname()[1], nnodes=2, listen=5, timeout=5), MINE)
     assert found[1].status == "fail"
     assert "already in use" in found[1].message

@@ -33,11 +33,12 @@ def test_the_interfaces_of_this_host() -> None:
     assert network.own_address()
 
 
-def test_a_name_without_address() -> None:
-    alone = network.host_name(1, 5, "strange", unknown_name)
+def test_a_name_without_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "resolve", unknown_name)
+    alone = network.host_name(1, 5, "strange")
     assert alone.status == "warn"
     assert "127.0.1.1 strange" in alone.remedy
-    several = network.host_name(2, 5, "strange", unknown_name)
+    several = network.host_name(2, 5, "strange")
     assert several.status == "fail"
     assert "`ADDRESS strange` in /etc/hosts" in several.remedy
 
@@ -58,25 +59,25 @@ def test_a_real_name_without_address() -> None:
     assert "no-such-host.invalid has no address" in ended.stdout or "did not answer" in ended.stdout
 
 
-def test_a_name_that_leads_to_the_loopback_matters_to_others_only() -> None:
-    def own(name: str) -> list[str]:
-        return ["127.0.1.1"]
-
-    assert network.host_name(1, 5, "me", own).status == "ok"
-    found = network.host_name(2, 5, "me", own)
+def test_a_name_that_leads_to_the_loopback_matters_to_others_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "resolve", lambda _: ["127.0.1.1"])
+    assert network.host_name(1, 5, "me").status == "ok"
+    found = network.host_name(2, 5, "me")
     assert found.status == "warn"
     assert "--local-addr" in found.remedy
-    assert network.host_name(2, 5, "me", lambda _: ["10.0.0.5"]).status == "ok"
+    monkeypatch.setattr(network, "resolve", lambda _: ["10.0.0.5"])
+    assert network.host_name(2, 5, "me").status == "ok"
 
 
-def test_a_name_server_that_does_not_answer() -> None:
+def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = threading.Event()
 
     def slow(name: str) -> list[str]:
         silent.wait()
         return []
 
-    found = network.host_name(2, 0.05, "me", slow)
+    monkeypatch.setattr(network, "resolve", slow)
+    found = network.host_name(2, 0.05, "me")
     silent.set()
     assert found.status == "fail"
     assert "the name server did not answer in 0.05 s" in found.message

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from lockstep.commands.doctor import children, collectives, devices, host, launchers, master, network, pairs, storage
+from lockstep.commands.doctor import children, devices, host, launchers, master, network, storage
+from lockstep.commands.doctor.collectives import between, on_host, outcome
 from lockstep.commands.doctor.devices import Machine
 from lockstep.commands.doctor.finding import Finding
 from lockstep.commands.doctor.listen import listen
@@ -34,7 +35,7 @@ def findings(plan: Plan, log: Callable[[str], None]) -> Iterator[Finding]:
         yield from launchers.slurm(os.environ, machine.count, usable)
     if plan.wants("host"):
         count = plan.processes(usable, machine.count)
-        yield from host.cores(usable, proc.cpu_quota(), host.cores_got(usable), count, plan.threads, plan.workers)
+        yield from host.cores(plan, count, usable, proc.cpu_quota(), host.cores_got(usable))
         yield host.memory(count, psutil.virtual_memory().available, proc.memory_left())
         yield host.shm(plan.workers)
         yield host.open_files()
@@ -46,13 +47,13 @@ def findings(plan: Plan, log: Callable[[str], None]) -> Iterator[Finding]:
         yield network.port(0 if plan.master_addr else plan.master_port, plan.timeout)
     if plan.wants("collectives"):
         log("all-reduces between two processes over gloo")
-        yield collectives.trial("gloo", "2 ranks", "gloo", ("cpu", "cpu"), plan.timeout, os.environ)
+        yield outcome("gloo", "2 ranks", *on_host("gloo", ("cpu", "cpu"), plan.timeout))
         if machine.count and machine.backend not in ("", "gloo"):
             log(f"all-reduces between {machine.count} device(s) over {machine.backend}")
-            yield from pairs.between(machine.backend, machine.kind, machine.count, plan.timeout, os.environ)
+            yield from between(machine, plan.timeout)
     if plan.master_addr and plan.wants("master"):
         log(f"going to {plan.master_addr}:{plan.master_port}")
         yield from master.visit(plan.master_addr, plan.master_port, plan.timeout, machine.versions)
     if plan.listen:
         log(_LISTENING.format(plan.master_port, plan.listen, network.own_address(), plan.master_port))
-        yield from listen(plan.master_port, plan.nnodes, plan.listen, plan.timeout, machine.versions)
+        yield from listen(plan, machine.versions)

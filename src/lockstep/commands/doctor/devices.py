@@ -158,57 +158,42 @@ def agreement(machine: Machine) -> Iterator[Finding]:
         numbers = {"cuda": machine.cuda, "driver_cuda": machine.driver_cuda}
         yield graded("driver", message, numbers, (old, "fail", remedy))
     if machine.nvidia and machine.nccl_built:
-        yield _nccl(machine.nccl_built, machine.nccl_loaded or machine.nccl_built)
-
-
-def _nccl(built: str, loaded: str) -> Finding:
-    wanted, found = (tuple(map(int, each.split("."))) for each in (built, loaded))
-    if found == wanted:
-        return Finding("NCCL version", "ok", built)
-    worse = found[0] != wanted[0] or found < wanted
-    remedy = "Another NCCL comes first: unset LD_LIBRARY_PATH and LD_PRELOAD, or install torch anew."
-    return graded(
-        "NCCL version",
-        f"torch was built with NCCL {built}, and loads {loaded}",
-        {},
-        (worse, "fail", remedy),
-        (True, "warn", "Well unless another machine loads another one: all ranks need the same."),
-    )
+        built, loaded = machine.nccl_built, machine.nccl_loaded or machine.nccl_built
+        wanted, found = (tuple(map(int, each.split("."))) for each in (built, loaded))
+        message = built if found == wanted else f"torch was built with NCCL {built}, and loads {loaded}"
+        older = found < wanted or found[0] != wanted[0]
+        remedy = "Another NCCL comes first: unset LD_LIBRARY_PATH and LD_PRELOAD, or install torch anew."
+        newer = "Well unless another machine loads another one: all ranks need the same."
+        yield graded("NCCL version", message, {}, (older, "fail", remedy), (found != wanted, "warn", newer))
 
 
 def computing(machine: Machine, wanted: str) -> Iterator[Finding]:
     """Each device, through torch's accelerator API. `wanted`: what --device says."""
-    check = "devices"
+    check, kind = "devices", machine.kind
     if wanted == "cpu":
         yield Finding(check, "skipped", "--device cpu")
+    elif not machine.count and machine.nvidia and machine.cuda:
+        why = f": {machine.error}" if machine.error else ""
+        hidden = f" CUDA_VISIBLE_DEVICES is {machine.hidden!r}." if machine.hidden is not None else ""
+        remedy = f"See `nvidia-smi`, the rights of /dev/nvidia*, and the finding on the driver.{hidden}"
+        yield Finding(check, "fail", f"{machine.nvidia} NVIDIA device(s), and torch sees none{why}", remedy)
+    elif not machine.count and wanted == "auto":
+        why = f" ({machine.error})" if machine.error else ""
+        yield Finding(check, "skipped", f"no accelerator: the CPU computes{why}")
+    elif not machine.count:
+        yield Finding(check, "fail", f"--device {wanted}: torch finds no accelerator", "Use --device cpu, or auto.")
+    elif wanted not in ("auto", kind):
+        yield Finding(check, "fail", f"--device {wanted}: torch finds {kind}", f"Use --device {kind}.")
+    if wanted == "cpu" or not machine.count:
         return
-    if not machine.count:
-        yield _none(machine, wanted)
-        return
-    if wanted not in ("auto", machine.kind):
-        yield Finding(check, "fail", f"--device {wanted}: torch finds {machine.kind}", f"Use --device {machine.kind}.")
     if machine.wrong:
         remedy = "Leave it out by CUDA_VISIBLE_DEVICES or --gpus; `nvidia-smi -q` and dmesg tell of broken memory."
         yield Finding(check, "fail", "; ".join(machine.wrong), remedy)
         return
     free = min(machine.free_gib, default=0.0)
     full = 0 < free < _LITTLE_GIB
-    where = f"on {machine.kind}:{machine.free_gib.index(free)}" if full else "at least"
+    where = f"on {kind}:{machine.free_gib.index(free)}" if full else "at least"
     names = ", ".join(dict.fromkeys(machine.names))
     message = f"{machine.count} x {names}: each multiplies right; {free:g} GiB free {where}"
     remedy = "Others hold its memory (nvidia-smi shows who): end them, or use other devices by --gpus."
     yield graded(check, message, {"free_gib": machine.free_gib}, (full, "warn", remedy))
-
-
-def _none(machine: Machine, wanted: str) -> Finding:
-    """The finding where torch sees no device."""
-    check = "devices"
-    if machine.nvidia and machine.cuda:
-        why = f": {machine.error}" if machine.error else ""
-        hidden = f" CUDA_VISIBLE_DEVICES is {machine.hidden!r}." if machine.hidden is not None else ""
-        remedy = f"See `nvidia-smi`, the rights of /dev/nvidia*, and the finding on the driver.{hidden}"
-        return Finding(check, "fail", f"{machine.nvidia} NVIDIA device(s), and torch sees none{why}", remedy)
-    if wanted != "auto":
-        return Finding(check, "fail", f"--device {wanted}: torch finds no accelerator", "Use --device cpu, or auto.")
-    why = f" ({machine.error})" if machine.error else ""
-    return Finding(check, "skipped", f"no accelerator: the CPU computes{why}")

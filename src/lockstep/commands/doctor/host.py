@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lockstep.commands.doctor.finding import Finding, graded
+from lockstep.commands.doctor.plan import Plan
 
 _MIB, _GIB = 2**20, 2**30
 _SPIN_S, _BLOCK = 0.4, bytes(_MIB)
@@ -18,6 +19,11 @@ _CROWD = 3  # threads and loader workers for each core; the defaults come to so 
 _LEAST_FILES, _USUAL_FILES = 256, 1024
 _LEAST_SHM, _USUAL_SHM = 64 * _MIB, 512 * _MIB  # the first is what Docker gives
 _LEAST_RANK, _USUAL_RANK = 0.4 * _GIB, 1.0 * _GIB  # the first is what torch and its libraries take alone
+
+
+_MORE_SHM = (
+    "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm; or --workers 0."
+)
 
 
 def cores_got(threads: int) -> float:
@@ -34,41 +40,28 @@ def cores_got(threads: int) -> float:
 
 
 def cores(
-    usable: int,
-    quota: float | None,
-    got: float,
-    processes: int,
-    threads: int,
-    workers: int,
-    environ: Mapping[str, str] = os.environ,
+    plan: Plan, processes: int, usable: int, quota: float | None, got: float, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Finding]:
     """Cores against processes, threads and loader workers.
 
-    Args:
-        usable: cores that this process may run on.
-        quota: cores' worth of time that a control group grants; None: no limit.
-        got: cores' worth of time that as many threads got.
-        processes: of the run, on this machine.
-        threads: of each; 0 is cores / processes.
-        workers: loader processes of each.
-        environ: for OMP_NUM_THREADS.
+    `quota`: cores' worth of time that a control group grants, None: no limit; `got`: what `usable` busy threads got.
     """
-    each = threads or max(1, usable // processes)
+    each, workers = plan.threads or max(1, usable // processes), plan.workers
     wanted, limit = processes * each, min(usable, quota or usable)
     numbers = {"cores": usable, "quota_cores": quota, "got_cores": round(got, 2), "threads": wanted}
-    plan = f"{processes} process(es) x {each} thread(s)"
+    wish = f"{processes} process(es) x {each} thread(s)"
     if wanted > limit:
         limited = limit < usable
         why = f"a control group grants {limit:g} of {usable} cores" if limited else f"{usable} core(s)"
         fewer = f" --nproc {int(limit) or 1}" if processes > limit else ""
         more = ", or a larger CPU limit for the container or job" if limited else ""
         remedy = f"Use --threads {max(1, int(limit) // processes)}{fewer}{more}."
-        yield Finding("cores", "warn", f"{plan} on {why}", remedy, numbers)
+        yield Finding("cores", "warn", f"{wish} on {why}", remedy, numbers)
     elif got < _LEAST_SHARE * limit:
         message = f"{usable} busy threads got {got:.1f} cores' time: others compute here too"
         yield Finding("cores", "warn", message, "End them, or measure nothing now.", numbers)
     else:
-        yield Finding("cores", "ok", f"{plan} on {usable} core(s), {got:.1f} of them free", "", numbers)
+        yield Finding("cores", "ok", f"{wish} on {usable} core(s), {got:.1f} of them free", "", numbers)
     if workers and processes * (each + workers) > _CROWD * limit:
         message = f"{processes} x {workers} loader workers beside {wanted} thread(s) on {limit:g} core(s)"
         remedy = "Sets that fit memory are read by no worker; for others try --workers 1."
@@ -83,13 +76,7 @@ def cores(
 
 
 def memory(processes: int, available: float, granted: float | None) -> Finding:
-    """Memory against processes.
-
-    Args:
-        processes: of the run, on this machine.
-        available: bytes that the host can give without swapping.
-        granted: bytes that control groups grant; None: no limit.
-    """
+    """Memory against processes. `available`: bytes that the host has without swapping; `granted`: by control groups."""
     left = min(available, granted if granted is not None else available)
     who = "a control group grants" if left < available else "the host has"
     least = "A process takes 0.4 GiB before it holds any data: use fewer (--nproc), or raise the limit."
@@ -105,13 +92,7 @@ def memory(processes: int, available: float, granted: float | None) -> Finding:
 
 def shm(workers: int, folder: Path = Path("/dev/shm")) -> Finding:
     """Shared memory, through which loader workers hand over batches, and NCCL's ranks talk: allocates some."""
-    check, remedy = (
-        "/dev/shm",
-        (
-            "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm; "
-            "or --workers 0."
-        ),
-    )
+    check = "/dev/shm"
     if not folder.is_dir():
         return Finding(check, "skipped", f"{folder} does not exist here")
     space, trouble = os.statvfs(folder), ""
@@ -125,8 +106,8 @@ def shm(workers: int, folder: Path = Path("/dev/shm")) -> Finding:
         check,
         f"{free / _MIB:,.0f} of {size / _MIB:,.0f} MiB free{trouble}",
         {"size_mib": size // _MIB, "free_mib": free // _MIB},
-        (bool(trouble and workers), "fail", remedy),
-        (bool(trouble) or free < _USUAL_SHM, "warn", remedy),
+        (bool(trouble and workers), "fail", _MORE_SHM),
+        (bool(trouble) or free < _USUAL_SHM, "warn", _MORE_SHM),
     )
 
 

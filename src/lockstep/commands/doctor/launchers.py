@@ -36,51 +36,46 @@ def slurm(environ: Mapping[str, str], gpus: int, usable: int) -> Iterator[Findin
     """The task geometry of a Slurm job. `gpus`: that this process sees; `usable`: cores that it may run on."""
     from lockstep.processes.environment import tasks_per_node
 
+    check = "Slurm"
     if not environ.get("SLURM_JOB_ID"):
-        yield Finding("Slurm", "skipped", "not inside a Slurm job")
+        yield Finding(check, "skipped", "not inside a Slurm job")
         return
     in_step = all(environ.get(name) for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST"))
     per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE" if in_step else "SLURM_TASKS_PER_NODE", ""))
     nodes = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES") or len(per_node) or 1
     tasks = sum(per_node) or _number(environ, "SLURM_NTASKS") or 1
-    geometry = list(_geometry(nodes, tasks, per_node, not in_step, gpus or _number(environ, "SLURM_GPUS_ON_NODE")))
-    yield from geometry
-    local = per_node[0] if per_node else 1
-    on_node = tasks_per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    seen, most = gpus or _number(environ, "SLURM_GPUS_ON_NODE"), max(per_node, default=1)
+    idle = nodes - (len(per_node) or min(tasks, nodes))
+    alone = tasks > 1 and not in_step
+    on_node, local = tasks_per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), per_node[0] if per_node else 1
     if on_node and usable * (local if in_step else 1) < on_node[0]:
         message = f"{usable} core(s) for each of {local} task(s), and the job has {on_node[0]} on this node"
         remedy = f"Give srun --cpus-per-task={on_node[0] // local}: it does not take sbatch's."
         yield Finding("Slurm cores", "warn", message, remedy)
-    if not geometry:
-        what = "one task on each node, which starts its processes" if tasks == nodes else f"{local} task(s) on a node"
+    if alone:
+        message = f"a batch script's own shell: this runs once, on the first node, not as {tasks} tasks"
+        yield Finding(check, "warn", message, "Put srun before the command: `srun lockstep train ...`.")
+    if idle > 0:
+        message = f"{tasks} task(s) on {nodes} nodes: {idle} node(s) stay idle"
+        remedy = "Use --ntasks-per-node=1 (each task starts its node's processes) in place of --ntasks=1."
+        yield Finding(check, "fail", message, remedy)
+    elif 0 < seen < most:
+        message = f"{most} tasks on a node, and {seen} GPU(s) in sight: NCCL takes one process per GPU"
+        every = "--gpus-per-node, not --gpus-per-task: each task must see all of them"
+        yield Finding(check, "fail", message, f"Use --ntasks-per-node={seen}, and {every}.")
+    elif 1 < most < seen:
+        message = f"{most} tasks on a node with {seen} GPUs: {seen - most} stay idle"
+        remedy = f"Use --ntasks-per-node={seen}, or 1 (a task starts its node's processes)."
+        yield Finding(check, "warn", message, remedy)
+    elif len(set(per_node)) > 1:
+        message = f"{per_node} tasks on the nodes: the slowest node rules"
+        yield Finding(check, "warn", message, "Use --ntasks-per-node in place of --ntasks.")
+    elif not alone:
+        what = "one task on each node, which starts its processes" if tasks == nodes else f"{most} task(s) on a node"
         numbers = {"nodes": nodes, "tasks": tasks, "gpus": gpus}
-        yield Finding("Slurm", "ok", f"{nodes} node(s), {tasks} task(s): {what}", "", numbers)
+        yield Finding(check, "ok", f"{nodes} node(s), {tasks} task(s): {what}", "", numbers)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name, "")
     return int(value) if value.isascii() and value.isdigit() else 0
-
-
-def _geometry(nodes: int, tasks: int, per_node: list[int], batch: bool, gpus: int) -> Iterator[Finding]:
-    local = max(per_node, default=1)
-    if batch and tasks > 1:
-        message = f"a batch script's own shell: this runs once, on the first node, not as {tasks} tasks"
-        yield Finding("Slurm", "warn", message, "Put srun before the command: `srun lockstep train ...`.")
-    if (idle := nodes - (len(per_node) or min(tasks, nodes))) > 0:
-        message = f"{tasks} task(s) on {nodes} nodes: {idle} node(s) stay idle"
-        remedy = "Use --ntasks-per-node=1 (each task starts its node's processes) in place of --ntasks=1."
-        yield Finding("Slurm", "fail", message, remedy)
-    elif gpus and local > gpus:
-        message = f"{local} tasks on a node, and {gpus} GPU(s) in sight: NCCL takes one process per GPU"
-        remedy = (
-            f"Use --ntasks-per-node={gpus}, and --gpus-per-node, not --gpus-per-task: each task must see all of them."
-        )
-        yield Finding("Slurm", "fail", message, remedy)
-    elif gpus and 1 < local < gpus:
-        message = f"{local} tasks on a node with {gpus} GPUs: {gpus - local} stay idle"
-        remedy = f"Use --ntasks-per-node={gpus}, or 1 (a task starts its node's processes)."
-        yield Finding("Slurm", "warn", message, remedy)
-    elif len(set(per_node)) > 1:
-        message = f"{per_node} tasks on the nodes: the slowest node rules"
-        yield Finding("Slurm", "warn", message, "Use --ntasks-per-node in place of --ntasks.")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
 
+from lockstep.commands.doctor import network
 from lockstep.commands.doctor.children import run
 from lockstep.commands.doctor.collectives import Group, all_reduce, outcome
 from lockstep.commands.doctor.finding import Finding, graded
 from lockstep.commands.doctor.master import BULK, HELLO, SHARED_SIZES, Messages
-from lockstep.commands.doctor.network import port as port_finding
+from lockstep.commands.doctor.plan import Plan
 
 _LOOK_S, _MOST_S = 0.1, 120.0
 
@@ -32,9 +32,9 @@ class _Server:
     def serve(self, connection: socket.socket, address: str) -> None:
         """Answer one doctor's questions to their end."""
         connection.settimeout(self.seconds)
+        asker = Messages(connection)
         try:
             with connection:
-                asker = Messages(connection)
                 try:
                     hello, about = asker.receive()
                 except (ValueError, TypeError):
@@ -44,25 +44,22 @@ class _Server:
                 host = f"{about['host']} ({address})"
                 asker.send({"versions": self.mine})
                 while (question := asker.receive()) != ["done"]:
-                    self._answer(asker, question, host, connection.getsockname()[0])
+                    match question:
+                        case ["clock"]:
+                            asker.send(self.clock())
+                        case ["send"]:
+                            connection.sendall(bytes(BULK))
+                        case ["all-reduce", int() | float() as seconds]:
+                            own = connection.getsockname()[0]
+                            self._all_reduce(asker, host, own, min(seconds, _MOST_S))
+                        case _:
+                            raise ValueError(f"an unknown question {question!r}")
         except (OSError, ValueError, LookupError, TypeError) as error:
             message = f"{address} left in the middle: {error}"
             self.found.put(Finding("asked", "warn", message, "See what doctor printed there."))
             return
         self.found.put(Finding("asked", "ok", f"{host} asked, and has the findings"))
         self.hosts.add(host)
-
-    def _answer(self, asker: Messages, question: Any, host: str, own: str) -> None:
-        match question:
-            case ["clock"]:
-                asker.send(self.clock())
-            case ["send"]:
-                asker.file.write(bytes(BULK))
-                asker.file.flush()
-            case ["all-reduce", int() | float() as seconds]:
-                self._all_reduce(asker, host, own, min(seconds, _MOST_S))
-            case _:
-                raise ValueError(f"an unknown question {question!r}")
 
     def _all_reduce(self, asker: Messages, host: str, own: str, seconds: float) -> None:
         """Rank 0 of two, whose other one is at the other end."""
@@ -77,47 +74,37 @@ class _Server:
         finally:
             self.reducing.release()
         remedy = "The other machine's doctor says what to do."
-        self.found.put(outcome("gloo", f"with {host}", 2, ranks, seconds, remedy))
+        self.found.put(outcome("gloo", f"with {host}", group, ranks, remedy))
 
 
-def listen(
-    port: int,
-    nnodes: int,
-    seconds: float,
-    timeout: float,
-    mine: dict[str, str],
-    clock: Callable[[], int] = time.time_ns,
-) -> Iterator[Finding]:
-    """Answer at a port until all other machines have asked, or the time is over; with one node: until the time is over.
+def listen(plan: Plan, mine: dict[str, str], clock: Callable[[], int] = time.time_ns) -> Iterator[Finding]:
+    """Answer until all other machines of the plan have asked, or the time is over.
 
     Args:
-        port: to listen at.
-        nnodes: machines of the run, this one included.
-        seconds: in all.
-        timeout: for each message of another machine.
+        plan: with one node the time decides alone.
         mine: this machine's versions.
         clock: nanoseconds since 1970.
     """
     try:
-        listener = socket.create_server(("", port))
+        listener = socket.create_server(("", plan.master_port))
     except OSError:
-        yield port_finding(port, timeout)
+        yield network.port(plan.master_port, plan.timeout)
         return
-    server, until, over = _Server(timeout, mine, clock), time.monotonic() + seconds, False
+    server, until, over = _Server(plan.timeout, mine, clock), time.monotonic() + plan.listen, False
     with listener:
         listener.settimeout(_LOOK_S)
         while not over:
-            over = time.monotonic() >= until or 0 < nnodes - 1 <= len(server.hosts)
+            over = time.monotonic() >= until or 0 < plan.nnodes - 1 <= len(server.hosts)
             with suppress(TimeoutError):
                 connection, (address, *_) = listener.accept()
                 threading.Thread(target=server.serve, args=(connection, address), daemon=True).start()
             while not server.found.empty():  # once more after the last host
                 yield server.found.get()
-    hosts, wanted = sorted(server.hosts), max(1, nnodes - 1)
+    hosts, wanted = sorted(server.hosts), max(1, plan.nnodes - 1)
+    few = len(hosts) < wanted
     message = f"{len(hosts)} other machine(s) asked: {', '.join(hosts)}"
-    if len(hosts) < wanted:
-        message = f"{len(hosts)} of {wanted} other machine(s) asked in {seconds:g} s"
-    remedy = (
-        f"On each of them: `lockstep doctor --master-addr THIS-HOST --master-port {port}`; else a firewall is between."
-    )
-    yield graded("listened", message, {"hosts": hosts}, (len(hosts) < wanted, "fail", remedy))
+    if few:
+        message = f"{len(hosts)} of {wanted} other machine(s) asked in {plan.listen:g} s"
+    line = f"`lockstep doctor --master-addr THIS-HOST --master-port {plan.master_port}`"
+    remedy = f"On each of them: {line}; else a firewall is between."
+    yield graded("listened", message, {"hosts": hosts}, (few, "fail", remedy))

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.commands.doctor.children import run
 from lockstep.commands.doctor.collectives import Group, all_reduce, outcome
 from lockstep.commands.doctor.finding import Finding, graded
-from lockstep.commands.doctor.network import Resolver, is_loopback, lookup, resolve
+from lockstep.commands.doctor.network import is_loopback, lookup
 from lockstep.processes.network import interface_of
 
 HELLO = "lockstep-doctor"
@@ -50,12 +50,10 @@ class Messages:
         return self.receive()
 
 
-def visit(
-    host: str, port: int, seconds: float, mine: dict[str, str], resolver: Resolver = resolve
-) -> Iterator[Finding]:
+def visit(host: str, port: int, seconds: float, mine: dict[str, str]) -> Iterator[Finding]:
     """Resolve machine 0's name, connect to it, and compare with the doctor there. `mine`: this host's versions."""
     check = "master"
-    addresses, why = lookup(host, seconds, resolver)
+    addresses, why = lookup(host, seconds)
     if not addresses:
         remedy = "Check the spelling and /etc/resolv.conf, give the address in numbers, or add it to /etc/hosts."
         yield Finding(check, "fail", why, remedy)
@@ -182,4 +180,4 @@ def together(master: Messages, address: str, interface: str, seconds: float) -> 
         f"Open all ports between them (the store's was {port}); if GLOO_SOCKET_IFNAME is set, then to the "
         f"interface between them (here {interface})."
     )
-    return outcome(check, "this host and machine 0", 2, ranks, seconds, remedy, first=1)
+    return outcome(check, "this host and machine 0", group, ranks, remedy, first=1)

@@ -3,13 +3,11 @@
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from lockstep.commands.doctor.finding import Finding, graded, within
 from lockstep.processes.network import Interface, interfaces
 from lockstep.processes.proc import listener_at
-
-Resolver = Callable[[str], list[str]]
 
 
 def resolve(name: str) -> list[str]:
@@ -17,10 +15,10 @@ def resolve(name: str) -> list[str]:
     return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(name, None)))
 
 
-def lookup(name: str, seconds: float, resolver: Resolver) -> tuple[list[str], str]:
+def lookup(name: str, seconds: float) -> tuple[list[str], str]:
     """A name's addresses, and where there are none the reason."""
     try:
-        return within(seconds, resolver, name), ""
+        return within(seconds, resolve, name), ""
     except TimeoutError:
         return [], f"{name}: the name server did not answer in {seconds:g} s, as at every connection by name"
     except OSError as error:
@@ -46,14 +44,14 @@ def own_address() -> str:
     return next((each.addresses[0] for each in outward(interfaces())), socket.gethostname())
 
 
-def host_name(nnodes: int, seconds: float, name: str, resolver: Resolver = resolve) -> Finding:
+def host_name(nnodes: int, seconds: float, name: str) -> Finding:
     """Does this host's own name have an address, and one for the others to use?
 
     A run needs none: it names gloo the interface on the way to machine 0. torchrun's elastic rendezvous gives the
     name to the others.
     """
     check, several = "host name", nnodes > 1
-    addresses, why = lookup(name, seconds, resolver)
+    addresses, why = lookup(name, seconds)
     remedy = f"a line `ADDRESS {name}` in /etc/hosts or in the name server"
     if why and several:
         return Finding(check, "fail", why, f"Check /etc/resolv.conf, or {remedy}.")

@@ -4,7 +4,7 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -40,15 +40,15 @@ def _write(folder: Path) -> float:
         return written / seconds
 
 
-def runs(out: str, seconds: float, write: Callable[[Path], float] = _write) -> Finding:
-    """The disk of the run folders, `--out`; `write` gives bytes/s."""
+def runs(out: str, seconds: float) -> Finding:
+    """The disk of the run folders, `--out`."""
     check, folder = "checkpoint disk", Path(out or "runs").absolute()
     if folder.exists() and not folder.is_dir():
         return Finding(check, "fail", f"{folder} is no folder", "Name another one by --out.")
     place = next(path for path in (folder, *folder.parents) if path.is_dir())
     freer = "Free some space there, keep less (--keep 1), or name another folder by --out."
     try:
-        rate = within(seconds, write, place)
+        rate = within(seconds, _write, place)
         free = psutil.disk_usage(str(place)).free
     except TimeoutError:
         remedy = "Its file server does not answer, or is overloaded: check the mount, or name another folder by --out."
