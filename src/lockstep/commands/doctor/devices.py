@@ -187,7 +187,7 @@ def computing(machine: Machine, wanted: str) -> Iterator[Finding]:
     if wanted == "cpu" or not machine.count:
         return
     if machine.wrong:
-        remedy = "Leave it out by CUDA_VISIBLE_DEVICES or --gpus; `nvidia-smi -q` and dmesg tell of broken memory."
+        remedy = "Leave it out by CUDA_VISIBLE_DEVICES or --gpus; `nvidia-smi -q` and dmesg show broken memory."
         yield Finding(check, "fail", "; ".join(machine.wrong), remedy)
         return
     free = min(machine.free_gib, default=0.0)

@@ -91,7 +91,7 @@ def memory(processes: int, available: float, granted: float | None) -> Finding:
 
 
 def shm(workers: int, folder: Path = Path("/dev/shm")) -> Finding:
-    """Shared memory, through which loader workers hand over batches, and NCCL's ranks talk: allocates some."""
+    """Shared memory, through which loader workers hand over batches, and NCCL's ranks communicate: allocates some."""
     check = "/dev/shm"
     if not folder.is_dir():
         return Finding(check, "skipped", f"{folder} does not exist here")

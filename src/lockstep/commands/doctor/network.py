@@ -1,4 +1,4 @@
-"""This host's name, network interfaces and ports: where the other ranks would be told to look for it."""
+"""This host's name, network interfaces and ports: where the other ranks look for it."""
 
 import ipaddress
 import os
