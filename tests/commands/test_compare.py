@@ -19,7 +19,7 @@ from lockstep.commands.compare.cells import NotMeasured, complaint, measure
 from lockstep.commands.compare.plan import Cell, Plan
 from lockstep.commands.compare.results import FIGURES, aggregate, interval
 from lockstep.commands.compare.strategies import BASES, Strategy, parse
-from lockstep.config import Config, DataConfig, Execution
+from lockstep.config import Config, DataConfig, Execution, LinkConfig
 from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
 from lockstep.processes import world
@@ -28,29 +28,29 @@ from tests.subprocesses import run_lockstep
 
 # The grammar
 
-_switches = st.sets(st.sampled_from(["sync_bn", "compile", "channels_last"]))
-_links = (
-    st.just({})
-    | st.builds(lambda kind: {"compress": kind}, st.sampled_from(["fp16", "bf16", "powersgd:3"]))
-    | st.builds(lambda kind, steps: {kind: steps}, st.sampled_from(["local", "diloco"]), st.integers(1, 99))
+_switches = st.sets(st.sampled_from(["syncbn", "compile", "channels_last"]))
+_links = st.tuples(st.sampled_from(["fp16grads", "bf16grads"]), st.just(0)) | st.tuples(
+    st.sampled_from(["powersgd", "local", "diloco"]), st.integers(1, 99)
 )
 _strategies = st.builds(
-    lambda base, slices, precision, accumulate, switches, link, stages: Strategy(
+    lambda base, slices, precision, accumulate, link, stages, switches: Strategy(
         "ddp" if slices else base,
-        slices,
-        precision,
-        accumulate,
-        stages=stages,
-        switches=tuple(name for name in ("sync_bn", "compile", "channels_last") if name in switches),
-        **link,
+        (
+            *([("exact", slices)] if slices else []),
+            *([(precision, 0)] if precision else []),
+            *([("accumulate", accumulate)] if accumulate else []),
+            *link,
+            *([("stages", stages)] if stages else []),
+            *((name, 0) for name in ("syncbn", "compile", "channels_last") if name in switches),
+        ),
     ),
     st.sampled_from(BASES),
     st.integers(0, 99),
     st.sampled_from(["", "bf16", "fp16", "tf32"]),
     st.integers(0, 64),
-    _switches,
-    _links,
+    st.lists(_links, max_size=1),
     st.integers(0, 9),
+    _switches,
 )
 
 
@@ -94,6 +94,12 @@ def test_any_words_are_a_strategy_or_an_error_with_a_remedy(words: list[str]) ->
         ("ddp+accumulate", "number of micro-batches"),
         ("ddp+bf16+fp16", "bf16 and fp16 at once"),
         ("ddp+compile+compile", "compile stands there twice"),
+        ("ddp+accumulate2+accumulate4", "accumulate2 and accumulate4 at once"),
+        ("ddp+local8+fp16grads", "local8 and fp16grads at once"),
+        ("ddp+powersgd4+diloco2", "powersgd4 and diloco2 at once"),
+        ("ddp+exact8", "unknown modifier 'exact8'"),
+        ("ddp+compile4", "unknown modifier 'compile4'"),
+        ("bf16", "unknown strategy 'bf16'"),
         ("ddp+", "unknown modifier ''"),
     ],
 )
@@ -108,6 +114,17 @@ def test_modifiers_change_the_config_and_nothing_else() -> None:
     assert (changed.precision, changed.accumulate, changed.model.sync_bn) == ("bf16", 4, True)
     assert replace(changed, precision="fp32", accumulate=1, model=config.model) == config
     assert parse("exact8").applied(config) == replace(config, exact=8)
+    assert parse("fsdp").applied(config, nproc=2) == config.with_execution(strategy="fsdp", nproc=2)
+    assert parse("ddp+stages3").applied(config) == config.with_execution(model_parallel=3)
+    given = replace(config, link=LinkConfig(sync_every=4, outer_momentum=0.5))
+    links = {
+        "ddp+powersgd2": LinkConfig("powersgd:2"),
+        "ddp+bf16grads": LinkConfig("bf16"),
+        "ddp+local8": LinkConfig(sync_every=8),
+        "ddp+diloco8": LinkConfig(sync_every=8, outer_lr=0.7, outer_momentum=0.9),
+        "ddp": given.link,
+    }
+    assert {text: parse(text).applied(given).link for text in links} == links
 
 
 # The plan

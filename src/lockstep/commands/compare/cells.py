@@ -1,22 +1,20 @@
 """One cell of a comparison: `lockstep train` in a process of its own, and what its journal says."""
 
+import contextlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.commands.compare.folder import replace_text
-from lockstep.commands.shared.arguments import train_arguments
+from lockstep.commands.shared.arguments import start_training
 from lockstep.config import Config
 from lockstep.watch.journal import Record, StepRecord, end_of, read
 
 WARMUP_STEPS = 20
-_END_S = 5.0  # that a run gets for a Ctrl-C which it heard itself, before it is told
-_TOLD_S = 30.0
+_CTRL_C_S, _SIGTERM_S = 5.0, 30.0  # that a run gets to end after each, before the next
 
 
 class NotMeasured(Exception):
@@ -29,50 +27,37 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
     Raises:
         NotMeasured: with the command's own message.
     """
-    kept = folder / "result.json"
+    kept, output = folder / "result.json", folder / "output.txt"
     if kept.exists():
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that did not end
     folder.mkdir(parents=True)
-    placed = config.with_execution(out=str(folder / "run"))
-    code = _wait([sys.executable, "-m", "lockstep", *train_arguments(placed)], folder / "output.txt")
-    said = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
-    if code:
-        raise NotMeasured(complaint(said) or f"exit code {code}")
+    if code := _wait(start_training(config.with_execution(out=str(folder / "run")), output)):
+        raise NotMeasured(complaint(output.read_text(encoding="utf-8", errors="replace")) or f"exit code {code}")
     shutil.rmtree(folder / "run" / "weights", ignore_errors=True)  # of every cell and round they would fill the disk
     result = measure(read(folder / "run" / "journal.jsonl"), config.model.compile)
     replace_text(kept, json.dumps(result, indent=1) + "\n")
     return result
 
 
-def _wait(command: Sequence[str], output: Path) -> int:
+def _wait(process: subprocess.Popen[bytes]) -> int:
     """Run a command to its end; where this process is stopped, the command ends first."""
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"COLUMNS": "120"},
-        )
     try:
         return process.wait()
     except BaseException as error:
-        heard = isinstance(error, KeyboardInterrupt)  # a terminal tells the whole group, and a second word would hasten
-        if not (heard and _ended(process, _END_S)):
+        # a terminal's Ctrl-C has reached the command as well, and a second signal would hasten it
+        if not (isinstance(error, KeyboardInterrupt) and _ended(process, _CTRL_C_S)):
             process.terminate()
-            if not _ended(process, _TOLD_S):
+            if not _ended(process, _SIGTERM_S):
                 process.kill()
                 process.wait()
         raise
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    return process.returncode is not None
 
 
 def complaint(said: str) -> str:

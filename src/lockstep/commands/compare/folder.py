@@ -10,6 +10,7 @@ from lockstep.commands.compare import page, picture, tables
 from lockstep.commands.compare.plan import Plan
 from lockstep.config.plain import diff_configs
 from lockstep.errors import UserError
+from lockstep.files import atomic_write, write_error
 
 
 def claim(plan: Plan, place: Mapping[str, Any]) -> Path:
@@ -37,15 +38,14 @@ def claim(plan: Plan, place: Mapping[str, Any]) -> Path:
             raise UserError(f"{folder} is not empty and holds no comparison", "Name another folder with --out.")
         replace_text(kept, json.dumps(ours, indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"{folder} can't be written: {error.strerror}", "Name another folder with --out.") from error
+        raise write_error(folder, error) from error
     return folder
 
 
 def replace_text(path: Path, content: str) -> None:
     """Write a file that is whole under its own name."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(content, encoding="utf-8")
-    new.replace(path)
+    with atomic_write(path, durable=False) as file:
+        file.write_text(content, encoding="utf-8")
 
 
 def write(results: Mapping[str, Any], folder: Path) -> list[str]:

@@ -4,11 +4,19 @@ import base64
 import json
 from collections.abc import Mapping
 from html import escape
+from string import Template
 from typing import Any
 
 from lockstep.commands.compare.tables import Column, columns, explanations, heading, text
 
-_STYLE = """
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<link rel="icon" href="data:,">
+<style>
 :root { color-scheme: light dark;
   --ink: #1f2328; --ground: #ffffff; --soft: #57606a; --line: #d0d7de; --band: #f6f8fa; }
 @media (prefers-color-scheme: dark) {
@@ -35,56 +43,72 @@ pre { background: var(--band); border: 1px solid var(--line); border-radius: 6px
   overflow-x: auto; margin: 0.3rem 0 1rem; font-size: 0.85rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; }
-"""
+</style>
+</head>
+<body>
+<main>
+<h1>$title</h1>
+<p>$heading</p>$alarm
+<h2>Results</h2>
+<div class="scroll" tabindex="0" role="region" aria-label="Results"><table>
+<caption>$caption</caption>
+<thead><tr>$head</tr></thead>
+<tbody>
+$body
+</tbody>
+</table></div>
+$notes
+$figure
+<h2>Environment</h2>
+<dl>$environment</dl>
+<details><summary>Config</summary><pre>$config</pre></details>
+<h2>To run a row again</h2>
+$commands
+</main>
+</body>
+</html>
+""")
 
 
 def html(results: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
     """The page. `pictures`: PNGs by mode, light and dark; each cell's `data-value` is its entry in results.json."""
-    title = f"lockstep compare {results['config']['recipe']}"
-    alarm = "" if results["fair"] else '<p class="alarm" role="alert">The rows can\'t be compared: see the notes.</p>'
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>{_STYLE}</style>',
-            "</head>\n<body>\n<main>",
-            f"<h1>{escape(title)}</h1>\n<p>{escape(heading(results))}</p>{alarm}",
-            _table(results),
-            _notes(results),
-            _figure(results, pictures),
-            _environment(results),
-            _commands(results),
-            "</main>\n</body>\n</html>\n",
-        ]
-    )
-
-
-def _table(results: Mapping[str, Any]) -> str:
-    shown = columns(results)
-    head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in shown)
-    body = []
-    for row in results["rows"]:
-        kind = ' class="base"' if row["name"] == results["baseline"] else ""
-        body.append(f"<tr{kind}>{''.join(_entry(column, row) for column in shown)}</tr>")
-    caption = explanations(results)[0]
-    return (
-        f'<h2>Results</h2>\n<div class="scroll" tabindex="0" role="region" aria-label="Results"><table>\n'
-        f"<caption>{escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
-        + "\n".join(body)
-        + "\n</tbody>\n</table></div>"
+    shown, rows, base = columns(results), results["rows"], ' class="base"'
+    caption, *lines = explanations(results)
+    notes = "".join(f'<li id="note-{n}">{escape(note)}</li>' for n, note in enumerate(results["notes"], 1))
+    alarm = '<p class="alarm" role="alert">The rows can\'t be compared: see the notes.</p>'
+    return _PAGE.substitute(
+        title=escape(f"lockstep compare {results['config']['recipe']}"),
+        heading=escape(heading(results)),
+        alarm="" if results["fair"] else alarm,
+        caption=escape(caption),
+        head="".join(f'<th scope="col">{escape(column.title)}</th>' for column in shown),
+        body="\n".join(
+            f"<tr{base if row['name'] == results['baseline'] else ''}>{''.join(_entry(c, row) for c in shown)}</tr>"
+            for row in rows
+        ),
+        notes=(f"<ol>{notes}</ol>\n" if notes else "")
+        + "\n".join(f"<p>{escape(line)}</p>" for line in lines if not line.startswith("[")),
+        figure=_figure(results, pictures) if pictures else "",
+        environment="".join(
+            f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in results["environment"].items()
+        ),
+        config=escape(json.dumps(results["config"], indent=2)),
+        commands="\n".join(
+            f"<p>{escape(row['name'])}</p><pre>{escape(row['command'])}</pre>" for row in rows if row["command"]
+        ),
     )
 
 
 def _entry(column: Column, row: Mapping[str, Any]) -> str:
     value = row[column.key]
-    words = escape(text(column, row))
-    kind, inner = "", words
+    written = escape(text(column, row))
+    kind, inner = "", written
     if value is None:
         kind = ' class="none"'
-        if words.startswith("not measured"):
+        if written.startswith("not measured"):
             inner = f'not measured <a href="#note-{row["note"]}">[{row["note"]}]</a>'
-    elif column.decimals is not None and " [" in words:
-        middle, _, rest = words.partition(" [")
+    elif column.decimals is not None and " [" in written:
+        middle, _, rest = written.partition(" [")
         inner = f'{middle} <span class="range">[{rest}</span>'
     data = escape(json.dumps(value), quote=True)
     if column.key == "name":
@@ -92,34 +116,11 @@ def _entry(column: Column, row: Mapping[str, Any]) -> str:
     return f'<td{kind} data-key="{column.key}" data-value="{data}">{inner}</td>'
 
 
-def _notes(results: Mapping[str, Any]) -> str:
-    numbered = "".join(f'<li id="note-{n}">{escape(note)}</li>' for n, note in enumerate(results["notes"], 1))
-    rest = [line for line in explanations(results)[1:] if not line.startswith("[")]
-    return (f"<ol>{numbered}</ol>\n" if numbered else "") + "\n".join(f"<p>{escape(line)}</p>" for line in rest)
-
-
 def _figure(results: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
-    if not pictures:
-        return ""
     light, dark = (f"data:image/png;base64,{base64.b64encode(pictures[mode]).decode()}" for mode in ("light", "dark"))
-    said = [f"{row['name']} {row['speedup']['median']:.2f}" for row in results["rows"] if row["speedup"] is not None]
-    alt = escape(f"Speed-up over {results['baseline']}: {', '.join(said)}", quote=True)
+    points = [f"{row['name']} {row['speedup']['median']:.2f}" for row in results["rows"] if row["speedup"] is not None]
+    alt = escape(f"Speed-up over {results['baseline']}: {', '.join(points)}", quote=True)
     return (
         f'<h2>Speed-up</h2>\n<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{alt}"></picture></figure>'
     )
-
-
-def _environment(results: Mapping[str, Any]) -> str:
-    entries = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in results["environment"].items()
-    )
-    config = escape(json.dumps(results["config"], indent=2))
-    return f"<h2>Environment</h2>\n<dl>{entries}</dl>\n<details><summary>Config</summary><pre>{config}</pre></details>"
-
-
-def _commands(results: Mapping[str, Any]) -> str:
-    parts = [
-        f"<p>{escape(row['name'])}</p><pre>{escape(row['command'])}</pre>" for row in results["rows"] if row["command"]
-    ]
-    return "<h2>To run a row again</h2>\n" + "\n".join(parts)

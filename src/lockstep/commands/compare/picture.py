@@ -29,73 +29,50 @@ def draw(results: Mapping[str, Any], mode: str = "light") -> bytes | None:
     """A PNG for a light or a dark page; None where nothing was measured or matplotlib is not installed."""
     drawn = lines(results)
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        import matplotlib
+        from cycler import cycler
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return None
     if not drawn:
         return None
     ink, ground, grid = _INK[mode]
-    figure = Figure(figsize=(8.0, 4.8), dpi=160, layout="constrained", facecolor=ground)
-    axes = figure.add_subplot(facecolor=ground)
-    counts = sorted({p["x"] for points in drawn.values() for p in points})
-    base = next(row for row in results["rows"] if row["name"] == results["baseline"])["devices"]
-    if len(counts) > 1:
-        # processes that share the same cores can at best keep the pace
-        ideal = [1.0 if _shares_cores(results) else n / base for n in counts]
-        axes.plot(counts, ideal, "--", color=ink, alpha=0.6, linewidth=1.2, label="ideal")
-    for number, (name, points) in enumerate(drawn.items()):
-        aside = (number - (len(drawn) - 1) / 2) * _STEP * max(1.0, counts[-1] / 4)
-        y = [p["y"] for p in points]
-        axes.errorbar(
-            [p["x"] + aside for p in points],
-            y,
-            yerr=[[p["y"] - p["low"] for p in points], [p["high"] - p["y"] for p in points]],
-            label=name,
-            color=_COLOURS[mode][number % len(_MARKERS)],
-            marker=_MARKERS[number % len(_MARKERS)],
-            markersize=6,
-            linewidth=1.8,
-            elinewidth=1.4,
-            capsize=4,
-        )
-    _label(axes, results, counts, ink, grid)
+    style: dict[Any, Any] = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink
+    )
+    style |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), ground)
+    style |= {"grid.color": grid, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+    style |= {"font.size": 11, "axes.labelsize": 12, "axes.titlesize": 12, "axes.titlelocation": "left"}
+    style |= {"lines.linewidth": 1.8, "lines.markersize": 6, "errorbar.capsize": 4, "legend.frameon": False}
+    style |= {"axes.prop_cycle": cycler(color=_COLOURS[mode]) + cycler(marker=_MARKERS)}
     out = io.BytesIO()
-    FigureCanvasAgg(figure)
-    figure.savefig(out, format="png")
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(8.0, 4.8), dpi=160, layout="constrained")
+        _plot(figure.add_subplot(), results, drawn, ink)
+        figure.savefig(out, format="png")
     return out.getvalue()
 
 
-def _shares_cores(results: Mapping[str, Any]) -> bool:
-    """True where all rows have the same CPU threads in total."""
-    return results["environment"]["device"] == "cpu" and not results["threads_each"]
-
-
-def _label(axes: Any, results: Mapping[str, Any], counts: list[float], ink: str, grid: str) -> None:
-    """Axes, title and legend."""
-    gpus = results["environment"]["device"] != "cpu"
-    shared = f" ({results['environment']['cores']} threads in all)" if _shares_cores(results) else ""
-    axes.set_xlabel(f"{'GPUs' if gpus else 'processes'}{shared}", fontsize=12)
-    axes.set_ylabel(f"speed-up over {results['baseline']}", fontsize=12)
-    config = results["config"]
-    axes.set_title(
-        f"{config['model']['model']} on {config['data']['dataset']}, batch {config['batch_size']}",
-        fontsize=12,
-        loc="left",
-        color=ink,
-    )
+def _plot(axes: Any, results: Mapping[str, Any], drawn: Mapping[str, list[dict[str, float]]], ink: str) -> None:
+    counts = sorted({p["x"] for points in drawn.values() for p in points})
+    base = next(row for row in results["rows"] if row["name"] == results["baseline"])["devices"]
+    config, place = results["config"], results["environment"]
+    shares_cores = place["device"] == "cpu" and not results["threads_each"]  # all rows have the same threads in total
+    for number, (name, points) in enumerate(drawn.items()):
+        aside = (number - (len(drawn) - 1) / 2) * _STEP * max(1.0, counts[-1] / 4)
+        errors = [[p["y"] - p["low"] for p in points], [p["high"] - p["y"] for p in points]]
+        axes.errorbar([p["x"] + aside for p in points], [p["y"] for p in points], errors, label=name, elinewidth=1.4)
+    if len(counts) > 1:
+        # processes that share the same cores can at best keep the pace
+        ideal = [1.0 if shares_cores else n / base for n in counts]
+        axes.plot(counts, ideal, "--", marker="", color=ink, alpha=0.6, linewidth=1.2, label="ideal")
+    shared = f" ({place['cores']} threads in all)" if shares_cores else ""
+    axes.set_xlabel(f"{'GPUs' if place['device'] != 'cpu' else 'processes'}{shared}")
+    axes.set_ylabel(f"speed-up over {results['baseline']}")
+    axes.set_title(f"{config['model']['model']} on {config['data']['dataset']}, batch {config['batch_size']}")
+    margin = 0.3 * max(1, counts[-1] / 8)
+    axes.set_xlim(counts[0] - margin, counts[-1] + margin)
     axes.set_xticks(counts, [f"{n:g}" for n in counts])
-    axes.set_xlim(counts[0] - 0.3 * max(1, counts[-1] / 8), counts[-1] + 0.3 * max(1, counts[-1] / 8))
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color=grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(ink)
-    axes.tick_params(colors=ink, labelsize=11)
-    axes.xaxis.label.set_color(ink)
-    axes.yaxis.label.set_color(ink)
-    legend = axes.legend(frameon=False, fontsize=11, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    for words in legend.get_texts():
-        words.set_color(ink)
+    axes.grid(axis="y", linewidth=0.8)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

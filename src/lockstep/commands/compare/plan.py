@@ -84,15 +84,8 @@ class Plan:
             UserError: for a strategy that the config, or so many processes, can't have.
         """
         given = self.config.execution
-        shared: dict[str, Any] = {
-            "nproc": cell.processes,
-            "strategy": cell.strategy.base,
-            "model_parallel": cell.strategy.stages or given.model_parallel,
-            "threads": given.threads or max(1, cores // cell.processes),
-            "workers": given.workers // cell.processes,
-            "out": "",
-        }
-        return cell.strategy.applied(self.config, execution=replace(given, **shared))
+        threads, workers = given.threads or max(1, cores // cell.processes), given.workers // cell.processes
+        return cell.strategy.applied(self.config, nproc=cell.processes, threads=threads, workers=workers, out="")
 
     def baseline_of(self, cells: list[Cell], possible: list[Cell]) -> Cell:
         """The row that speed-ups refer to. Raises UserError where --baseline names none."""

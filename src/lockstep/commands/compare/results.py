@@ -57,16 +57,14 @@ def aggregate(rows: Sequence[Row], baseline: str) -> dict[str, Any]:
 
 
 def _row(row: Row, base: Row, notes: list[str]) -> dict[str, Any]:
-    names = ("name", "strategy", "processes", "devices", "threads", "workers", "command", "not_measured")
-    plain: dict[str, Any] = {name: getattr(row, name) for name in names}
-    rounds = [] if row.not_measured else [row.rounds[k] for k in sorted(row.rounds)]
-    columns: dict[str, list[float | None]] = {name: [r.get(name) for r in rounds] for name in FIGURES}
-    pairs = [] if row.not_measured or base.not_measured else sorted(set(row.rounds) & set(base.rounds))
-    columns["speedup"] = [_ratio(base.rounds[k], row.rounds[k]) for k in pairs]
-    more = row.devices / base.devices
-    columns["efficiency"] = [None if value is None else value / more for value in columns["speedup"]]
-    figures = {name: figure(columns[name]) for name in FIGURES}
-    plain["memory_gib"] = _each([r.get("memory_gib") or [] for r in rounds])
+    plain = {name: value for name, value in vars(row).items() if name != "rounds"}
+    rounds = {} if row.not_measured else dict(sorted(row.rounds.items()))
+    columns: dict[str, list[float | None]] = {name: [r.get(name) for r in rounds.values()] for name in FIGURES}
+    pairs = [(base.rounds[k], rounds[k]) for k in rounds if k in base.rounds and not base.not_measured]
+    columns["speedup"] = [_ratio(b["seconds_per_epoch"], r["seconds_per_epoch"]) for b, r in pairs]
+    columns["efficiency"] = [_ratio(value, row.devices / base.devices) for value in columns["speedup"]]
+    figures = {name: figure(values) for name, values in columns.items()}
+    plain["memory_gib"] = _each([r.get("memory_gib") or [] for r in rounds.values()])
     note = f"not measured: {row.not_measured}" if row.not_measured else ""
     if not note and rounds and figures["seconds_per_epoch"] is None:
         note = _ONE_WINDOW
@@ -82,8 +80,7 @@ def _each(rounds: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(values) for values in zip(*rounds, strict=True)]
 
 
-def _ratio(base: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
-    over, under = base["seconds_per_epoch"], row["seconds_per_epoch"]
+def _ratio(over: float | None, under: float | None) -> float | None:
     return None if over is None or under is None else over / under
 
 

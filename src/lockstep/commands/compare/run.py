@@ -2,6 +2,7 @@
 
 import importlib.util
 import shlex
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,11 +24,11 @@ from lockstep.processes.signals import ended_by_sigterm
 from lockstep.processes.world import joined
 from lockstep.training.folder import check
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 Measure = Callable[[Config, Path], dict[str, Any]]  # cells.run, or what stands in for it
 
 
-def compare(plan: Plan, log: Say, measure: Measure = measuring.run) -> dict[str, Any]:
+def compare(plan: Plan, log: Log, measure: Measure = measuring.run) -> dict[str, Any]:
     """Run what is missing of the comparison, write everything into its folder, and return what results.json holds.
 
     Raises:
@@ -94,48 +95,28 @@ def _row(plan: Plan, cell: Cell, gpus: int) -> Row:
     return row
 
 
-def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, log: Say, measure: Measure) -> None:
+def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, log: Log, measure: Measure) -> None:
     """Each round runs every row once, every other round backwards, so that a drift of the machine meets all alike."""
-    total = sum(not row.not_measured for row in rows.values()) * plan.repeats
-    clock = _Clock(total)
-    for number in range(1, plan.repeats + 1):
-        turn = list(rows.items()) if number % 2 else list(rows.items())[::-1]
-        for cell, row in turn:
-            if row.not_measured:
-                continue
-            place = folder / "cells" / f"{cell.folder}-r{number}"
-            done = (place / "result.json").exists()
-            log(f"{clock.place()}: {cell.name}, round {number} of {plan.repeats}" + (", is there" if done else ""))
-            try:
-                row.rounds[number] = measure(plan.config_for(cell, cores()), place)
-            except NotMeasured as error:
-                row.not_measured = str(error)
-                log(f"{cell.name} can't be measured: {error}")
-            clock.passed(measured=not done, left_out=plan.repeats - number if row.not_measured else 0)
-
-
-class _Clock:
-    """How far the comparison is, and how long the rest takes if it goes on as before."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.began = total, 0, time.monotonic()
-        self.measured, self.last = 0.0, self.began  # cells run now; when the last one ended
-        self.spent = 0.0
-
-    def passed(self, measured: bool, left_out: int = 0) -> None:
-        """A cell is done; `left_out` others of its row will not be tried."""
-        now = time.monotonic()
-        if measured:
-            self.measured, self.spent = self.measured + 1, self.spent + now - self.last
-        self.done, self.total, self.last = self.done + 1, self.total - left_out, now
-
-    def place(self) -> str:
-        """`cell 3 of 12 (1 min 20 s so far, about 4 min left)`."""
-        place = f"cell {self.done + 1} of {self.total}"
-        if not self.measured:
-            return place
-        left = self.spent / self.measured * (self.total - self.done)
-        return f"{place} ({_duration(time.monotonic() - self.began)} so far, about {_duration(left)} left)"
+    rounds = range(1, plan.repeats + 1)
+    turns = [(number, cell) for number in rounds for cell in (list(rows) if number % 2 else list(rows)[::-1])]
+    began, done = time.monotonic(), 0
+    took: list[float] = []  # of the cells that were not there
+    while turns := [turn for turn in turns if not rows[turn[1]].not_measured]:
+        number, cell = turns.pop(0)
+        place = folder / "cells" / f"{cell.folder}-r{number}"
+        there, start = (place / "result.json").exists(), time.monotonic()
+        progress = f"cell {done + 1} of {done + 1 + len(turns)}"
+        if took:
+            left = statistics.mean(took) * (1 + len(turns))
+            progress += f" ({_duration(start - began)} so far, about {_duration(left)} left)"
+        log(f"{progress}: {cell.name}, round {number} of {plan.repeats}" + (", is there" if there else ""))
+        try:
+            rows[cell].rounds[number] = measure(plan.config_for(cell, cores()), place)
+        except NotMeasured as error:
+            rows[cell].not_measured = str(error)
+            log(f"{cell.name} can't be measured: {error}")
+        took += [] if there else [time.monotonic() - start]
+        done += 1
 
 
 def _duration(seconds: float) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ _SPARE = (
     "memory_smallest_gib", "memory_largest_gib", "threads", "data_wait", "memory_sum_gib", "images_per_s", "total_s",
     "communication",
 )  # fmt: skip
+_THREE = -1
 NOTHING = "\N{EN DASH}"
 
 
@@ -29,33 +30,22 @@ class Column:
 
     key: str
     title: str
-    decimals: Callable[[float], int] | None = None  # of the median, and so of its interval; None: no number of a run
+    decimals: int | None = None  # of the median and its interval; _THREE: three digits in all; None: not measured
     percent: bool = False
 
     def write(self, found: Mapping[str, float | None]) -> str:
         """`1.95 [1.90, 2.01]`; `1.95` where there is no interval."""
-        middle = (found["median"] or 0.0) * self._factor
-        places = self.decimals(middle) if self.decimals else 0
-        words = [f"{value * self._factor:,.{places}f}" for value in found.values() if value is not None]
-        unit = " %" if self.percent else ""
-        return f"{words[0]}{unit}" + (f" [{words[1]}, {words[2]}]" if found["low"] != found["high"] else "")
-
-    @property
-    def _factor(self) -> float:
-        return 100.0 if self.percent else 1.0
+        values = [value * (100 if self.percent else 1) for value in found.values() if value is not None]
+        places = _three(values[0]) if self.decimals == _THREE else self.decimals
+        middle, *ends = (f"{value:,.{places}f}" for value in values)
+        return (
+            middle + (" %" if self.percent else "") + (f" [{', '.join(ends)}]" if found["low"] != found["high"] else "")
+        )
 
 
 def _three(value: float) -> int:
     """Decimals that show three digits."""
     return min(5, max(0, 2 - math.floor(math.log10(value)))) if value > 0 else 2
-
-
-def _one(_: float) -> int:
-    return 1
-
-
-def _two(_: float) -> int:
-    return 2
 
 
 def columns(results: Mapping[str, Any]) -> list[Column]:
@@ -64,17 +54,17 @@ def columns(results: Mapping[str, Any]) -> list[Column]:
     return [
         Column("name", "strategy"),
         Column("threads", "threads each"),
-        Column("seconds_per_epoch", "s/epoch", _three),
-        Column("total_s", f"s for {epochs} epoch{'s' if epochs > 1 else ''}", _three),
-        Column("images_per_s", "images/s", _three),
-        Column("speedup", "speed-up", _two),
-        Column("efficiency", "efficiency", _one, percent=True),
-        Column("data_wait", "data wait", _one, percent=True),
-        Column("communication", "communication", _one, percent=True),
-        Column("memory_sum_gib", "memory, GiB", _three),
-        Column("memory_largest_gib", "largest, GiB", _three),
-        Column("memory_smallest_gib", "smallest, GiB", _three),
-        Column("top1", "top-1", _two, percent=True),
+        Column("seconds_per_epoch", "s/epoch", _THREE),
+        Column("total_s", f"s for {epochs} epoch{'s' if epochs > 1 else ''}", _THREE),
+        Column("images_per_s", "images/s", _THREE),
+        Column("speedup", "speed-up", 2),
+        Column("efficiency", "efficiency", 1, percent=True),
+        Column("data_wait", "data wait", 1, percent=True),
+        Column("communication", "communication", 1, percent=True),
+        Column("memory_sum_gib", "memory, GiB", _THREE),
+        Column("memory_largest_gib", "largest, GiB", _THREE),
+        Column("memory_smallest_gib", "smallest, GiB", _THREE),
+        Column("top1", "top-1", 2, percent=True),
     ]
 
 
