@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from lockstep.cli import main
 from lockstep.commands.launch_script import kubernetes, slurm, torchrun, yaml
+from lockstep.commands.launch_script.command import TARGETS
 from lockstep.commands.launch_script.kubernetes import KubernetesPlan
 from lockstep.commands.launch_script.plan import Plan
 from lockstep.commands.launch_script.slurm import SlurmPlan, seconds
-from lockstep.commands.launch_script.targets import TARGETS
 from lockstep.commands.launch_script.torchrun import TorchrunPlan
 from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, OptimConfig
@@ -82,6 +82,7 @@ def test_a_recipe_as_it_is_needs_no_flags(name: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(NAMES, st.sampled_from(["", "imgs", "--odd"]), st.integers(2, 99), st.booleans(), st.sampled_from(["", "3,5"]))
 @example("a b'$(id)\"", "--odd", 3, True, "")
+@example("a\n#SBATCH --wrap=id; touch x\n", "imgs", 3, True, "")
 def test_the_shell_and_the_command_read_the_same_run(
     tmp_path_factory: Any, data: str, out: str, epochs: int, flip: bool, milestones: str
 ) -> None:
@@ -229,6 +230,12 @@ def test_limits_are_read_as_slurm_reads_them(limit: str, expected: int) -> None:
         ("torchrun", ["--master-port", "70000"], "not a port"),
         ("kubernetes", ["--grace-period", "-1", "--image", "x"], "negative"),
         ("kubernetes", ["--epochs", "nine"], "--epochs nine"),
+        ("kubernetes", ["--image", "x", "--claim", "ours\nkind: Pod"], "--claim 'ours\\nkind: Pod': not a name"),
+        ("kubernetes", ["--image", "x", "--namespace", "ML"], "--namespace 'ML': not a name"),
+        ("kubernetes", ["--image", "x", "--runtime", ""], "--runtime '': not a name"),
+        ("torchrun", ["--nnodes", "2", "--ip", "a\ntouch x"], "--master-addr 'a\\ntouch x': not an address"),
+        ("torchrun", ["--nnodes", "2", "--ip", "$(id)"], "--master-addr '$(id)': not an address"),
+        ("slurm", ["--sbatch", "wrap=id\ntouch x"], "not one word"),
     ],
 )
 def test_what_can_not_work_is_refused(target: str, words: list[str], message: str) -> None:
@@ -295,6 +302,22 @@ def manifest(*words: str) -> dict[str, Any]:
     reader = pytest.importorskip("yaml", reason="PyYAML reads what was written")
     read: dict[str, Any] = reader.safe_load(kubernetes.script(plan("kubernetes", "--image", "me/it:1", *words)))
     return read
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(min_size=1), st.sampled_from(["pytorchjob", "trainjob"]))
+@example('x"\nkind: Pod\n#', "pytorchjob")
+@example("- a: b # c", "trainjob")
+def test_no_value_becomes_a_part_of_the_manifest(text: str, kind: str) -> None:
+    read = manifest(f"--image=image {text}", f"--data-dir=data {text}", "--kind", kind)
+    stands_for = {f"image {text}": "image", f"data {text}".replace("$", "$$"): "data"}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        return [plain(inner) for inner in value] if isinstance(value, list) else stands_for.get(value, value)
+
+    assert plain(read) == manifest("--image=image", "--data-dir=data", "--kind", kind)
 
 
 def test_a_pytorchjob_has_a_master_and_the_rest_as_workers() -> None:

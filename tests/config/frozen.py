@@ -14,7 +14,7 @@ from unittest import mock
 
 import lockstep
 from lockstep.cli import COMMANDS
-from lockstep.commands.launch_script.targets import TARGETS
+from lockstep.commands.launch_script.command import TARGETS
 from lockstep.config import Config
 from lockstep.config.flags import known_flags
 from lockstep.config.recipes import RECIPES

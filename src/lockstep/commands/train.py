@@ -2,24 +2,18 @@
 
 from functools import partial
 
-from lockstep.commands.shared.arguments import launched, one_name, parse
+from lockstep.commands.shared.arguments import launched, planned
 from lockstep.config import Config
-from lockstep.config.flags import split_arguments
-from lockstep.config.recipes import RECIPES, recipe
+from lockstep.config.recipes import RECIPES
 
 
 def main(args: list[str]) -> int:
     """Train by a recipe."""
-    names, rest = split_arguments(args, Config)
-    name = one_name("train", "recipe", names) or "digits"
-    config: Config = parse(
-        Config,
-        recipe(name),
-        rest,
-        f"lockstep train {name}",
-        f"Train by the recipe `{name}` (of {', '.join(RECIPES)}, or package.module:function). "
-        "--batch-size is global: it is shared out over all processes.",
+    about = (
+        f"Train by the recipe `{{}}` (of {', '.join(RECIPES)}, or package.module:function). "
+        "--batch-size is global: it is shared out over all processes."
     )
+    config: Config = planned("train", Config, lambda config: config, args, about)
     from lockstep.processes.devices import processes
     from lockstep.processes.environment import spread
     from lockstep.processes.world import joined

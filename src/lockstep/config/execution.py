@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from lockstep.config.fields import Ints, Names, require, require_finite
+from lockstep.config.fields import Ints, Names, require, require_at_least, require_finite
 from lockstep.errors import UserError, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
@@ -64,12 +64,8 @@ class Execution:
             if name not in LOG_MIRRORS:
                 raise unknown("log", name, LOG_MIRRORS, "Separate several with commas, as --log csv,tensorboard.")
         require(self.nproc == "auto" or self.nproc >= 1, f"--nproc {self.nproc} starts no process", "Use 1 or more.")
-        for name in ("nnodes", "eval_batch_size", "eval_every", "log_every"):
-            flag = name.replace("_", "-")
-            require(getattr(self, name) >= 1, f"--{flag} {getattr(self, name)} is not positive", "Use 1 or more.")
-        for name in ("workers", "threads"):
-            flag = name.replace("_", "-")
-            require(getattr(self, name) >= 0, f"--{flag} {getattr(self, name)} is negative", "Use 0 or more.")
+        require_at_least(1, self, "nnodes", "eval_batch_size", "eval_every", "log_every", "model_parallel")
+        require_at_least(0, self, "workers", "threads")
         require(
             self.collective_timeout > 0,
             f"--collective-timeout {self.collective_timeout} is not positive",
@@ -86,7 +82,6 @@ class Execution:
             "several machines need one meeting point",
             "Give --master-addr (machine 0's address) and --master-port, the same on every machine.",
         )
-        require(self.model_parallel >= 1, f"--model-parallel {self.model_parallel} is not positive", "Use 1 for off.")
         require(
             self.model_parallel == 1 or self.strategy in ("single", "ddp"),
             f"--model-parallel {self.model_parallel} with --strategy {self.strategy}: both spread one model",
@@ -166,6 +161,4 @@ class Recovery:
         require_finite(self)
         Interval.parse(self.checkpoint_every)
         require(self.keep >= 1, f"--keep {self.keep} would keep no checkpoint", "Use 1 or more.")
-        for name in ("max_restarts", "min_nproc", "hang_timeout", "check_every"):
-            flag = name.replace("_", "-")
-            require(getattr(self, name) >= 0, f"--{flag} {getattr(self, name)} is negative", "Use 0 or more.")
+        require_at_least(0, self, "max_restarts", "min_nproc", "hang_timeout", "check_every")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from lockstep.config.fields import Floats, require, require_finite
+from lockstep.config.fields import Floats, require, require_at_least, require_finite
 from lockstep.errors import unknown
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta", "muon")
@@ -50,9 +50,7 @@ class DataConfig:
             f"--fraction {self.fraction} is not in (0, 1]",
             "Give the part of the training set to use, as 0.25.",
         )
-        for name in ("crop_padding", "cutout", "image_size"):
-            flag = name.replace("_", "-")
-            require(getattr(self, name) >= 0, f"--{flag} {getattr(self, name)} is negative", "Use 0 to turn it off.")
+        require_at_least(0, self, "crop_padding", "cutout", "image_size")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,15 @@ def require_finite(group: Any) -> None:
                 raise UserError(f"--{item.name.replace('_', '-')} {number} is not a finite number", "Give a number.")
 
 
-def require(condition: bool, message: str, remedy: str = "") -> None:
+def require(condition: object, message: str, remedy: str = "") -> None:
     """Raise UserError where the condition does not hold."""
     if not condition:
         raise UserError(message, remedy)
+
+
+def require_at_least(least: int, group: Any, *names: str) -> None:
+    """Raise UserError for a field of a config group that is less than 0, or than 1."""
+    for name in names:
+        flag, value = name.replace("_", "-"), getattr(group, name)
+        wrong = "not positive" if least else "negative"
+        require(value >= least, f"--{flag} {value} is {wrong}", f"Use {least} or more.")

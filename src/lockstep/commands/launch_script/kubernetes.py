@@ -1,15 +1,16 @@
 """A manifest for Kubeflow's operators: PyTorchJob of the Training Operator, TrainJob of its successor, Trainer."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from lockstep.commands.launch_script import yaml
 from lockstep.commands.launch_script.plan import Allotted
-from lockstep.commands.launch_script.torchrun import train_words
-from lockstep.config.fields import require
+from lockstep.commands.launch_script.torchrun import train_arguments
+from lockstep.config.fields import require, require_at_least
 
-_STORE, _SHM = "lockstep", "shm"  # volumes
 _MOUNT = "/lockstep"
+_NAME = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"  # Kubernetes' own rule
 
 
 @dataclass(frozen=True)
@@ -32,97 +33,81 @@ class KubernetesPlan(Allotted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.grace_period >= 0, f"--grace-period {self.grace_period} is negative", "Use 0 or more.")
+        require_at_least(0, self, "grace_period")
+        rule = "Use small letters, digits, hyphens and dots, a letter or digit first and last."
+        for flag, name in (("claim", self.claim), ("namespace", self.namespace or "none"), ("runtime", self.runtime)):
+            require(re.fullmatch(_NAME, name), f"--{flag} {name!r}: not a name that Kubernetes takes", rule)
 
 
 def script(plan: KubernetesPlan) -> str:
     """The manifest, as YAML."""
     require(bool(plan.image), "a job on Kubernetes needs an image", "Name one with torch and Lockstep: --image.")
-    body = _train_job(plan) if plan.kind == "trainjob" else _pytorch_job(plan)
-    note = (
-        f"# The claim {plan.claim} has to be there. The run folder is on it, and so a pod that starts again goes on.\n"
-    )
-    return note + yaml.dump(body)
-
-
-def _metadata(plan: KubernetesPlan) -> dict[str, Any]:
-    return {"name": plan.job} | ({"namespace": plan.namespace} if plan.namespace else {})
+    kind, version, spec = ("PyTorchJob", "kubeflow.org/v1", _pytorch_job(plan))
+    if plan.kind == "trainjob":
+        kind, version, spec = ("TrainJob", "trainer.kubeflow.org/v1alpha1", _train_job(plan))
+    metadata = {"name": plan.job} | ({"namespace": plan.namespace} if plan.namespace else {})
+    note = f"# The claim {plan.claim} has to be there. The run folder is on it, and so a pod that starts again goes on."
+    return f"{note}\n{yaml.dump({'apiVersion': version, 'kind': kind, 'metadata': metadata, 'spec': spec})}"
 
 
 def _pytorch_job(plan: KubernetesPlan) -> dict[str, Any]:
-    """A PyTorchJob: the operator sets torchrun's arguments as PET_ variables."""
+    """The operator sets torchrun's arguments as PET_ variables."""
     container = {
         "name": "pytorch",  # the operator looks for this name
         "image": plan.image,
         "command": _command(plan),
         "resources": _resources(plan),
-        "volumeMounts": _mounts(),
     }
-    pod = {"terminationGracePeriodSeconds": plan.grace_period, "containers": [container], "volumes": _volumes(plan)}
     # OnFailure, not ExitCode: where one pod dies the others end with code 1, which ExitCode holds for final
-    one = {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": pod}}
-    replicas = {"Master": one} | ({"Worker": one | {"replicas": plan.nnodes - 1}} if plan.nnodes > 1 else {})
+    one = {"replicas": 1, "restartPolicy": "OnFailure", "template": {"spec": _pod(plan, container)}}
     return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": _metadata(plan),
-        "spec": {
-            "nprocPerNode": str(plan.per_node),
-            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": plan.config.recovery.max_restarts * plan.nnodes},
-            "pytorchReplicaSpecs": replicas,
-        },
+        "nprocPerNode": str(plan.per_node),
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": plan.config.recovery.max_restarts * plan.nnodes},
+        "pytorchReplicaSpecs": {"Master": one}
+        | ({"Worker": one | {"replicas": plan.nnodes - 1}} if plan.nnodes > 1 else {}),
     }
 
 
 def _train_job(plan: KubernetesPlan) -> dict[str, Any]:
-    """A TrainJob: the runtime has the pod's template, and the job adds to it."""
-    pod = {
-        "terminationGracePeriodSeconds": plan.grace_period,
-        "containers": [{"name": "node", "volumeMounts": _mounts()}],
-        "volumes": _volumes(plan),
-    }
-    patch = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}
+    """The runtime has the pod's template, and the job adds to it."""
+    job = {"name": "node", "template": {"spec": {"template": {"spec": _pod(plan, {"name": "node"})}}}}
     return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": _metadata(plan),
-        "spec": {
-            "runtimeRef": {"name": plan.runtime},
-            "trainer": {
-                "image": plan.image,
-                "command": _command(plan),
-                "numNodes": plan.nnodes,
-                "numProcPerNode": plan.per_node,
-                "resourcesPerNode": _resources(plan),
-            },
-            "runtimePatches": [{"manager": "lockstep", "trainingRuntimeSpec": {"template": {"spec": patch}}}],
+        "runtimeRef": {"name": plan.runtime},
+        "trainer": {
+            "image": plan.image,
+            "command": _command(plan),
+            "numNodes": plan.nnodes,
+            "numProcPerNode": plan.per_node,
+            "resourcesPerNode": _resources(plan),
         },
+        "runtimePatches": [
+            {"manager": "lockstep", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+        ],
+    }
+
+
+def _pod(plan: KubernetesPlan, container: dict[str, Any]) -> dict[str, Any]:
+    """A pod with this container, run folders and data mounted, and memory for loader workers."""
+    mounts = [{"name": "lockstep", "mountPath": _MOUNT}, {"name": "shm", "mountPath": "/dev/shm"}]
+    return {
+        "terminationGracePeriodSeconds": plan.grace_period,
+        "containers": [container | {"volumeMounts": mounts}],
+        "volumes": [
+            {"name": "lockstep", "persistentVolumeClaim": {"claimName": plan.claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},  # a container's own has 64 MiB, too little for workers
+        ],
     }
 
 
 def _command(plan: KubernetesPlan) -> list[str]:
     """torchrun, which takes the rest from PET_ variables. RANK and WORLD_SIZE of the operator count pods."""
     data = {} if plan.config.execution.data_dir else {"data_dir": f"{_MOUNT}/data"}
-    words = ["torchrun", *train_words(plan, f"{_MOUNT}/runs/{plan.job}", **data)]
-    return [word.replace("$", "$$") for word in words]  # Kubernetes expands $(NAME) and reads $$ as $
+    arguments = ["torchrun", *train_arguments(plan, f"{_MOUNT}/runs/{plan.job}", **data)]
+    return [argument.replace("$", "$$") for argument in arguments]  # Kubernetes expands $(NAME) and reads $$ as $
 
 
 def _resources(plan: KubernetesPlan) -> dict[str, Any]:
-    asked: dict[str, Any] = {"cpu": str(plan.cores * plan.per_node)}
-    if plan.memory:
-        asked["memory"] = plan.memory
-    if plan.gpus_per_node:
-        asked["nvidia.com/gpu"] = str(plan.gpus_per_node)
-    firm = {name: value for name, value in asked.items() if name != "cpu"}  # a limit on cores would throttle
-    return {"requests": asked} | ({"limits": firm} if firm else {})
-
-
-def _mounts() -> list[dict[str, Any]]:
-    return [{"name": _STORE, "mountPath": _MOUNT}, {"name": _SHM, "mountPath": "/dev/shm"}]
-
-
-def _volumes(plan: KubernetesPlan) -> list[dict[str, Any]]:
-    return [
-        {"name": _STORE, "persistentVolumeClaim": {"claimName": plan.claim}},
-        {"name": _SHM, "emptyDir": {"medium": "Memory"}},  # a container's own has 64 MiB, too little for loader workers
-    ]
+    gpus = str(plan.gpus_per_node or "")
+    firm = {name: value for name, value in (("memory", plan.memory), ("nvidia.com/gpu", gpus)) if value}
+    requests = {"cpu": str(plan.cores * plan.per_node)} | firm  # a limit on cores would throttle
+    return {"requests": requests} | ({"limits": firm} if firm else {})

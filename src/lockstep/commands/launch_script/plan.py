@@ -7,13 +7,11 @@ from typing import Annotated, Any, Self
 from tyro.conf import arg
 
 from lockstep.config import Config
-from lockstep.config.fields import require
+from lockstep.config.fields import require, require_at_least
 from lockstep.config.flags import changed_flags
 from lockstep.config.recipes import recipe
 
 ONE_PROCESS = ("single", "dp")
-
-
 # which machines the run is on, the job file says, or torchrun
 _MACHINES: dict[str, Any] = {"nnodes": 1, "node_rank": 0, "master_addr": "", "master_port": 0}
 
@@ -32,17 +30,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         require(self.nnodes >= 1, f"--nnodes {self.nnodes} is no machine", "Use 1 or more.")
-        require(
-            bool(re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", self.job)),
-            f"--name {self.job}: not a name that every scheduler takes",
-            "Use small letters, digits and hyphens, a letter first, at most 52 of them.",
-        )
+        sound, rule = re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", self.job), "small letters, digits and hyphens"
+        message = f"--name {self.job}: not a name that every scheduler takes"
+        require(sound, message, f"Use {rule}, a letter first, at most 52 of them.")
         strategy = self.config.execution.strategy
-        require(
-            self.nnodes == 1 or strategy not in ONE_PROCESS,
-            f"--strategy {strategy} is one process, and --nnodes {self.nnodes} has one on each machine at least",
-            "Use --strategy ddp.",
-        )
+        message = f"--strategy {strategy} is one process, and --nnodes {self.nnodes} has one on each machine at least"
+        require(self.nnodes == 1 or strategy not in ONE_PROCESS, message, "Use --strategy ddp.")
         self.config.require_batch_for(self.per_node * self.nnodes)
 
     @classmethod
@@ -53,9 +46,8 @@ class Plan:
     @property
     def job(self) -> str:
         """The job's name."""
-        return self.name or re.sub(r"[^a-z0-9]+", "-", self.config.recipe.lower()).lstrip("-0123456789")[:52].rstrip(
-            "-"
-        )
+        from_recipe = re.sub(r"[^a-z0-9]+", "-", self.config.recipe.lower()).lstrip("-0123456789")
+        return self.name or from_recipe[:52].rstrip("-")
 
     @property
     def per_node(self) -> int:
@@ -81,35 +73,23 @@ class Allotted(Plan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag, value in (("gpus-per-node", self.gpus_per_node), ("cpus-per-task", self.cpus_per_task)):
-            require(value >= 0, f"--{flag} {value} is negative", "Use 0 or more.")
-        require(
-            not self.config.execution.gpus,
-            "--gpus, and the scheduler chooses which GPUs a job gets",
-            "Say how many: --gpus-per-node.",
-        )
-        require(
-            not self.gpus_per_node or self.per_node * self._each_drives <= self.gpus_per_node,
-            f"--gpus-per-node {self.gpus_per_node} for {self.per_node} process(es) of {self._each_drives} GPU(s)",
-            "NCCL takes one process per GPU: raise it, or lower --nproc.",
-        )
-        require(
-            bool(re.fullmatch(r"(\d+([KMGT]i?)?)?", self.memory)),
-            f"--memory {self.memory}: not an amount",
-            "Give it as 64G or 64Gi.",
-        )
+        require_at_least(0, self, "gpus_per_node", "cpus_per_task")
+        execution, gpus = self.config.execution, self.gpus_per_node
+        message = "--gpus, and the scheduler chooses which GPUs a job gets"
+        require(not execution.gpus, message, "Say how many: --gpus-per-node.")
+        enough = not gpus or self.per_node * execution.model_parallel <= gpus
+        message = f"--gpus-per-node {gpus} for {self.per_node} process(es) of {execution.model_parallel} GPU(s)"
+        require(enough, message, "NCCL takes one process per GPU: raise it, or lower --nproc.")
+        amount = re.fullmatch(r"(\d+([KMGT]i?)?)?", self.memory)
+        require(amount, f"--memory {self.memory}: not an amount", "Give it as 64G or 64Gi.")
 
     @property
     def per_node(self) -> int:
         """Processes on each machine: --nproc, or one for each GPU, or one."""
         execution = self.config.execution
         if execution.nproc == "auto" and execution.strategy not in ONE_PROCESS:
-            return max(1, self.gpus_per_node // self._each_drives)
+            return max(1, self.gpus_per_node // execution.model_parallel)
         return super().per_node
-
-    @property
-    def _each_drives(self) -> int:
-        return self.config.execution.model_parallel
 
     @property
     def cores(self) -> int:

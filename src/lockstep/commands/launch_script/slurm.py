@@ -8,8 +8,8 @@ from typing import Annotated
 from tyro.conf import arg
 
 from lockstep.commands.launch_script.plan import Allotted
-from lockstep.config import Interval, Names
-from lockstep.config.fields import require
+from lockstep.config import Names
+from lockstep.config.fields import require, require_at_least
 
 _NAME = r"[\w.,:=@%+/\[\]()*&|-]*"  # what #SBATCH takes without quotes
 
@@ -35,30 +35,19 @@ class SlurmPlan(Allotted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.requeues >= 0, f"--requeues {self.requeues} is negative", "Use 0 or more.")
-        require(
-            self.signal_before > 0, f"--signal-before {self.signal_before}: no time for a checkpoint", "Use 1 or more."
-        )
-        for flag, text in (
-            ("partition", self.partition),
-            ("account", self.account),
-            *(("sbatch", x) for x in self.sbatch),
-        ):
-            require(
-                bool(re.fullmatch(_NAME, text)), f"--{flag} {text}: not one word", "Name it as sbatch would take it."
-            )
+        require_at_least(0, self, "requeues")
+        before = f"--signal-before {self.signal_before}"
+        require(self.signal_before > 0, f"{before}: no time for a checkpoint", "Use 1 or more.")
+        given = {"partition": [self.partition], "account": [self.account], "sbatch": self.sbatch}
+        for flag, text in ((flag, text) for flag, texts in given.items() for text in texts):
+            require(re.fullmatch(_NAME, text), f"--{flag} {text}: not one word", "Name it as sbatch would take it.")
         limit = seconds(self.time)
         require(limit >= 0, f"--time {self.time}: not a limit", "Give it as 30 (minutes), 24:00:00 or 2-00:00:00.")
-        require(
-            not self.time or limit > self.signal_before,
-            f"--signal-before {self.signal_before} is no less than --time {self.time}",
-            "A run that is stopped at its start never gets on: give a longer limit.",
-        )
-        require(
-            not self.requeues or Interval.parse(self.config.recovery.checkpoint_every).count > 0,
-            "--checkpoint-every 0, and a job that comes back would begin anew",
-            "Leave it out, or add --requeues 0.",
-        )
+        remedy = "A run that is stopped at its start never gets on: give a longer limit."
+        require(not self.time or limit > self.signal_before, f"{before} is no less than --time {self.time}", remedy)
+        message = "--checkpoint-every 0, and a job that comes back would begin anew"
+        kept = not self.requeues or self.config.recovery.checkpoint_interval.count > 0
+        require(kept, message, "Leave it out, or add --requeues 0.")
 
 
 def seconds(limit: str) -> int:
@@ -68,10 +57,8 @@ def seconds(limit: str) -> int:
         return -1 if limit else 0
     days, *rest = found.groups()
     parts = [int(part) for part in rest if part is not None]
-    if days is not None or len(parts) == 3:
-        hours, minutes, secs = [*parts, 0, 0][:3]
-        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
-    return parts[0] * 60 + (parts[1] if len(parts) == 2 else 0)
+    units = (3600, 60, 1) if days is not None or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
 
 def script(plan: SlurmPlan) -> str:

@@ -1,5 +1,6 @@
 """The line that starts torchrun on each machine, with machines that stay or that come and go."""
 
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
@@ -26,11 +27,11 @@ class TorchrunPlan(Plan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.nnodes == 1 or bool(self.master_addr),
-            "several machines need one meeting point",
-            "Give --master-addr, machine 0's address.",
-        )
+        known = self.nnodes == 1 or self.master_addr
+        require(known, "several machines need one meeting point", "Give --master-addr, machine 0's address.")
+        address = re.fullmatch(r"[\w.:%\[\]-]*", self.master_addr)
+        remedy = "Give a host name, or an IPv4 or IPv6 address."
+        require(address, f"--master-addr {self.master_addr!r}: not an address", remedy)
         require(0 <= self.master_port < 65536, f"--master-port {self.master_port} is not a port", "Use 1 to 65535.")
         execution = self.config.execution
         require(
@@ -54,45 +55,33 @@ class TorchrunPlan(Plan):
 def script(plan: TorchrunPlan) -> str:
     """A line for each machine, under a comment that says which."""
     if plan.nnodes == 1:
-        return _line(plan, ["--standalone"]) + "\n"
-    port = plan.master_port or _port(plan.job)
-    at = f"{plan.master_addr}:{port}"
-    if not plan.min_nnodes:
-        where = [f"--master-addr={plan.master_addr}", f"--master-port={port}"]
-        lines = [
-            f"# on machine {rank}\n" + _line(plan, [f"--nnodes={plan.nnodes}", f"--node-rank={rank}", *where])
-            for rank in range(plan.nnodes)
-        ]
-        return "\n".join(lines) + "\n"
-    meeting = [
-        f"--nnodes={plan.min_nnodes}:{plan.nnodes}",
-        f"--rdzv-id={plan.job}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={at}",
-    ]
-    # by itself torchrun compares host names to find the one that listens, and on some machines none or all of them do
-    first, others = ([*meeting, f"--rdzv-conf=is_host={host}"] for host in (1, 0))
-    return f"# on machine 0, {plan.master_addr}\n{_line(plan, first)}\n# on each of the others\n{_line(plan, others)}\n"
-
-
-def _port(job: str) -> int:
+        return _line(plan, ["--standalone"])
     from lockstep.processes.rendezvous import ports  # imports torch
 
-    return ports(job)[0]
+    port = plan.master_port or ports(plan.job)[0]
+    if not plan.min_nnodes:
+        where = [f"--master-addr={plan.master_addr}", f"--master-port={port}"]
+        ranks = range(plan.nnodes)
+        machines = {f"machine {k}": [f"--nnodes={plan.nnodes}", f"--node-rank={k}", *where] for k in ranks}
+    else:
+        # by itself torchrun compares host names to find the one that listens, and on some machines none or all do
+        names = {f"machine 0, {plan.master_addr}": 1, "each of the others": 0}
+        nodes, at = f"--nnodes={plan.min_nnodes}:{plan.nnodes}", f"--rdzv-endpoint={plan.master_addr}:{port}"
+        where = [nodes, f"--rdzv-id={plan.job}", "--rdzv-backend=c10d", at]
+        machines = {name: [*where, f"--rdzv-conf=is_host={host}"] for name, host in names.items()}
+    return "".join(f"# on {name}\n{_line(plan, where)}" for name, where in machines.items())
 
 
-def _line(plan: Plan, meeting: list[str]) -> str:
+def _line(plan: Plan, where: list[str]) -> str:
     """torchrun's line; the run folder is named, so that a restart goes on with it."""
-    recovery, execution = plan.config.recovery, plan.config.execution
-    each = "auto" if execution.nproc == "auto" and execution.strategy not in ONE_PROCESS else plan.per_node
-    own = [f"--nproc-per-node={each}", f"--max-restarts={recovery.max_restarts}"]
-    words = ["torchrun", *meeting, *own, *train_words(plan, f"runs/{plan.job}")]
-    return shlex.join(words)
-
-
-def train_words(plan: Plan, out: str, **changed: str) -> list[str]:
-    """`-m lockstep train RECIPE FLAGS`, as torchrun takes it; `out`: the run folder where --out names none."""
     execution = plan.config.execution
-    flags = plan.train_flags(nproc="auto", out=execution.out or out, **changed)
-    own = [word for words in flags if words[0] != "--max-restarts" for word in words]
+    each = "auto" if execution.nproc == "auto" and execution.strategy not in ONE_PROCESS else plan.per_node
+    own = [f"--nproc-per-node={each}", f"--max-restarts={plan.config.recovery.max_restarts}"]
+    return shlex.join(["torchrun", *where, *own, *train_arguments(plan, f"runs/{plan.job}")]) + "\n"
+
+
+def train_arguments(plan: Plan, out: str, **changed: str) -> list[str]:
+    """`-m lockstep train RECIPE FLAGS`, as torchrun takes it; `out`: the run folder where --out names none."""
+    flags = plan.train_flags(nproc="auto", out=plan.config.execution.out or out, **changed)
+    own = [argument for flag in flags if flag[0] != "--max-restarts" for argument in flag]
     return ["-m", "lockstep", "train", plan.config.recipe, *own]

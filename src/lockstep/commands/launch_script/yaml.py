@@ -19,30 +19,19 @@ def _block(value: Any) -> Iterator[str]:
     items = value.items() if isinstance(value, Mapping) else [(None, item) for item in value]
     for key, item in items:
         head = "-" if key is None else f"{_scalar(key)}:"
-        if not isinstance(item, Mapping | list | tuple):
+        if not isinstance(item, Mapping | list) or not item:
             yield f"{head} {_scalar(item)}"
-        elif not item:
-            yield f"{head} {'{}' if isinstance(item, Mapping) else '[]'}"
         elif key is None:  # the first line stands beside the hyphen
-            for i, line in enumerate(_block(item)):
-                yield f"{'  ' if i else '- '}{line}"
+            yield from (f"{'  ' if i else '- '}{line}" for i, line in enumerate(_block(item)))
         else:
             yield head
             yield from (f"  {line}" for line in _block(item))
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
+    if not isinstance(value, str):
+        return str(value).lower()  # a number, True, False, {} or []
+    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return str(value)
-    text = str(value)
-    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
-        return text
-    return '"' + "".join(map(_quoted, text)) + '"'
-
-
-def _quoted(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    return character if character.isprintable() else f"\\U{ord(character):08X}"
+    escaped = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08X}" for c in value)
+    return f'"{"".join(escaped)}"'
