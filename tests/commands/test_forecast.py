@@ -24,7 +24,7 @@ from lockstep.commands.forecast.model import (
     moved,
 )
 from lockstep.commands.forecast.plan import LINKS, Layout, Plan, layout, own_cost
-from lockstep.commands.forecast.show import describe
+from lockstep.commands.forecast.report import describe
 from lockstep.config import Config, LinkConfig
 from lockstep.config.flags import split_arguments
 from lockstep.config.recipes import recipe

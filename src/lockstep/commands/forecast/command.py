@@ -9,8 +9,8 @@ def main(args: list[str]) -> int:
 
     about = "Measure the recipe `{}` briefly and forecast its step on N processes; --out names a file or folder."
     plan: Plan = planned("forecast", Plan, Plan.of, args, about)
-    from lockstep.commands.forecast.forecast import forecast
-    from lockstep.commands.forecast.show import tell
+    from lockstep.commands.forecast.report import tell
+    from lockstep.commands.forecast.run import forecast
 
     tell(forecast(plan, log=print_error))
     return 0

@@ -14,8 +14,8 @@ def main(args: list[str]) -> int:
         "holds (--exact: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
     )
     plan: Plan = planned("verify", Plan, Plan.of, args, about)
+    from lockstep.commands.verify.report import show
     from lockstep.commands.verify.run import verify
-    from lockstep.commands.verify.verdict import show
 
     show(report := verify(plan, log=print_error))
     return 0 if report.holds else EXIT_FAILURE

@@ -5,8 +5,8 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.commands.forecast.forecast import Report, write
 from lockstep.commands.forecast.model import Curve, Link
+from lockstep.commands.forecast.run import Report, write
 
 _COLUMNS = ("N", "step ms", "images/s", "speed-up", "efficiency", "compute ms", "all-reduce ms", "hidden", "bottleneck")
 
