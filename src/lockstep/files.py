@@ -1,10 +1,13 @@
 """Writing files that are whole or not there, and the error where the system refuses."""
 
 import errno
+import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import UserError
 
@@ -58,6 +61,22 @@ def write_text(path: Path, text: str) -> None:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write values as a JSON file, likewise."""
+    write_text(path, json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value
 
 
 def write_error(path: Path, error: Exception, what: str = "") -> UserError:

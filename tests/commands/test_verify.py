@@ -16,10 +16,11 @@ from torch import nn
 
 from lockstep.commands.verify import agreement, diagnose
 from lockstep.commands.verify.plan import Plan
-from lockstep.commands.verify.record import _Draws, fingerprint
-from lockstep.commands.verify.run import Report, verify
+from lockstep.commands.verify.record import _Draws, fingerprint, trace_all
+from lockstep.commands.verify.report import Report
+from lockstep.commands.verify.run import verify
 from lockstep.commands.verify.switches import ExpectedDraws, even_batch
-from lockstep.commands.verify.trace import Trace, read, write
+from lockstep.commands.verify.trace import Job, Trace, read, write
 from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
@@ -52,7 +53,7 @@ def _plan(*nproc: int, patch: str = "", steps: int = 4, out: str = "", **given: 
     parts: dict[str, Any] = {name: part(cls) for name, cls in groups.items()}
     execution = Execution(device="cpu", threads=1, eval_batch_size=7, out=out, workers=1)
     config = Config(epochs=3, execution=execution, **parts, **given)
-    return Plan.of(config, nproc=nproc, steps=steps, patch=f"{HERE}:{patch}" if patch else "")
+    return Plan(nproc=nproc, steps=steps, patch=f"{HERE}:{patch}" if patch else "", config=config)
 
 
 def _verify(plan: Plan) -> Report:
@@ -96,19 +97,28 @@ def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
     base = report.base
     assert report.holds
     assert (len(base.loss), base.steps_per_epoch) == (12, 4)  # three epochs are all there is
-    config = _plan(1, 2, **fields).config_for(3, 1)
+    config = _plan(1, 2, **fields).config_for(3)
     run_ranks(_train, 3, config, str(tmp_path), timeout=120)
     end = journal.read(tmp_path / "journal.jsonl")[-1]
     assert (end["steps"], end["ledger_sha256"], end["weights_sha256"]) == (12, base.ledger[-1], base.weights_sha256)
     assert base.metrics is not None
     assert (end["top1"], end["loss"]) == (base.metrics["top1"], base.metrics["loss"])
     # the moving average is that of the weights, from the first step's on
-    columns = dict(zip(base.names, np.split(base.samples, base.starts[1:], axis=1), strict=True))
-    average = expected = columns["0.weight"][0]
-    for average, now in zip(columns["ema.0.weight"], columns["0.weight"], strict=True):
+    weight, average = (base.kept[f"samples/{name}"].numpy() for name in ("0.weight", "ema.0.weight"))
+    expected = weight[0]
+    for now, averaged in zip(weight, average, strict=True):
         expected = 0.9 * expected + 0.1 * now
-        assert average == pytest.approx(expected, rel=1e-5)
-    assert (average != columns["0.weight"][-1]).all()
+        assert averaged == pytest.approx(expected, rel=1e-5)
+    assert (average[-1] != weight[-1]).all()
+
+
+def test_a_buffer_that_the_model_replaces_is_traced_too(tmp_path: Path) -> None:
+    job = Job(str(tmp_path), _plan(1, 2, model="centred_net").config_for(1), 3, "a run")
+    trace_all(World.single(), [job])
+    trace = read(tmp_path)
+    means = trace.kept["samples/0.mean"].flatten().tolist()
+    assert len({0.0, *means}) == 4, "it moves in each step"
+    assert trace.kept["final/0.mean"].item() == pytest.approx(means[-1])
 
 
 def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:
@@ -249,11 +259,11 @@ def test_verify_takes_the_flags_of_train() -> None:
     from lockstep.config.recipes import recipe
 
     words = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--exact", "8", "--threads", "2", "--data-dir", "d"]
-    plan = parse(Plan, Plan.of(recipe("cifar10")), words, "verify", "")
-    config = plan.config_for(4, 3)
+    plan = parse(Plan, Plan(config=recipe("cifar10")), words, "verify", "")
+    config = plan.config_for(4)
     assert type(config) is Config
     assert type(config.execution) is Execution
-    assert (plan.nproc, config.execution.nproc, config.execution.threads) == ((1, 4), 4, 3)
+    assert (plan.nproc, config.execution.nproc, config.execution.threads) == ((1, 4), 4, 2)
     assert (config.optim.lr, config.data.flip, config.exact, config.execution.data_dir) == (0.5, True, 8, "d")
     assert config.model == recipe("cifar10").model
 
@@ -267,22 +277,16 @@ def _trace(values: np.ndarray[Any, Any], n: int = 1, **fields: Any) -> Trace:
     trace = Trace(n, names=["w", "b"], parameters=1)
     trace.ledger, trace.images = [str(i) for i in range(steps)], list(range(steps))
     trace.loss, trace.norm, trace.lr = [1.0] * steps, [1.0] * steps, [[0.1]] * steps
-    trace.digests = [[row.tobytes().hex() for row in step] for step in values]
-    trace.shares = [[(4,)] for _ in range(steps)]
+    trace.digests = [[hash(row.tobytes()) for row in step] for step in [*values, values[-1]]]
+    trace.shares = [[[4]] for _ in range(steps)]
     trace.metrics = {"top1": 0.5, "top5": 1.0, "loss": 1.0, "count": 100}
-    trace.kept = {
-        "samples": torch.from_numpy(values.reshape(steps, -1)),
-        "scales": torch.from_numpy(np.abs(values).max(-1)),
-        "final/w": torch.from_numpy(values[-1, 0]),
-        "final/b": torch.from_numpy(values[-1, 1]),
-    }
+    trace.kept = {"scales": torch.from_numpy(np.abs([*values, values[-1]]).max(-1))}
+    for i, name in enumerate(trace.names):
+        trace.kept[f"samples/{name}"] = torch.tensor(values[:, i])
+        trace.kept[f"final/{name}"] = torch.tensor(values[-1, i])
     for name, value in fields.items():
         setattr(trace, name, value)
     return trace
-
-
-def _row(rows: list[agreement.Row], quantity: str) -> agreement.Row:
-    return next(row for row in rows if row.quantity == quantity)
 
 
 def test_a_difference_is_placed_at_its_first_step_and_tensor() -> None:
@@ -291,35 +295,35 @@ def test_a_difference_is_placed_at_its_first_step_and_tensor() -> None:
     other[1:, 0, 2] += 1e-7  # rounding
     other[3:, 1, 1] += 0.5
     rows = agreement.compare(_trace(values), _trace(other, 2), per_step=1e-6)
-    assert _row(rows, "weights") == agreement.Row("weights", "within tolerance", pytest.approx(5e-8), 2, "w")
-    assert _row(rows, "buffers") == agreement.Row("buffers", "different", 0.25, 4, "b")
-    assert _row(rows, "ledger").verdict == "equal"
+    assert rows.row("weights") == agreement.Row("weights", "within tolerance", pytest.approx(5e-8), 2, "w")
+    assert rows.row("buffers") == agreement.Row("buffers", "different", 0.25, 4, "b")
+    assert rows.row("ledger").verdict == "equal"
     bits = agreement.compare(_trace(values), _trace(other, 2), per_step=0.0)
-    assert (_row(bits, "weights").verdict, _row(bits, "weights").step) == ("different", 2)
+    assert (bits.row("weights").verdict, bits.row("weights").step) == ("different", 2)
 
 
 def test_the_tolerance_grows_with_the_steps() -> None:
     values = np.ones((4, 2, 4))
     other = values + np.array([0.5e-6, 1.5e-6, 2.5e-6, 4.5e-6])[:, None, None]
     rows = agreement.compare(_trace(values), _trace(other, 2), per_step=1e-6)
-    assert (_row(rows, "weights").verdict, _row(rows, "weights").step) == ("different", 4)
+    assert (rows.row("weights").verdict, rows.row("weights").step) == ("different", 4)
 
 
 def test_a_tensor_of_nothing_but_rounding_is_measured_against_the_others() -> None:
     trace, other = (_trace(np.ones((1, 2, 4)), n) for n in (1, 2))
     for each, noise in ((trace, 1e-9), (other, -1e-9)):
-        each.names, each.parameters, each.digests = ["w", "v", "b"], 2, [[str(noise)] * 3]
+        each.names, each.parameters, each.digests = ["w", "v", "b"], 2, [[int(1e9 * noise)] * 3] * 2
         each.kept["final/v"] = torch.full((4,), noise)
-        each.kept["samples"] = torch.tensor([[1.0] * 4 + [noise] * 4 + [1.0] * 4], dtype=torch.float64)
-        each.kept["scales"] = torch.tensor([[1.0, 1e-9, 1.0]], dtype=torch.float64)
-    assert _row(agreement.compare(trace, other, 1e-5), "weights").verdict == "within tolerance"
+        each.kept["samples/v"] = torch.full((1, 4), noise, dtype=torch.float64)
+        each.kept["scales"] = torch.tensor([[1.0, 1e-9, 1.0]] * 2, dtype=torch.float64)
+    assert agreement.compare(trace, other, 1e-5).row("weights").verdict == "within tolerance"
 
 
 def test_nan_equals_nan_and_nothing_else() -> None:
     values = np.ones((2, 2, 4))
     base = _trace(values, loss=[1.0, math.nan])
-    assert _row(agreement.compare(base, _trace(values, 2, loss=[1.0, math.nan]), 1e-6), "loss").verdict == "equal"
-    row = _row(agreement.compare(base, _trace(values, 2, loss=[1.0, 1.0]), 1e-6), "loss")
+    assert agreement.compare(base, _trace(values, 2, loss=[1.0, math.nan]), 1e-6).row("loss").verdict == "equal"
+    row = agreement.compare(base, _trace(values, 2, loss=[1.0, 1.0]), 1e-6).row("loss")
     assert (row.verdict, row.largest, row.step) == ("different", math.inf, 2)
 
 
@@ -344,12 +348,12 @@ def test_metrics_may_differ_by_an_image_in_plain_mode_alone(
 def test_replicas_that_differ_are_seen() -> None:
     values = np.ones((3, 2, 4))
     other = _trace(values, 2, strangers=[(2, 1, "weights"), (1, 1, "weights")])
-    row = _row(agreement.compare(_trace(values), other, 1e-6), "replicas")
+    row = agreement.compare(_trace(values), other, 1e-6).row("replicas")
     assert (row.verdict, row.step) == ("different", 2)
 
 
 def test_a_trace_survives_the_disk(tmp_path: Path) -> None:
-    trace = _trace(np.ones((2, 2, 4)), norm=[1.0, math.nan], shares=[[(3, 2), (3,)], [(2,), ()]])
+    trace = _trace(np.ones((2, 2, 4)), norm=[1.0, math.nan], shares=[[[3, 2], [3]], [[2], []]])
     write(trace, tmp_path / "a")
     again = read(tmp_path / "a")
     assert again.shares == trace.shares
@@ -363,12 +367,11 @@ def test_suspects_are_those_that_the_traces_show() -> None:
 
     def found(config: Config, **fields: Any) -> list[str]:
         base, other = _trace(values, samples_per_epoch=100), _trace(values, 2, samples_per_epoch=100, **fields)
-        comparison = diagnose.Comparison(base, other, agreement.compare(base, other, 1e-6))
-        return diagnose.candidates([comparison], config, steps=2)
+        return diagnose.candidates([agreement.compare(base, other, 1e-6)], config, steps=2)
 
     assert found(Config()) == []
-    assert found(Config(), shares=[[(4,), (4,)], [(4,), (3,)]]) == ["uneven shares"]
-    assert found(Config(exact=4), shares=[[(4, 4), (4, 4)]] * 2) == []
+    assert found(Config(), shares=[[[4], [4]], [[4], [3]]]) == ["uneven shares"]
+    assert found(Config(exact=4), shares=[[[4, 4], [4, 4]]] * 2) == []
     assert found(Config(), images=[0, 7], draws=True) == ["augmentation", "dropout"]
     assert found(Config(), lr=[[0.1], [0.2]], batch_norm=True) == ["learning rate", "batch statistics"]
 

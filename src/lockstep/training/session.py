@@ -1,6 +1,5 @@
 """A run under way on one rank: its parts, where it is, and those who watch it."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from lockstep.checkpoint.verified import newest
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
-from lockstep.files import write_text
+from lockstep.files import write_json
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.exact import rounding
@@ -173,7 +172,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     state, resumed = resume.resume(config, world, run, folder)
     if main:
-        write_text(folder / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
+        write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)
     with ExitStack() as stack:
         journal = Journal(

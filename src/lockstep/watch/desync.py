@@ -9,7 +9,7 @@ order: the same bits give the same digest on any device.
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def contents(
 
 
 @torch.no_grad()
-def digests(values: list[Tensor | float], device: torch.device) -> Tensor:
+def digests(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
     """The digest of each value: int64 [values] on `device`. Tensors are read where they are."""
     by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
     for i, value in enumerate(values):

@@ -5,11 +5,12 @@ written as text: where a number may be one of them, a reader of the file may fin
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
+
+from lockstep.files import finite
 
 
 class RunRecord(TypedDict):
@@ -128,7 +129,7 @@ class Journal:
         if self.file is None:
             return
         record = cast(Record, {"kind": record["kind"], "time": round(time.time(), 3), **record})
-        self.file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        self.file.write(json.dumps(finite(record), allow_nan=False) + "\n")
         self.file.flush()
         for mirror in self.mirrors:
             mirror(record)
@@ -155,14 +156,3 @@ def read(path: Path) -> list[Record]:
 def end_of(records: Sequence[Record]) -> EndRecord | None:
     """The last record where it is an `end`: None while a run goes on, and after a crash."""
     return records[-1] if records and records[-1]["kind"] == "end" else None
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value

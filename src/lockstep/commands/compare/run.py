@@ -15,13 +15,12 @@ from lockstep.commands.compare.folder import claim, write
 from lockstep.commands.compare.plan import Cell, Plan
 from lockstep.commands.compare.results import Row, aggregate, environment
 from lockstep.commands.compare.strategies import Strategy
-from lockstep.commands.shared.arguments import train_arguments
+from lockstep.commands.shared.arguments import refuse_launched, train_arguments
 from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.processes.devices import devices, processes
 from lockstep.processes.proc import cores
 from lockstep.processes.signals import ended_by_sigterm
-from lockstep.processes.world import joined
 from lockstep.training.folder import check
 
 Log = Callable[[str], None]
@@ -35,11 +34,7 @@ def compare(plan: Plan, log: Log, measure: Measure = measuring.run) -> dict[str,
         UserError: for a config that can't run at all, a folder of another comparison, an unknown baseline.
         KeyboardInterrupt: on Ctrl-C; finished cells stay.
     """
-    if joined():
-        raise UserError(
-            "compare starts its own processes, and a launcher has started this one",
-            "Run it without torchrun or mpirun.",
-        )
+    refuse_launched("compare")
     alone = plan.config_for(Cell(Strategy(), 1), cores())
     check(alone)
     available = devices(alone.execution)

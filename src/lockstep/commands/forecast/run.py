@@ -11,11 +11,11 @@ from lockstep.commands.forecast import model
 from lockstep.commands.forecast.measure import Job, Measured, measure
 from lockstep.commands.forecast.model import Curve, Forecast, Limits, Link, Reductions, Timeline
 from lockstep.commands.forecast.plan import MEASURED, Layout, Plan, layout, own_cost
+from lockstep.commands.shared.arguments import refuse_launched
 from lockstep.errors import UserError
 from lockstep.processes.devices import devices
 from lockstep.processes.launcher import launch
 from lockstep.processes.proc import cores
-from lockstep.processes.world import joined
 
 _SIZES = 6  # micro-batch sizes measured in a group, at most; the others lie between them
 _LOOK = 1024  # processes up to which the end of scaling is looked for
@@ -126,11 +126,9 @@ def check(plan: Plan) -> int:
     """What can be known to be wrong before anything starts; returns the number of GPUs, 0 for the CPU."""
     from lockstep.training.folder import check as check_names
 
-    if joined():
-        raise UserError(
-            "forecast starts its own processes, and a launcher has started this one",
-            "Run it without torchrun or mpirun; for a link between machines on each of them with --nnodes.",
-        )
+    refuse_launched(
+        "forecast", "Run it without torchrun or mpirun; for a link between machines on each of them with --nnodes."
+    )
     check_names(plan.config)
     available = devices(plan.config.execution)
     gpus = 0 if available[0].type == "cpu" else len(available)

@@ -84,6 +84,14 @@ def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str
     return parse(cls, of(recipe(name)), rest, f"lockstep {command} {name}", description.format(name))
 
 
+def refuse_launched(command: str, remedy: str = "Run it without torchrun or mpirun.") -> None:
+    """Raise UserError where a launcher has started this process: the command starts its own."""
+    from lockstep.processes.world import joined
+
+    if joined():
+        raise UserError(f"{command} starts its own processes, and a launcher has started this one", remedy)
+
+
 def train_arguments(config: Config) -> list[str]:
     """What `lockstep` trains by this config with: the recipe, and the flags that it does not have so already."""
     flags = changed_flags(config, recipe(config.recipe))

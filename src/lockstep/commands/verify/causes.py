@@ -2,20 +2,19 @@
 
 from dataclasses import dataclass
 
-from lockstep.commands.verify.switches import (  # fmt: skip
-    AUGMENTATION,
-    BATCH_NORM,
-    COMPRESSION,
-    DROPOUT,
-    FLOAT64,
-    LEARNING_RATE,
-    UNEVEN,
-)
 from lockstep.config import Config
 
-ORDER, EVALUATION, REPLICAS, SCALE, DATA, NONE = (
-    "order", "evaluation", "replicas", "gradient scale", "data set", "none of the suspects",
-)  # fmt: skip
+# suspects, which a re-run can switch off
+FLOAT64 = "summation order"  # off: everything in float64, where another order of a sum changes the 16th digit
+UNEVEN = "uneven shares"  # off: a batch that all numbers of processes divide, and no short last one
+BATCH_NORM = "batch statistics"  # off: batch norm uses fixed statistics
+DROPOUT = "dropout"  # off: random draws of the forward pass give their expected value
+AUGMENTATION = "augmentation"  # off: images as evaluation sees them
+COMPRESSION = "compression"  # off: gradients travel as they are
+LEARNING_RATE = "learning rate"  # off: each step's rate is the one given
+# what the traces show by themselves
+ORDER, EVALUATION, REPLICAS = "order", "evaluation", "replicas"
+SCALE, DATA, NONE = "gradient scale", "data set", "none of the suspects"
 
 _REMEDIES = {
     ORDER: "The ids of a step must be a function of seed, epoch and step alone (Order.step), never of the rank.",

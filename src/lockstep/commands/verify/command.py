@@ -13,9 +13,9 @@ def main(args: list[str]) -> int:
         "gradients, weights, buffers and evaluation, and name what makes them differ. Exit code 0: the mode's claim "
         "holds (--exact: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
     )
-    plan: Plan = planned("verify", Plan, Plan.of, args, about)
-    from lockstep.commands.verify.report import show
+    plan: Plan = planned("verify", Plan, lambda config: Plan(config=config), args, about)
+    from lockstep.commands.verify.report import print_report
     from lockstep.commands.verify.run import verify
 
-    show(report := verify(plan, log=print_error))
+    print_report(report := verify(plan, log=print_error))
     return 0 if report.holds else EXIT_FAILURE

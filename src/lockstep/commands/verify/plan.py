@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import arg
 
+from lockstep.commands.shared.arguments import refuse_launched
 from lockstep.config import Config, Ints
 from lockstep.errors import UserError
+
+PER_STEP = {"fp32": 4e-6, "tf32": 5e-4, "bf16": 4e-3, "fp16": 5e-4}
+"""Relative difference that plain mode grants a step: half a unit in the last place of the type in which factors are
+rounded; for fp32, where the sums' own rounding counts, 32 units."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +51,33 @@ class Plan:
             )
         self.config.require_batch_for(max(self.nproc))
 
-    @classmethod
-    def of(cls, config: Config, **chosen: Any) -> "Plan":
-        """The plan for a config."""
-        return cls(config=config, **chosen)
+    @property
+    def per_step(self) -> float:
+        """The relative difference granted for each step taken; 0 in exact mode, which asks for the same bits."""
+        return 0.0 if self.config.exact else self.tolerance or PER_STEP[self.config.precision]
 
-    def config_for(self, processes: int, threads: int) -> Config:
+    @property
+    def threads(self) -> int:
+        """Of each process, the same for every N, since kernels split their sums by them."""
+        from lockstep.processes.proc import cores
+
+        return self.config.execution.threads or (1 if self.config.exact else max(1, cores() // max(self.nproc)))
+
+    def config_for(self, processes: int) -> Config:
         """The config on so many processes."""
-        return self.config.with_execution(nproc=processes, threads=threads)
+        return self.config.with_execution(nproc=processes, threads=self.threads)
 
 
 def check(plan: Plan) -> None:
     """What can be known to be wrong before any process starts."""
     from lockstep.config.objects import load_object
     from lockstep.processes.devices import processes
-    from lockstep.processes.world import joined
     from lockstep.training.folder import check as check_names
 
-    if joined():
-        raise UserError(
-            "verify starts its own processes, and a launcher has started this one", "Run it without torchrun or mpirun."
-        )
+    refuse_launched("verify")
     check_names(plan.config)
     for n in plan.nproc:
-        processes(plan.config_for(n, 1).execution)
+        processes(plan.config_for(n).execution)
     if plan.patch and not callable(load_object(plan.patch, "patch")):
         raise UserError(f"--patch {plan.patch} is no function", "It is called with (run, world, config).")
     if plan.json and not Path(plan.json).parent.is_dir():

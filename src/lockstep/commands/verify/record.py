@@ -1,11 +1,10 @@
 """Runs traced on each rank, through the pieces that `train` uses."""
 
-import hashlib
 import itertools
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lockstep.checkpoint import weights
-from lockstep.commands.verify.switches import FLOAT64, has_batch_norm, switched_off
+from lockstep.commands.verify.causes import FLOAT64
+from lockstep.commands.verify.switches import has_batch_norm, switched_off
 from lockstep.commands.verify.trace import SAMPLES, Job, Trace, read, write
 from lockstep.config.objects import load_object
 from lockstep.data.loaders import Batch
@@ -28,6 +28,7 @@ from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import steps
 from lockstep.training.state import State
+from lockstep.watch import desync
 
 _ENOUGH = 16  # sample ids that tell two epochs' orders apart
 _PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
@@ -47,20 +48,19 @@ def _trace(world: World, job: Job) -> Trace:
     run = assemble(config, world, torch.float64 if FLOAT64 in job.off else None)
     if job.patch:
         load_object(job.patch, "patch")(run, world, config)
-    batch_norm = has_batch_norm(run.model)
-    state = _state(run)
     if job.start:
-        _restore(state, read(Path(job.start)))
-    recorder = _Recorder(run, world, state)
-    trace = Trace(world.size, len(run.train), run.train.order.samples_per_epoch, list(state), batch_norm=batch_norm)
-    trace.parameters = sum(isinstance(tensor, torch.nn.Parameter) for tensor in state.values())
-    count = min(job.steps, config.epochs * len(run.train))
+        kept = read(Path(job.start)).kept
+        with torch.no_grad():
+            for name, tensor in _state(run).items():
+                tensor.copy_(kept[f"final/{name}"])
+    recorder = _Recorder(run, world)
+    trace, count = recorder.trace, min(job.steps, config.epochs * len(run.train))
     if count:
         with switched_off(run, job.off, job.lr):
-            recorder.run(count, _Ticker(job.title, count, world.rank == 0))
+            recorder.record(count, _Ticker(job.title, count, world.rank == 0))
         trace.repeats = config.epochs > 1 and _first_ids(run, 0) == _first_ids(run, 1)
     average_buffers(run.model, world)
-    recorder.fill(trace)
+    recorder.finish()
     trace.weights_sha256 = weights.digest(run.model)
     if job.evaluate:
         trace.metrics = asdict(evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta))
@@ -68,16 +68,10 @@ def _trace(world: World, job: Job) -> Trace:
 
 
 def _state(run: Run) -> dict[str, Tensor]:
-    """Parameters, then buffers, of the model and of its moving average."""
+    """Parameters, then buffers, of the model and of its moving average, as they are now: a model may replace them."""
     models = {"": run.model} | ({"ema.": run.ema.module} if run.ema is not None else {})
     parameters = {f"{p}{name}": t for p, model in models.items() for name, t in model.named_parameters()}
     return parameters | {f"{p}{name}": t for p, model in models.items() for name, t in model.named_buffers()}
-
-
-@torch.no_grad()
-def _restore(state: dict[str, Tensor], trace: Trace) -> None:
-    for name, tensor in state.items():
-        tensor.copy_(trace.kept[f"final/{name}"])
 
 
 def _first_ids(run: Run, epoch: int) -> list[int]:
@@ -88,15 +82,9 @@ def _first_ids(run: Run, epoch: int) -> list[int]:
 
 
 class _Recorder:
-    """Takes the steps of one rank and notes what the trace needs."""
+    """Takes the steps of one rank and fills a trace, which is whole on rank 0."""
 
-    def __init__(self, run: Run, world: World, state: dict[str, Tensor]) -> None:
-        self.run_, self.world, self.state = run, world, state
-        self.parts: list[dict[str, Any]] = []  # this rank's: ledger, parameters' digest, loss, images, pieces
-        self.seen: list[dict[str, Any]] = []  # of all ranks alike, where they are healthy
-        self.samples: list[Tensor] = []
-        self.scales: list[Tensor] = []
-        self.draws = False
+    def __init__(self, run: Run, world: World) -> None:
         if not isinstance(getattr(run.step, "optimizer", None), torch.optim.Optimizer):
             raise UserError(
                 "--patch left run.step without an optimizer, from which gradients and rates are read",
@@ -105,27 +93,32 @@ class _Recorder:
         if not hasattr(run.step, "sync"):
             run.step.sync = GradientSync()  # a step of the user's own brings its ranks together itself
         run.step.optimizer.register_step_pre_hook(self._note_norm)
-        self.places = {
-            name: torch.linspace(0, t.numel() - 1, min(SAMPLES, t.numel())).long() for name, t in state.items()
-        }
+        self.run, self.world, state = run, world, _state(run)
+        self.trace = Trace(world.size, len(run.train), run.train.order.samples_per_epoch, list(state))
+        self.trace.parameters = sum(isinstance(tensor, torch.nn.Parameter) for tensor in state.values())
+        self.trace.batch_norm = has_batch_norm(run.model)
+        self.parts: list[dict[str, Any]] = []  # this rank's of each step, to be put together with the others'
+        self.samples: list[list[Tensor]] = []
+        self.scales: list[Tensor] = []
+        self.places = [torch.linspace(0, t.numel() - 1, min(SAMPLES, t.numel())).long() for t in state.values()]
 
-    def run(self, count: int, ticker: "_Ticker") -> None:
+    def record(self, count: int, ticker: "_Ticker") -> None:
         """Take the first `count` steps of the run, over as many epochs as they fill."""
         state = State()
         while True:
-            for _, _, loss in steps(self.run_, state, self._loaded):
+            for _, _, loss in steps(self.run, state, self._note_batch):
                 assert loss is not None, "nothing is left out"
-                self._note(state.ledger, float(loss))
+                self._note_step(state.ledger, float(loss))
                 ticker.show(state.steps)
                 if state.steps == count:
                     return
-            average_buffers(self.run_.model, self.world)
+            average_buffers(self.run.model, self.world)
             state.epochs += 1
 
-    def _loaded(self, batch: Batch) -> None:
+    def _note_batch(self, batch: Batch) -> None:
         images = fingerprint(batch.images, batch.labels)
-        self.batch = {"images": images, "sizes": batch.sizes, "count": batch.count}
-        self.norm, self.drawn = math.nan, _Draws(self.world.device)
+        self.batch = {"images": images, "sizes": list(batch.sizes), "count": batch.count}
+        self.norm, self.draws = math.nan, _Draws(self.world.device)
 
     def _note_norm(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -134,40 +127,39 @@ class _Recorder:
         norms = [torch.linalg.vector_norm(gradient, dtype=wide) for gradient in gradients]
         self.norm = float(torch.stack(norms).norm()) if norms else 0.0
 
-    def _note(self, ledger: bytes, loss: float) -> None:
-        self.draws |= bool(self.drawn)
-        host = {name: t.detach().cpu() for name, t in self.state.items()}
-        digests = [_digest(tensor) for tensor in host.values()]
-        parameters = [d for d, t in zip(digests, self.state.values(), strict=True) if isinstance(t, torch.nn.Parameter)]
-        together = hashlib.sha256("".join(parameters).encode()).hexdigest()
-        self.parts.append(self.batch | {"ledger": ledger.hex(), "weights": together, "loss": loss})
+    def _note_step(self, ledger: bytes, loss: float) -> None:
+        draws, trace = bool(self.draws), self.trace
+        state = list(_state(self.run).values())
+        digests = desync.digests(state, self.world.device).tolist()
+        parameters = digests[: trace.parameters]
+        self.parts.append(self.batch | {"ledger": ledger.hex(), "weights": parameters, "loss": loss, "draws": draws})
         if self.world.rank == 0:
-            lr = [float(group["lr"]) for group in self.run_.step.optimizer.param_groups]
-            self.seen.append({"norm": self.norm, "lr": lr, "digests": digests})
-            wide = [tensor.reshape(-1).to(torch.float64) for tensor in host.values()]
-            self.samples.append(torch.cat([t[self.places[name]] for name, t in zip(host, wide, strict=True)]))
-            self.scales.append(torch.stack([t.abs().max() if t.numel() else t.sum() for t in wide]))
+            trace.norm.append(self.norm)
+            trace.lr.append([float(group["lr"]) for group in self.run.step.optimizer.param_groups])
+            trace.digests.append(digests)
+            wide = [tensor.detach().cpu().reshape(-1).to(torch.float64) for tensor in state]
+            self.samples.append([t[places] for t, places in zip(wide, self.places, strict=True)])
+            self.scales.append(_scales(wide))
 
-    def fill(self, trace: Trace) -> None:
+    def finish(self) -> None:
         """Put together what all ranks noted; all call it."""
-        everyone = self.world.gather(self.parts)
-        trace.draws = any(self.world.gather(self.draws))
-        if self.world.rank > 0:
-            return
-        for step, (first, seen) in enumerate(zip(everyone[0], self.seen, strict=True)):
-            parts = [rank[step] for rank in everyone]
+        trace, everyone = self.trace, self.world.gather(self.parts)
+        for step, parts in enumerate(zip(*everyone, strict=True)):
+            first = parts[0]
             trace.ledger.append(first["ledger"])
             trace.images.append(sum(part["images"] for part in parts) & (2**64 - 1))
             trace.loss.append(math.fsum(part["loss"] for part in parts) / first["count"])  # rounds once, whatever N
-            trace.norm.append(seen["norm"])
-            trace.lr.append(seen["lr"])
-            trace.digests.append(seen["digests"])
             trace.shares.append([part["sizes"] for part in parts])
+            trace.draws |= any(part["draws"] for part in parts)
             for rank, part in enumerate(parts):
                 trace.strangers += [(step, rank, what) for what in ("ledger", "weights") if part[what] != first[what]]
-        trace.kept = {f"final/{name}": t.detach().cpu().contiguous().clone() for name, t in self.state.items()}
-        if self.samples:
-            trace.kept |= {"samples": torch.stack(self.samples), "scales": torch.stack(self.scales)}
+        state = _state(self.run)
+        trace.digests.append(desync.digests(list(state.values()), self.world.device).tolist())
+        final = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+        trace.kept = {f"final/{name}": tensor for name, tensor in final.items()}
+        for name, entries in zip(trace.names, zip(*self.samples, strict=True), strict=False):
+            trace.kept[f"samples/{name}"] = torch.stack(entries)
+        trace.kept["scales"] = torch.stack([*self.scales, _scales([t.double() for t in final.values()])])
 
 
 def fingerprint(images: Tensor, labels: Tensor) -> int:
@@ -184,28 +176,24 @@ def fingerprint(images: Tensor, labels: Tensor) -> int:
     return int(bits(stream(0, "sample"), sums).sum()) & (2**64 - 1)
 
 
-def _digest(tensor: Tensor) -> str:
-    octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(octets.data, digest_size=8).hexdigest()
-
-
-def _generator(device: torch.device) -> torch.Generator | None:
-    """The generator that dropout on `device` draws from; None where it can't be asked."""
-    if device.type == "cpu":
-        return torch.default_generator
-    generators = getattr(torch.get_device_module(device), "default_generators", None)
-    return generators[device.index or 0] if generators else None
+def _scales(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each tensor: float64 [tensors]."""
+    return torch.stack([t.abs().max() if t.numel() else t.sum() for t in tensors])
 
 
 class _Draws:
     """Whether random numbers are drawn on a device after this is made, other than before a seeding."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.generator = device, _generator(device)
+        generators: Any = [torch.default_generator]
+        if device.type != "cpu":
+            generators = getattr(torch.get_device_module(device), "default_generators", None)
+        self.device = device
+        self.generator: torch.Generator | None = generators[device.index or 0] if generators else None
         self.before = self.generator.get_state() if self.generator else None
 
     def __bool__(self) -> bool:
-        if self.generator is None or self.before is None:
+        if self.generator is None or self.before is None:  # it can't be asked
             return True
         now = self.generator.get_state()
         seeded = torch.Generator(self.device).manual_seed(self.generator.initial_seed()).get_state()
@@ -217,12 +205,12 @@ class _Ticker:
 
     def __init__(self, title: str, steps: int, enabled: bool) -> None:
         self.title, self.steps, self.enabled = title, steps, enabled
-        self.live, self.said = sys.stderr.isatty(), time.monotonic()
+        self.live, self.printed = sys.stderr.isatty(), time.monotonic()
 
     def show(self, taken: int) -> None:
-        """Say that `taken` steps are done."""
-        if not self.enabled or not (self.live or time.monotonic() - self.said >= _PLAIN_SECONDS):
+        """Print how many steps are done."""
+        if not self.enabled or not (self.live or time.monotonic() - self.printed >= _PLAIN_SECONDS):
             return
-        self.said = time.monotonic()
+        self.printed = time.monotonic()
         start, end = ("\r", "\n" if taken == self.steps else "") if self.live else ("", "\n")
         print(f"{start}{self.title}: step {taken}/{self.steps}", end=end, file=sys.stderr, flush=True)

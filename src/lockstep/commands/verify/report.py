@@ -1,47 +1,97 @@
-"""What `lockstep verify` prints."""
+"""What `lockstep verify` found: as JSON, and as it is printed."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.commands.verify.agreement import REPORTED, Row
-from lockstep.commands.verify.run import Report
+from lockstep.commands.verify.agreement import REPORTED, Comparison, Row
+from lockstep.commands.verify.causes import FLOAT64, Cause
+from lockstep.commands.verify.plan import Plan
+from lockstep.commands.verify.trace import Trace
+from lockstep.processes.devices import device_type
 
 _COLOURS = {"equal": "green", "within tolerance": "yellow", "different": "red", "none": "dim"}
 _COLUMN, _MARGIN = 34, 18  # characters
 
 
-def show(report: Report, console: Console | None = None) -> None:
-    """The table, the reasons and the verdict."""
-    console = console or Console(highlight=False)
+@dataclass(frozen=True)
+class Report:
+    """What verify found."""
+
+    plan: Plan
+    base: Trace
+    comparisons: list[Comparison]
+    causes: Mapping[int, list[Cause]]  # by number of processes
+
+    @property
+    def device(self) -> str:
+        """Where it ran: cpu, cuda, ..."""
+        return device_type(self.plan.config.execution)
+
+    @property
+    def holds(self) -> bool:
+        """True where the mode's claim holds: the same bits in exact mode, the same but for rounding in plain mode."""
+        return all(self.harmless(cause) for causes in self.causes.values() for cause in causes)
+
+    def harmless(self, cause: Cause) -> bool:
+        """True for what the mode does not rule out."""
+        return not self.plan.config.exact and cause.suspects == (FLOAT64,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: the config, each row of each comparison, the causes."""
+        plan, base = self.plan, self.base
+        return {
+            "holds": self.holds,
+            "config": plan.config_for(base.processes).to_dict(),
+            "steps": len(base.loss),
+            "device": self.device,
+            "threads": plan.threads,
+            "tolerance_per_step": plan.per_step,
+            "base": _result(base),
+            "compared": [_result(c.other) | {"rows": [asdict(row) for row in c.rows]} for c in self.comparisons],
+            "causes": [
+                {"processes": n, **asdict(cause), "harmless": self.harmless(cause)}
+                for n, causes in self.causes.items()
+                for cause in causes
+            ],
+        }
+
+
+def _result(trace: Trace) -> dict[str, Any]:
+    return {"processes": trace.processes, "weights_sha256": trace.weights_sha256, "evaluation": trace.metrics}
+
+
+def print_report(report: Report) -> None:
+    """Print the table, the reasons and the verdict."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, _MARGIN + _COLUMN * len(report.comparisons))
-    plan, base = report.plan, report.base
-    config = plan.config
+    plan, config, steps = report.plan, report.plan.config, len(report.base.loss)
     mode = f"exact mode ({config.exact} slices)" if config.exact else "plain mode"
     console.print(
         f"{config.recipe}: {config.model.model} on {config.data.dataset}, {mode}, {config.precision}, {report.device}, "
-        f"{len(base.loss)} steps of {config.batch_size}, {report.threads} thread(s) per process"
-        + (f", patched by {plan.patch}" if plan.patch else ""),
-        markup=False,
-        soft_wrap=True,
+        f"{steps} steps of {config.batch_size}, {plan.threads} thread(s) per process"
+        + (f", patched by {plan.patch}" if plan.patch else "")
     )
-    if len(base.loss) < plan.steps:
-        console.print(f"(--steps {plan.steps}: the run has {len(base.loss)})", markup=False)
-    table = Table("", *(f"N = {c.other.processes} against {base.processes}" for c in report.comparisons))
+    if steps < plan.steps:
+        console.print(f"(--steps {plan.steps}: the run has {steps})")
+    table = Table("", *(f"N = {c.other.processes} against {report.base.processes}" for c in report.comparisons))
     for rows in zip(*(c.rows for c in report.comparisons), strict=True):
         table.add_row(rows[0].quantity, *map(_cell, rows))
-    console.print(table)
-    console.print(_foot(report), markup=False, soft_wrap=True, style="dim")
+    console.print(table, soft_wrap=False)
+    console.print(_foot(report), style="dim")
     for n, causes in sorted(report.causes.items()):
         for cause in causes:
-            differs = f"N = {n} differs" if any(c.other.processes == n for c in report.comparisons) else f"N = {n}"
+            differs = f"N = {n} differs" if n != report.base.processes else f"N = {n}"
             harmless = " (rounding: plain mode's claim holds)" if report.harmless(cause) else ""
-            console.print(f"{differs}: {cause.name}{harmless}", markup=False, style="bold", soft_wrap=True)
-            console.print(f"  {cause.finding}\n  {cause.remedy}", markup=False, soft_wrap=True)
-    console.print(_verdict(report), markup=False, soft_wrap=True, style="bold green" if report.holds else "bold red")
+            console.print(f"{differs}: {cause.name}{harmless}", style="bold")
+            console.print(f"  {cause.finding}\n  {cause.remedy}")
+    console.print(_verdict(report), style="bold green" if report.holds else "bold red")
 
 
 def _cell(row: Row) -> Text:
@@ -53,10 +103,10 @@ def _foot(report: Report) -> str:
     against = "Differences are relative to the largest magnitude of a tensor or trajectory."
     if report.plan.config.exact:
         return f"{against} Asked for: the same bits (loss and gradient norm, added up for this table: {REPORTED:g})."
-    end = report.per_step * len(report.base.loss)
+    each, end = report.plan.per_step, report.plan.per_step * len(report.base.loss)
     return (
-        f"{against} Tolerance: {report.per_step:g} for each step taken, {end:.1e} at the end; more is rounding where "
-        f"float64 takes it away."
+        f"{against} Tolerance: {each:g} for each step taken, {end:.1e} at the end; more is rounding where "
+        "float64 takes it away."
     )
 
 

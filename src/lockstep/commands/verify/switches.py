@@ -1,38 +1,31 @@
 """Suspects for a difference between two numbers of processes, and how each is switched off in a run."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from lockstep.commands.verify import causes
 from lockstep.config import Config, LinkConfig
 from lockstep.training.assemble import Run
-
-FLOAT64 = "summation order"  # off: everything in float64, where another order of a sum changes the 16th digit
-UNEVEN = "uneven shares"  # off: a batch that all numbers of processes divide, and no short last one
-BATCH_NORM = "batch statistics"  # off: batch norm uses fixed statistics
-DROPOUT = "dropout"  # off: random draws of the forward pass give their expected value
-AUGMENTATION = "augmentation"  # off: images as evaluation sees them
-COMPRESSION = "compression"  # off: gradients travel as they are
-LEARNING_RATE = "learning rate"  # off: each step's rate is the one given
 
 _CALIBRATION = 64  # samples that fixed statistics are taken from
 
 
 def adapted(config: Config, off: Sequence[str], processes: Sequence[int]) -> Config:
     """The config with what can be switched off there switched off."""
-    if FLOAT64 in off:
+    if causes.FLOAT64 in off:
         config = replace(config, precision="fp32", model=replace(config.model, compile=False))
-    if COMPRESSION in off:
+    if causes.COMPRESSION in off:
         config = replace(config, link=LinkConfig())
-    if UNEVEN in off:
+    if causes.UNEVEN in off:
         batch = even_batch(config, processes)
         config = replace(config, batch_size=batch, data=replace(config.data, drop_last=True))
     return config
@@ -49,24 +42,20 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(m, _BatchNorm) and m.training for m in model.modules())
 
 
-@contextmanager
-def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) -> Iterator[None]:
+def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) -> AbstractContextManager[object]:
     """Within, the run's steps go without these suspects; the run is spoilt for anything else."""
-    with ExitStack() as stack:
-        if AUGMENTATION in off:
-            _show_plain_images(run)
-        if FLOAT64 in off:
-            _widen_images(run)
-        if BATCH_NORM in off:
-            _fix_statistics(run, torch.float64 if FLOAT64 in off else None)
-        if LEARNING_RATE in off:
-            _pin_rates(run, lr)
-        if DROPOUT in off:
-            stack.enter_context(ExpectedDraws())
-        yield
+    if causes.AUGMENTATION in off:
+        _use_plain_images(run)
+    if causes.FLOAT64 in off:
+        _widen_images(run)
+    if causes.BATCH_NORM in off:
+        _fix_statistics(run, torch.float64 if causes.FLOAT64 in off else None)
+    if causes.LEARNING_RATE in off:
+        _pin_rates(run, lr)
+    return ExpectedDraws() if causes.DROPOUT in off else nullcontext()
 
 
-def _show_plain_images(run: Run) -> None:
+def _use_plain_images(run: Run) -> None:
     loader, plain, read = run.train, run.val.augment, run.train.read
     loader.augment = lambda images, ids, _: plain(images, ids, None)  # type: ignore[assignment]
     loader.read = lambda requests: read((ids, None) for ids, _ in requests)
@@ -89,14 +78,11 @@ def _fix_statistics(run: Run, dtype: torch.dtype | None) -> None:
             like = next(run.model.parameters()).new_zeros(layer.num_features)
             layer.running_mean, layer.running_var = like, torch.ones_like(like)
             layer.track_running_stats = True
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
         layer.momentum = 1.0
     images, _, ids = next(iter(run.train.read([(run.train.order.step(0, 0)[:_CALIBRATION], None)])))
     with ExpectedDraws():
         run.model(run.val.augment(images, ids, None).to(dtype))
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
+    for layer in layers:
         layer.training = False
 
 
@@ -125,36 +111,26 @@ class ExpectedDraws(TorchFunctionMode):
         elif func is F.scaled_dot_product_attention:
             kwargs["dropout_p"] = 0.0
         drawn = func(*args, **kwargs)
-        return _expected(func, drawn, args, kwargs) if func in _DRAWS else drawn
-
-
-def _expected(func: Any, drawn: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """Overwrite what was drawn, in place, by its expected value."""
-    given = [kwargs.get(name, args[i] if len(args) > i else default) for i, (name, default) in enumerate(_DRAWS[func])]
-    match func:
-        case torch.Tensor.bernoulli_:
-            return drawn.copy_(torch.as_tensor(given[1]))
-        case torch.bernoulli:
-            return drawn.copy_(given[0])
-        case torch.Tensor.uniform_:
-            return drawn.fill_((given[1] + given[2]) / 2)
-        case torch.Tensor.normal_:
-            return drawn.fill_(given[1])
-    return drawn.fill_(0.5 if func in (torch.rand, torch.rand_like) else 0.0)
+        if func not in _EXPECTED:
+            return drawn
+        parameters, expected = _EXPECTED[func]
+        defaults = enumerate(parameters.items())
+        given = [kwargs.get(name, args[i] if len(args) > i else default) for i, (name, default) in defaults]
+        return drawn.copy_(torch.as_tensor(expected(*given), dtype=drawn.dtype))
 
 
 _DROPOUTS = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
     torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
 }  # fmt: skip
-_SELF = ("self", None)
-_DRAWS: dict[Any, tuple[tuple[str, Any], ...]] = {  # the arguments that decide the expected value, and their defaults
-    torch.Tensor.bernoulli_: (_SELF, ("p", 0.5)),
-    torch.Tensor.uniform_: (_SELF, ("from", 0.0), ("to", 1.0)),
-    torch.Tensor.normal_: (_SELF, ("mean", 0.0)),
-    torch.bernoulli: (("input", None),),
-    torch.rand: (),
-    torch.rand_like: (),
-    torch.randn: (),
-    torch.randn_like: (),
+# for each way to draw: the arguments that decide the expected value, with their defaults, and that value
+_EXPECTED: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
+    torch.Tensor.bernoulli_: ({"self": None, "p": 0.5}, lambda _, p: p),
+    torch.Tensor.uniform_: ({"self": None, "from": 0.0, "to": 1.0}, lambda _, low, high: (low + high) / 2),
+    torch.Tensor.normal_: ({"self": None, "mean": 0.0}, lambda _, mean: mean),
+    torch.bernoulli: ({"input": None}, lambda p: p),
+    torch.rand: ({}, lambda: 0.5),
+    torch.rand_like: ({}, lambda: 0.5),
+    torch.randn: ({}, lambda: 0.0),
+    torch.randn_like: ({}, lambda: 0.0),
 }

@@ -1,12 +1,9 @@
 """What a run did, step by step: the record that one run leaves and another is compared with. JSON and safetensors."""
 
-import itertools
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,45 +41,29 @@ class Trace:
     loss: list[float] = field(default_factory=list)  # mean over the global batch
     norm: list[float] = field(default_factory=list)  # of the gradient that the optimizer gets; nan where it skipped
     lr: list[list[float]] = field(default_factory=list)  # of each parameter group
-    digests: list[list[str]] = field(default_factory=list)  # of each tensor after the step
-    shares: list[list[tuple[int, ...]]] = field(default_factory=list)  # by step and rank: samples of each piece
+    digests: list[list[int]] = field(default_factory=list)  # of each tensor after the step; and at the end
+    shares: list[list[list[int]]] = field(default_factory=list)  # by step and rank: samples of each piece
     strangers: list[tuple[int, int, str]] = field(default_factory=list)  # (step, rank, what): not as on rank 0
     metrics: dict[str, float] | None = None
     repeats: bool = False  # the second epoch has the first one's order
     draws: bool = False  # the step draws random numbers
     batch_norm: bool = False
     weights_sha256: str = ""
-    kept: dict[str, Tensor] = field(default_factory=dict, repr=False)  # samples, scales, and final/NAME
-
-    @property
-    def samples(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Sampled entries of the state after each step, float64 [steps, entries of all tensors]."""
-        return self.kept["samples"].numpy()
-
-    @property
-    def scales(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Largest magnitude of each tensor after each step, float64 [steps, tensors]."""
-        return self.kept["scales"].numpy()
-
-    @property
-    def starts(self) -> list[int]:
-        """Where each tensor's sampled entries begin."""
-        counts = [min(SAMPLES, self.kept[f"final/{name}"].numel()) for name in self.names]
-        return [0, *itertools.accumulate(counts)][:-1]
+    kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """samples/NAME: float64 [steps, entries], of each tensor after each step; final/NAME: the whole tensor at the end;
+    scales: float64 [steps + 1, tensors], the largest magnitude of each after each step and at the end."""
 
 
 def write(trace: Trace, folder: Path) -> None:
     """Write trace.json and trace.safetensors into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept, trace.kept = trace.kept, {}
-    (folder / "trace.json").write_text(json.dumps(asdict(trace)), encoding="utf-8")
-    trace.kept = kept
-    save_file(kept, folder / "trace.safetensors")
+    plain = {name: value for name, value in vars(trace).items() if name != "kept"}
+    (folder / "trace.json").write_text(json.dumps(plain), encoding="utf-8")
+    save_file(trace.kept, folder / "trace.safetensors")
 
 
 def read(folder: Path) -> Trace:
     """The trace that `write` left in a folder."""
     trace = Trace(**json.loads((folder / "trace.json").read_text(encoding="utf-8")))
-    trace.shares = [[tuple(rank) for rank in step] for step in trace.shares]
     trace.kept = load_file(folder / "trace.safetensors")
     return trace
