@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Config": "lockstep.config",
     "UserError": "lockstep.errors",
-    "WorkerFailed": "lockstep.processes.launcher",
+    "WorkerFailed": "lockstep.processes.failures",
     "World": "lockstep.processes.world",
     "Order": "lockstep.data.order",
     "Batch": "lockstep.data.loaders",
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lockstep.errors import UserError as UserError
     from lockstep.parallel.local import LocalSync as LocalSync
     from lockstep.parallel.strategy import parallelize as parallelize
-    from lockstep.processes.launcher import WorkerFailed as WorkerFailed
+    from lockstep.processes.failures import WorkerFailed as WorkerFailed
     from lockstep.processes.launcher import launch as launch
     from lockstep.processes.world import World as World
     from lockstep.training.assemble import loaders as loaders

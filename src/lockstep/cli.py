@@ -14,7 +14,7 @@ from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.verify import command as verify
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.processes.failures import WorkerFailed
-from lockstep.processes.signals import leave
+from lockstep.processes.signals import exit_now
 
 # word -> (what follows it, what it is for, what runs it: its arguments to an exit code)
 COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_error("interrupted", once_a_host=True)
         code = EXIT_INTERRUPTED
     if os.environ.get("RANK") and "torch.distributed" in sys.modules:
-        leave(code)  # an ordinary end may abort: gloo's threads outlive the group, and want the interpreter's lock
+        exit_now(code)  # an ordinary end may abort: gloo's threads outlive the group, and want the interpreter's lock
     sys.exit(code)
 
 

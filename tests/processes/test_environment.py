@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from lockstep.config import Execution
 from lockstep.errors import UserError
-from lockstep.processes.environment import JOB, adopt, first_host, place, spread, tasks_per_node
-from lockstep.processes.rendezvous import meet, ports
-from lockstep.processes.world import joined
+from lockstep.processes.environment import (
+    JOB,
+    find_place,
+    first_host,
+    launcher_ranks,
+    over_slurm_nodes,
+    set_torchrun_variables,
+    tasks_per_node,
+)
+from lockstep.processes.rendezvous import open_store, ports
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -55,17 +62,17 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 )
 def test_a_launcher_s_words_become_torchrun_s(environ: dict[str, str], values: tuple[str, ...]) -> None:
     adopted = dict(environ)
-    assert joined(adopted)
+    assert launcher_ranks(adopted)
     assert tuple(adopted[name] for name in NAMES) == values
     assert int(adopted["MASTER_PORT"]) in ports(adopted[JOB])
     again = dict(adopted)
-    adopt(again)
+    set_torchrun_variables(again)
     assert again == adopted, "a second look changes nothing"
 
 
 def test_a_given_port_is_respected() -> None:
     environ = PMI | {"MASTER_PORT": "4321"}
-    assert joined(environ)
+    assert launcher_ranks(environ)
     assert environ["MASTER_PORT"] == "4321"
     assert JOB not in environ
 
@@ -82,13 +89,13 @@ def test_a_given_port_is_respected() -> None:
             "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
         },
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script, not a step
-        SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"},  # one task a node: see spread
+        SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"},  # one task a node
     ],
     ids=["nothing", "alone", "batch script", "one a node"],
 )
 def test_who_is_alone_has_no_place(environ: dict[str, str]) -> None:
-    assert place(environ) is None
-    assert not joined(dict(environ))
+    assert find_place(environ) is None
+    assert not launcher_ranks(dict(environ))
 
 
 @pytest.mark.parametrize("whole", [OPEN_MPI | {"MASTER_ADDR": "h"}, SLURM, PMI], ids=["mpirun", "srun", "pmi"])
@@ -99,16 +106,16 @@ def test_torn_and_contradictory_words_are_named(whole: dict[str, str]) -> None:
     )
     torn = {name: value for name, value in whole.items() if name != size}
     with pytest.raises(UserError, match=f"{size} not set"):
-        joined(torn)
+        launcher_ranks(torn)
     with pytest.raises(UserError, match=f"{rank}=9"):
-        joined(whole | {rank: "9"})
+        launcher_ranks(whole | {rank: "9"})
     with pytest.raises(UserError, match=f"{rank}=x"):
-        joined(whole | {rank: "x"})
+        launcher_ranks(whole | {rank: "x"})
 
 
 def test_several_hosts_need_an_address() -> None:
     with pytest.raises(UserError, match="MASTER_ADDR is not set"):
-        joined(dict(OPEN_MPI))
+        launcher_ranks(dict(OPEN_MPI))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
@@ -132,11 +139,11 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
 
 def test_one_task_on_each_node_starts_its_node_s_processes() -> None:
     environ = SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2"}
-    found = spread(Execution(nproc=4), environ)
+    found = over_slurm_nodes(Execution(nproc=4), environ)
     assert (found.nproc, found.nnodes, found.node_rank, found.master_addr) == (4, 3, 2, "gpu03")
-    assert found.master_port == spread(Execution(), environ | {"SLURM_NODEID": "0"}).master_port
+    assert found.master_port == over_slurm_nodes(Execution(), environ | {"SLURM_NODEID": "0"}).master_port
     for other in ({}, SLURM):
-        assert spread(Execution(nproc=4), other) == Execution(nproc=4)
+        assert over_slurm_nodes(Execution(nproc=4), other) == Execution(nproc=4)
 
 
 def test_ranks_pass_by_strangers_and_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +155,10 @@ def test_ranks_pass_by_strangers_and_other_jobs(monkeypatch: pytest.MonkeyPatch)
             stranger.bind(("", port))
             stranger.listen()
         monkeypatch.setattr("lockstep.processes.rendezvous.ports", lambda asked: [first, second, third])
-        another = meet("another", "127.0.0.1", 0, 2, 20.0)  # takes the third: none is left
+        another = open_store("another", "127.0.0.1", 0, 2, 20.0)  # takes the third: none is left
         with pytest.raises(UserError, match="can listen at none of the ports"):
-            meet(job, "127.0.0.1", 0, 2, 20.0)
+            open_store(job, "127.0.0.1", 0, 2, 20.0)
         with pytest.raises(UserError, match="rank 1 of 2 did not find rank 0"):
-            meet(job, "127.0.0.1", 1, 2, 1.0)
-        meet("another", "127.0.0.1", 1, 2, 20.0).set("word", "said")
+            open_store(job, "127.0.0.1", 1, 2, 1.0)
+        open_store("another", "127.0.0.1", 1, 2, 20.0).set("word", "said")
         assert another.get("word") == b"said"

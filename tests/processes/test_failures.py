@@ -14,7 +14,7 @@ from lockstep.config.objects import load_object
 from lockstep.errors import PeerError, UserError
 from lockstep.processes.failures import (
     WorkerFailed,
-    fail,
+    exit_with_failure,
     first_failure,
     is_peer_loss,
     last_line,
@@ -33,7 +33,7 @@ def elastic(rank: int, code: int) -> Any:
 
 def failing(error: BaseException, rank: int, folder: Path) -> int:
     """Let a process of its own fail; its exit code."""
-    process = multiprocessing.get_context("fork").Process(target=fail, args=(error, rank, folder))
+    process = multiprocessing.get_context("fork").Process(target=exit_with_failure, args=(error, rank, folder))
     process.start()
     process.join()
     return process.exitcode or 0

@@ -16,7 +16,7 @@ import lockstep
 from lockstep.config import Execution
 from lockstep.errors import UserError
 from lockstep.processes import launcher
-from lockstep.processes.devices import processes
+from lockstep.processes.devices import process_count
 from lockstep.processes.launcher import launch
 from lockstep.processes.proc import cores
 from lockstep.processes.world import World
@@ -32,18 +32,18 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_on_a_cpu() -> None:
-    assert processes(Execution(device="cpu", nproc=5)) == 5
-    assert processes(Execution(device="cpu")) == min(8, cores())
-    assert processes(Execution(device="cpu", strategy="single")) == 1
+    assert process_count(Execution(device="cpu", nproc=5)) == 5
+    assert process_count(Execution(device="cpu")) == min(8, cores())
+    assert process_count(Execution(device="cpu", strategy="single")) == 1
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_processes_on_gpus() -> None:
-    assert processes(Execution()) == 2
-    assert processes(Execution(strategy="dp")) == 1
-    assert processes(Execution(nproc=3, backend="gloo")) == 3  # ranks may share a GPU there
+    assert process_count(Execution()) == 2
+    assert process_count(Execution(strategy="dp")) == 1
+    assert process_count(Execution(nproc=3, backend="gloo")) == 3  # ranks may share a GPU there
     with pytest.raises(UserError, match="--nproc 3 needs 3 GPUs, this machine offers 2"):
-        processes(Execution(nproc=3))
+        process_count(Execution(nproc=3))
 
 
 def report(world: World, a: int, b: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from lockstep.errors import UserError
 from lockstep.processes import rendezvous
 from lockstep.processes.network import address_towards, interface_of
-from lockstep.processes.rendezvous import INTERFACE, choose_interface, fresh
+from lockstep.processes.rendezvous import INTERFACE, choose_interface, fresh_store
 from lockstep.processes.world import World
 from lockstep.watch.heartbeat import run_store
 from tests.ranks import run_ranks
@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 def begin(store: TCPStore, size: int) -> list[Store]:
     """What each rank of an attempt takes for its store."""
     with ThreadPoolExecutor(size) as threads:
-        ranks = [threads.submit(fresh, store.clone(), rank, size, 20.0) for rank in reversed(range(size))]
+        ranks = [threads.submit(fresh_store, store.clone(), rank, size, 20.0) for rank in reversed(range(size))]
         return [rank.result() for rank in reversed(ranks)]
 
 
@@ -40,7 +40,7 @@ def test_no_attempt_sees_what_another_left(shared: TCPStore) -> None:
 def test_ranks_that_do_not_come_are_named(shared: TCPStore) -> None:
     begin(shared, 4)  # ranks 1 to 3 left their words; none of them comes again
     with pytest.raises(UserError, match=r"rank\(s\) 1, 2, 3 of 4 did not come in 0.1 s"):
-        fresh(shared, 0, 4, 0.1)
+        fresh_store(shared, 0, 4, 0.1)
 
 
 ROUTES = {"master": "10.0.0.1", "localhost": "127.0.0.1", "10.0.0.2": "10.0.0.1"}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.processes.signals import end_with_parent, ended_by_sigterm, heeded, launching
+from lockstep.processes.signals import end_with_parent, launch_handlers, launcher_signals, sigterm_raises
 from tests.subprocesses import Command, Ended
 
 STOPPABLE = """
 import os, signal, sys, time
-from lockstep.processes.signals import stop_in_time
-stop_in_time(1.0, lambda: {reason})
+from lockstep.processes.signals import raise_on_stop
+raise_on_stop(1.0, lambda: {reason})
 print("ready", flush=True)
 try:
     {body}
@@ -79,7 +79,7 @@ def test_nohup_is_respected() -> None:
 
 def test_sigterm_becomes_an_exit_inside_and_is_itself_again_outside() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as caught, ended_by_sigterm():
+    with pytest.raises(SystemExit) as caught, sigterm_raises():
         signal.raise_signal(signal.SIGTERM)
     assert caught.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == before
@@ -90,7 +90,7 @@ def test_a_launch_blocks_sigint_for_its_children_alone_and_puts_handlers_back() 
     heard: list[int] = []
     mine = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
     try:
-        with launching():
+        with launch_handlers():
             assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # what a child inherits
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.kill(os.getpid(), signal.SIGINT)
@@ -107,15 +107,15 @@ def test_a_launch_blocks_sigint_for_its_children_alone_and_puts_handlers_back() 
 def test_heeded_leaves_out_what_is_ignored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        assert heeded() == "SIGINT,SIGQUIT,SIGUSR1"
+        assert launcher_signals() == "SIGINT,SIGQUIT,SIGUSR1"
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert heeded() == "SIGINT,SIGTERM,SIGQUIT,SIGUSR1"
+    assert launcher_signals() == "SIGINT,SIGTERM,SIGQUIT,SIGUSR1"
 
 
 SERVERS = """
 import multiprocessing, os, signal, time
-from lockstep.processes.signals import start_servers
+from lockstep.processes.signals import start_helpers
 def child():
     pass
 if __name__ == "__main__":
@@ -132,7 +132,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("call", "survives"), [("start_servers()", True), ("pass", False)])
+@pytest.mark.parametrize(("call", "survives"), [("start_helpers()", True), ("pass", False)])
 def test_helpers_live_through_a_signal_to_the_whole_group(tmp_path: Path, call: str, survives: bool) -> None:
     script = tmp_path / "parent.py"
     script.write_text(SERVERS.format(call=call))
@@ -172,7 +172,9 @@ def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path, method: str,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM])
 def test_a_loader_worker_goes_on_when_the_whole_group_is_signalled(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(PARENT.format(method="spawn", call="from lockstep.processes.signals import serve; serve(0)"))
+    script.write_text(
+        PARENT.format(method="spawn", call="from lockstep.processes.signals import init_loader_worker as init; init(0)")
+    )
     command = Command(sys.executable, str(script))
     command.until(lambda: "ready" in command.said())
     (worker,) = command.workers()

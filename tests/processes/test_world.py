@@ -14,8 +14,9 @@ import torch
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
 from lockstep.processes.devices import device_type, devices
+from lockstep.processes.environment import launcher_ranks
 from lockstep.processes.proc import cores
-from lockstep.processes.world import World, join, joined
+from lockstep.processes.world import World, join
 from tests.ranks import run_ranks
 
 WHOLE = {
@@ -39,23 +40,23 @@ def _threads() -> Iterator[None]:
 
 
 def test_a_whole_environment_is_joined_and_an_empty_one_is_not() -> None:
-    assert joined(WHOLE)
-    assert not joined({})
-    assert not joined({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}), "often exported for other programs"
-    assert not joined({**dict.fromkeys(WHOLE, ""), "PATH": "/bin"}), "empty is unset"
+    assert launcher_ranks(WHOLE)
+    assert not launcher_ranks({})
+    assert not launcher_ranks({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}), "often exported for other programs"
+    assert not launcher_ranks({**dict.fromkeys(WHOLE, ""), "PATH": "/bin"}), "empty is unset"
 
 
 @pytest.mark.parametrize("missing", WHOLE)
 def test_an_environment_with_one_variable_missing_is_torn(missing: str) -> None:
     with pytest.raises(UserError, match=f"half a launcher environment: .* set, {missing} not") as caught:
-        joined({name: value for name, value in WHOLE.items() if name != missing})
+        launcher_ranks({name: value for name, value in WHOLE.items() if name != missing})
     assert "lockstep train --nproc N" in caught.value.remedy
 
 
 @pytest.mark.parametrize("only", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
 def test_one_variable_alone_is_torn_and_the_remedy_names_it(only: str) -> None:
     with pytest.raises(UserError, match=f"half a launcher environment: {only} set") as caught:
-        joined({only: WHOLE[only], "PATH": "/bin"})
+        launcher_ranks({only: WHOLE[only], "PATH": "/bin"})
     assert f"unset {only}." in caught.value.remedy
 
 
@@ -73,7 +74,7 @@ def test_one_variable_alone_is_torn_and_the_remedy_names_it(only: str) -> None:
 )
 def test_contradictions_are_named(changed: dict[str, str]) -> None:
     with pytest.raises(UserError, match="a contradictory launcher environment: RANK=") as caught:
-        joined(WHOLE | changed)
+        launcher_ranks(WHOLE | changed)
     assert all(f"{name}={value}" in caught.value.message for name, value in changed.items())
 
 
@@ -81,7 +82,7 @@ def test_contradictions_are_named(changed: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", ["RANK", "MASTER_PORT"])
 def test_what_is_no_number_is_named(name: str, value: str) -> None:
     with pytest.raises(UserError, match=f"not a number: {name}={value}"):
-        joined(WHOLE | {name: value})
+        launcher_ranks(WHOLE | {name: value})
 
 
 def test_a_world_of_one_needs_no_process_group() -> None:

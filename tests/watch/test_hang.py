@@ -150,7 +150,7 @@ def test_a_rank_without_the_store_names_the_hosts_that_it_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     board = alarm.Board(HashStore(), 1, 2, {0: position(0, machine="host 2", host="head"), 1: position(1)})
-    monkeypatch.setattr(alarm, "leave", sys.exit)
+    monkeypatch.setattr(alarm, "exit_now", sys.exit)
     with pytest.raises(SystemExit, match="124"):
         alarm.report_alone(board, alarm.Reporter(3.0, None, None), lambda: position(1), "lost")
     assert "rank 0: its process is on another machine, head" in capsys.readouterr().err

@@ -150,10 +150,10 @@ class Run:
 
 def chaos(plan: Plan, log: Callable[[str], None]) -> Report:
     """Run the plan; the undisturbed run comes first. Raises Lost where that one fails."""
-    from lockstep.processes.devices import processes
+    from lockstep.processes.devices import process_count
 
     draw, report = random.Random(plan.chaos_seed), Report(bool(plan.config.exact))
-    most = processes(plan.config.execution)
+    most = process_count(plan.config.execution)
     base = replace(plan.config, recovery=replace(plan.config.recovery, max_restarts=10_000))
     base = base.with_execution(nproc=most, log_every=1)
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as folder:

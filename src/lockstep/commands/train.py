@@ -14,21 +14,20 @@ def main(args: list[str]) -> int:
         "--batch-size is global: it is shared out over all processes."
     )
     config: Config = planned("train", Config, lambda config: config, args, about)
-    from lockstep.processes.devices import processes
-    from lockstep.processes.environment import spread
-    from lockstep.processes.world import joined
-    from lockstep.training.folder import check, claim_folder, discard_folder, position, run
+    from lockstep.processes.devices import process_count
+    from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
+    from lockstep.training.folder import check, claim_folder, discard_folder, newest_step, run
 
     check(config)
-    execution = spread(config.execution)
-    if joined():
+    execution = over_slurm_nodes(config.execution)
+    if launcher_ranks():
         return launched(run, config, "", execution=execution)
-    config.require_batch_for(processes(execution) * execution.nnodes)
+    config.require_batch_for(process_count(execution) * execution.nnodes)
     if execution.node_rank > 0:
         return launched(run, config, "", execution=execution)
     folder = claim_folder(config)
     try:
-        reached = partial(position, str(folder))
-        return launched(run, config, str(folder), execution=execution, recovery=config.recovery, position=reached)
+        reached = partial(newest_step, str(folder))
+        return launched(run, config, str(folder), execution=execution, recovery=config.recovery, progress=reached)
     finally:
         discard_folder(folder)

@@ -13,7 +13,7 @@ from lockstep.data.sources import ArraySet, ImageSet
 from lockstep.errors import UserError
 from lockstep.processes.devices import has_streams, to_device
 from lockstep.processes.memory import free_bytes
-from lockstep.processes.signals import serve, start_servers
+from lockstep.processes.signals import init_loader_worker, start_helpers
 
 Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
 Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
@@ -46,7 +46,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
         # fork would copy a process that runs threads (OpenMP, gloo), and a lock held by one stays locked for ever
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])  # torch is imported once, not once a worker
-        start_servers()
+        start_helpers()
     loader: DataLoader[Any] = DataLoader(
         _Requestable(images),
         sampler=requested,
@@ -55,7 +55,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
         persistent_workers=workers > 0,
         pin_memory=has_streams(device),
         multiprocessing_context=context,
-        worker_init_fn=serve,
+        worker_init_fn=init_loader_worker,
     )
 
     # Nothing here may be part of a reference cycle: to collect one that holds workers takes 5 s for each of them.

@@ -75,7 +75,7 @@ def devices(execution: Execution) -> list[torch.device]:
     return [torch.device(kind, index) for index in execution.gpus or range(count)]
 
 
-def processes(execution: Execution) -> int:
+def process_count(execution: Execution) -> int:
     """Processes to start on this machine: --nproc, or one per GPU, or one per core (at most 8)."""
     available = devices(execution)
     on_cpu = available[0].type == "cpu"

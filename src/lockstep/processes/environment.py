@@ -1,11 +1,11 @@
-"""Who a process is among those that mpirun, srun or another MPI's starter has started.
+"""Which rank a process has, by the variables of torchrun, mpirun, srun or another MPI's starter.
 
-`adopt` says it in torchrun's variables, which all else reads. How the ranks find each other is `rendezvous`'s.
+Those of the others are translated to torchrun's, which all else reads. How the ranks find each other is `rendezvous`'s.
 """
 
 import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.config import Execution
@@ -13,6 +13,7 @@ from lockstep.errors import UserError
 from lockstep.processes.rendezvous import ports
 
 JOB = "LOCKSTEP_JOB"  # of a run whose ranks find their port themselves; torchrun's runs have a port in MASTER_PORT
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,26 @@ class Place:
         }
 
 
-def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Where mpirun or srun started this process, add torchrun's variables; MASTER_ADDR and MASTER_PORT are respected.
+def launcher_ranks(environ: MutableMapping[str, str] = os.environ) -> list[int] | None:
+    """Rank, size, local rank and local size, where a launcher (torchrun, ours, mpirun, srun) started this process.
+
+    What mpirun or srun set is in torchrun's variables afterwards.
 
     Raises:
         UserError: for a torn or contradictory environment, naming the variables.
     """
-    if any(environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        return  # torchrun's, or a torn environment that the reader of these variables complains of
-    found = place(environ)
+    set_torchrun_variables(environ)
+    if not any(environ.get(name) for name in _TORCHRUN):  # MASTER_ADDR alone is often exported for other programs
+        return None
+    starter = "`lockstep train --nproc N` or torchrun"
+    return _numbers(environ, [*_TORCHRUN, "MASTER_PORT"], starter, texts=["MASTER_ADDR"])[:4]
+
+
+def set_torchrun_variables(environ: MutableMapping[str, str]) -> None:
+    """Where mpirun or srun started this process, add torchrun's variables; MASTER_ADDR and MASTER_PORT are kept."""
+    if any(environ.get(name) for name in _TORCHRUN):
+        return
+    found = find_place(environ)
     if found is None:
         return
     given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
@@ -56,11 +68,11 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
         del environ[JOB]
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def find_place(environ: Mapping[str, str]) -> Place | None:
     """The place that an MPI or Slurm gave this process; None without one, where it is alone, or alone on its node.
 
-    Open MPI comes first: its ranks may be started through srun, whose variables then count its helpers. A PMI that says
-    something else than Slurm is another MPI's, started through srun likewise.
+    Open MPI comes first: its ranks may be started through srun, whose variables then count its helpers. A PMI whose
+    rank is not Slurm's is another MPI's, started through srun likewise.
     """
     if environ.get("OMPI_COMM_WORLD_RANK"):
         found: Place | None = _open_mpi(environ)
@@ -73,7 +85,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
     return found if found is not None and found.size > 1 else None
 
 
-def spread(execution: Execution, environ: Mapping[str, str] = os.environ) -> Execution:
+def over_slurm_nodes(execution: Execution, environ: Mapping[str, str] = os.environ) -> Execution:
     """The execution on all nodes of a Slurm step that has one task on each: the task starts its node's processes."""
     if execution.nnodes > 1 or _is_other_pmi(environ) or not environ.get("SLURM_STEP_ID"):
         return execution
@@ -110,46 +122,51 @@ def _pmi(environ: Mapping[str, str]) -> Place:
 
 
 def _placed(environ: Mapping[str, str], names: list[str], job: str, remedy: str) -> Place:
-    rank, size, local_rank, local_size = _numbers(environ, names)
+    rank, size, local_rank, local_size = _numbers(environ, names, "mpirun")
     if local_size < size and not environ.get("MASTER_ADDR"):
         raise UserError(
             f"ranks on several hosts ({names[3]}={local_size} of {names[1]}={size}), and MASTER_ADDR is not set",
-            f"Say where rank 0 is: {remedy}.",
+            f"Set it to rank 0's host: {remedy}.",
         )
     return Place(rank, size, local_rank, local_size, environ.get("MASTER_ADDR") or "127.0.0.1", job)
 
 
 def _slurm_job(environ: Mapping[str, str]) -> str:
-    words = [environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
-    return f"slurm-{'.'.join(words)}"
+    return "slurm-" + ".".join(environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
 
 
 def _slurm(environ: Mapping[str, str]) -> Place | None:
     names = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID"]
-    rank, size, local_rank, node = _numbers(environ, names, local_size=False)
+    rank, size, local_rank, node = _numbers(environ, names, "srun", local_size=False)
     per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if sum(per_node) != size or not 0 <= node < len(per_node) or not 0 <= local_rank < per_node[node]:
         shown = " ".join(f"{name}={environ.get(name)}" for name in (*names, "SLURM_STEP_TASKS_PER_NODE"))
         raise UserError(f"a contradictory Slurm environment: {shown}", "Start with srun, which sets all of them.")
     if set(per_node) == {1}:
-        return None  # see `spread`
+        return None  # see `over_slurm_nodes`
     # on one node its name is not asked for: it need not resolve
     host = first_host(environ.get("SLURM_STEP_NODELIST", "")) if len(per_node) > 1 else "127.0.0.1"
     return Place(rank, size, local_rank, per_node[node], environ.get("MASTER_ADDR") or host, _slurm_job(environ))
 
 
-def _numbers(environ: Mapping[str, str], names: list[str], local_size: bool = True) -> list[int]:
-    """The values of rank, size, local rank and local size, or another fourth one."""
-    shown = " ".join(f"{name}={environ.get(name, '')}" for name in names)
-    if missing := [name for name in names if not environ.get(name)]:
+def _numbers(
+    environ: Mapping[str, str], names: list[str], starter: str, texts: Sequence[str] = (), local_size: bool = True
+) -> list[int]:
+    """The values of rank, size, local rank, local size (or another fourth number) and more; `texts` must be set too."""
+    remedy = f"Start with {starter}, which sets all of them"
+    present = ", ".join(name for name in (*names, *texts) if environ.get(name))
+    if missing := [name for name in (*names, *texts) if not environ.get(name)]:
+        message = f"half a launcher environment: {present} set, {', '.join(missing)} not set"
+        raise UserError(message, f"{remedy}, or unset {present}.")
+    if bad := [f"{name}={environ[name]}" for name in names if not re.fullmatch("[0-9]+", environ[name])]:
+        raise UserError(f"not a number: {', '.join(bad)}", f"{remedy}.")
+    rank, size, local_rank, fourth, *_ = values = [int(environ[name]) for name in names]
+    if not (local_rank <= rank < size and (not local_size or local_rank < fourth <= size)):
+        shown = " ".join(f"{name}={environ[name]}" for name in names[:4])
         raise UserError(
-            f"half a launcher environment: {shown}", f"{', '.join(missing)} not set: start with mpirun or srun."
+            f"a contradictory launcher environment: {shown}",
+            f"Ranks run from 0 to the size less 1, on each host from 0 to its number of processes less 1. {remedy}.",
         )
-    if not all(environ[name].isascii() and environ[name].isdigit() for name in names):
-        raise UserError(f"not all numbers: {shown}", "Start with mpirun or srun, which set them.")
-    rank, size, local_rank, fourth = values = [int(environ[name]) for name in names]
-    if not rank < size or (local_size and not local_rank < fourth <= size):
-        raise UserError(f"a contradictory launcher environment: {shown}", "Start with mpirun or srun, which set them.")
     return values
 
 

@@ -1,4 +1,4 @@
-"""How a worker's failure reaches the user: each leaves a file, and the launcher picks the first cause."""
+"""How a worker's failure reaches the user: each writes a file, and the launcher picks the first cause."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
 from lockstep.files import atomic_write
-from lockstep.processes.signals import leave, stop_requested
+from lockstep.processes.signals import exit_now, stop_requested
 
 FAILURES = "LOCKSTEP_FAILURES"  # the environment variable that names the folder of the files
 SHUTDOWN_S = 5  # what a worker gets to close its journal
@@ -29,7 +29,7 @@ class WorkerFailed(Exception):
             self.add_note(f"The traceback of rank {rank}:\n{trace}")
 
 
-def fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
+def exit_with_failure(error: BaseException, rank: int, folder: Path) -> NoReturn:
     """End this worker; a file in `folder` has the reason, for the launcher."""
     lost = isinstance(error, PeerError) or is_peer_loss(error)
     message, trace, code = last_line(error), "", EXIT_FAILURE
@@ -52,7 +52,7 @@ def fail(error: BaseException, rank: int, folder: Path) -> NoReturn:
         if lost and not other_failure(folder) and not stop_requested.is_set():
             time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
     finally:
-        leave(code)
+        exit_now(code)
 
 
 def other_failure(folder: Path) -> PeerError | None:

@@ -16,27 +16,11 @@ from typing import Any
 
 from lockstep.config import Execution, Recovery
 from lockstep.errors import EXIT_USER_ERROR, PeerError, UserError
-from lockstep.processes.failures import (
-    FAILURES,
-    SHUTDOWN_S,
-    fail,
-    first_failure,
-    is_peer_loss,
-    last_line,
-    other_failure,
-    reported_already,
-)
-from lockstep.processes.failures import WorkerFailed as WorkerFailed
-from lockstep.processes.signals import (
-    end_with_parent,
-    ended_by_sigterm,
-    heeded,
-    launching,
-    leave_after,
-    stop_in_time,
-    survives_hangup,
-    variables,
-)
+from lockstep.processes import failures, signals
+from lockstep.processes.devices import process_count
+from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
+from lockstep.processes.failures import SHUTDOWN_S, WorkerFailed
+from lockstep.processes.world import join
 
 _COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values
 
@@ -47,7 +31,7 @@ def launch(
     nproc: int | str = "auto",
     execution: Execution | None = None,
     recovery: Recovery | None = None,
-    position: Callable[[], int] = lambda: 0,
+    progress: Callable[[], int] = lambda: 0,
 ) -> list[Any]:
     """Run `fn(world, *args)` on `nproc` processes and return one value per local rank.
 
@@ -55,35 +39,32 @@ def launch(
     single process runs it here. Otherwise workers are spawned: `fn` and `args` must be picklable and the call stand
     under `if __name__ == "__main__":`, as for torch.multiprocessing.spawn.
 
+    `progress`: where the work has got to, asked after a restart; what comes no further goes on with fewer processes.
+
     Raises:
         UserError: for a request that this machine can't meet.
         WorkerFailed: where a worker failed, with the first failure's message.
         PeerError: under torchrun, where this process stopped because another one failed.
         KeyboardInterrupt: on Ctrl-C, when all workers are gone.
     """
-    from lockstep.processes.devices import processes
-    from lockstep.processes.environment import spread
-    from lockstep.processes.world import joined
-
-    if execution is None:
-        execution = Execution(nproc=nproc)  # type: ignore[arg-type]
-    elif nproc != "auto":
+    execution = execution or Execution()
+    if nproc != "auto":
         execution = dataclasses.replace(execution, nproc=nproc)  # type: ignore[arg-type]
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         error = UserError(
             "launch() was reached again while a worker imported the main script",
             'Put the call under `if __name__ == "__main__":`.',
         )
-        if folder := os.environ.get(FAILURES):
-            fail(error, 0, Path(folder))
+        if folder := os.environ.get(failures.FAILURES):
+            failures.exit_with_failure(error, 0, Path(folder))
         raise error
-    execution = spread(execution)
-    if joined():
-        return [_joined(fn, args, execution)]
-    count = processes(execution)
+    execution = over_slurm_nodes(execution)
+    if launcher_ranks():
+        return [_run_launched(fn, args, execution)]
+    count = process_count(execution)
     if count == 1 and execution.nnodes == 1:
-        return [_here(fn, args, execution)]
-    return _supervise(fn, args, execution, count, recovery or Recovery(max_restarts=0), position)
+        return [_run_here(fn, args, execution)]
+    return _supervise(fn, args, execution, count, recovery or Recovery(max_restarts=0), progress)
 
 
 def _supervise(
@@ -92,52 +73,47 @@ def _supervise(
     execution: Execution,
     count: int,
     recovery: Recovery,
-    position: Callable[[], int],
+    progress: Callable[[], int],
 ) -> list[Any]:
     """Start the workers, and again where one of them was killed or hung; with one less where that got nowhere."""
     restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
-    reached = position()
+    reached = progress()
     for attempt in itertools.count(1):
         try:
-            return _start(fn, args, execution, count, recovery)
+            return _start_workers(fn, args, execution, count, recovery)
         except WorkerFailed as failed:
             if not failed.transient or attempt > restarts:
                 raise
-            before, reached = reached, position()
+            before, reached = reached, progress()
             if reached == before and attempt > 1 and count > recovery.min_nproc > 0:
                 count -= 1
-            print(
-                f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)",
-                file=sys.stderr,
-                flush=True,
-            )
+            message = f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)"
+            print(message, file=sys.stderr, flush=True)
     raise AssertionError("unreachable")
 
 
-def _here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
-    from lockstep.processes.world import join
-
-    with ended_by_sigterm(), join(execution) as world:
+def _run_here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
+    with signals.sigterm_raises(), join(execution) as world:
         return fn(world, *args)
 
 
-def _joined(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
+def _run_launched(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
     """Run `fn` as one of the processes that another launcher started."""
     rank = int(os.environ["RANK"])
     try:
-        return _here(fn, args, execution)
+        return _run_here(fn, args, execution)
     except UserError as error:
-        if reported_already(str(error)):
+        if failures.reported_already(str(error)):
             raise SystemExit(EXIT_USER_ERROR) from error
         raise WorkerFailed(rank, str(error), EXIT_USER_ERROR) from error
     except Exception as error:
-        if not is_peer_loss(error):
+        if not failures.is_peer_loss(error):
             raise
         time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this process meanwhile
-        raise PeerError(f"rank {rank} lost another rank: {last_line(error)}") from error
+        raise PeerError(f"rank {rank} lost another rank: {failures.last_line(error)}") from error
 
 
-def _start(
+def _start_workers(
     fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, count: int, recovery: Recovery
 ) -> list[Any]:
     from torch.distributed import DistError
@@ -151,32 +127,31 @@ def _start(
             logging.getLogger(name).setLevel(logging.CRITICAL)  # they report failures too, in a page of their own
 
     def hung_up(number: int, _: object) -> None:
-        if not survives_hangup(recovery.on_hangup):
+        if not signals.survives_hangup(recovery.on_hangup):
             raise SignalException("the terminal hung up", signal.Signals(number))
 
-    endpoint = _endpoint(execution)
+    endpoint, one_machine = _endpoint(execution), execution.nnodes == 1
+    static = {"rank": execution.node_rank, "timeout": int(execution.collective_timeout)}
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         launcher = LaunchConfig(
             min_nodes=execution.nnodes,
             max_nodes=execution.nnodes,
             nproc_per_node=count,
             run_id="lockstep",
-            rdzv_backend="c10d" if execution.nnodes == 1 else "static",
+            rdzv_backend="c10d" if one_machine else "static",
             rdzv_endpoint=endpoint,
-            rdzv_configs={"rank": execution.node_rank, "timeout": int(execution.collective_timeout)}
-            if execution.nnodes > 1
-            else {"is_host": True},
+            rdzv_configs={"is_host": True} if one_machine else static,
             max_restarts=0,
-            local_addr="localhost" if execution.nnodes == 1 else None,
+            local_addr="localhost" if one_machine else None,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
-            signals_to_handle=heeded(),
+            signals_to_handle=signals.launcher_signals(),
         )
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # else torch talks about it; join() sets threads
-            FAILURES: folder,
+            failures.FAILURES: folder,
         }
         try:
-            with variables(environment), launching():
+            with signals.environment_variables(environment), signals.launch_handlers():
                 if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
                     signal.signal(signal.SIGHUP, hung_up)
                 values = elastic_launch(launcher, _worker)(fn, args, execution, folder)
@@ -185,7 +160,7 @@ def _start(
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + stop.sigval) from None
         except ChildFailedError as failed:
-            raise first_failure(Path(folder), failed) from None
+            raise failures.first_failure(Path(folder), failed) from None
         except (DistError, RendezvousError) as error:
             raise UserError(
                 f"machine {execution.node_rank} of {execution.nnodes} did not meet the others at {endpoint} "
@@ -212,22 +187,20 @@ def _endpoint(execution: Execution) -> str:
 
 
 def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str) -> Any:
-    """What a spawned process runs: join, call, and leave word where it fails.
+    """What a spawned process runs: join, call, and leave its failure in a file.
 
     Where `fn` returns a signal, it stopped because of that. A launcher that got it too collects no values any more, and
     torch would keep this process waiting for that.
     """
     try:
-        end_with_parent()
-        stop_in_time(SHUTDOWN_S, lambda: other_failure(Path(folder)))
-        from lockstep.processes.world import join
-
+        signals.end_with_parent()
+        signals.raise_on_stop(SHUTDOWN_S, lambda: failures.other_failure(Path(folder)))
         with join(execution) as world:
             value = fn(world, *args)
         if isinstance(value, signal.Signals):
-            leave_after(_COLLECT_S, 128 + value)
+            signals.exit_after(_COLLECT_S, 128 + value)
         return value
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # the launcher waits for a value or a failure
             return None
-        fail(error, int(os.environ["RANK"]), Path(folder))
+        failures.exit_with_failure(error, int(os.environ["RANK"]), Path(folder))

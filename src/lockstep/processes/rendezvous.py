@@ -1,7 +1,7 @@
-"""How the ranks of a job find each other where nobody named a port, and what they settle before they form a group.
+"""How the ranks of a job find each other where no port is named, and what they settle before they form a group.
 
-A job has a sequence of ports of its own, by its name. At the first free one rank 0 tells those who ask for the job by
-name where its store is.
+A job has a sequence of ports of its own, by its name. At the first free one rank 0 answers those that send the job's
+name with the port of its store.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import MutableMapping
+from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 
@@ -31,7 +32,7 @@ def ports(job: str) -> list[int]:
     return [_FIRST_PORT + int.from_bytes(draw[:4], "big") % span for draw in draws]
 
 
-def meet(job: str, host: str, rank: int, size: int, seconds: float) -> Store:
+def open_store(job: str, host: str, rank: int, size: int, seconds: float) -> Store:
     """The store of a job's ranks, which rank 0 opens and the others find.
 
     Raises:
@@ -40,13 +41,13 @@ def meet(job: str, host: str, rank: int, size: int, seconds: float) -> Store:
     limit = timedelta(seconds=seconds)
     if rank == 0:
         store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=limit)
-        _tell(job, store.port, size - 1)
+        _serve_port(job, store.port, size - 1)
         return store
-    return TCPStore(host, _ask(job, host, rank, size, seconds), size, wait_for_workers=False, timeout=limit)
+    return TCPStore(host, _find_port(job, host, rank, size, seconds), size, wait_for_workers=False, timeout=limit)
 
 
-def _tell(job: str, port: int, ranks: int) -> None:
-    """At the first of the job's ports that is free, tell so many ranks that ask for the job where its store listens."""
+def _serve_port(job: str, port: int, ranks: int) -> None:
+    """At the first of the job's ports that is free, give so many ranks that ask for the job the port of its store."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for own in ports(job):
@@ -63,38 +64,29 @@ def _tell(job: str, port: int, ranks: int) -> None:
         )
     listener.listen(ranks)
 
-    def answer() -> None:
-        told = 0
+    def serve() -> None:
+        left = ranks
         with listener:
-            while told < ranks:
-                asker, _ = listener.accept()
-                told += _answered(asker, job, port)
+            while left:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):  # it went away
+                    connection.settimeout(_ASK_S)
+                    if connection.recv(_LINE) == job.encode():
+                        connection.sendall(str(port).encode())
+                        left -= 1
 
-    threading.Thread(target=answer, name="lockstep-rendezvous", daemon=True).start()
-
-
-def _answered(asker: socket.socket, job: str, port: int) -> bool:
-    """True where somebody asked for this job, and was told."""
-    try:
-        with asker:
-            asker.settimeout(_ASK_S)
-            if asker.recv(_LINE) != job.encode():
-                return False
-            asker.sendall(str(port).encode())
-            return True
-    except OSError:  # it went away
-        return False
+    threading.Thread(target=serve, name="lockstep-rendezvous", daemon=True).start()
 
 
-def _ask(job: str, host: str, rank: int, size: int, seconds: float) -> int:
-    """The port of the job's store. Who else listens at one of its ports says nothing, or something else."""
+def _find_port(job: str, host: str, rank: int, size: int, seconds: float) -> int:
+    """The port of the job's store. Another program at one of the job's ports answers nothing, or something else."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for port in ports(job):
             try:
-                with socket.create_connection((host, port), _ASK_S) as told:
-                    told.sendall(job.encode())
-                    answer = told.recv(_LINE)
+                with socket.create_connection((host, port), _ASK_S) as connection:
+                    connection.sendall(job.encode())
+                    answer = connection.recv(_LINE)
             except OSError:
                 continue
             if answer.isdigit():
@@ -106,11 +98,11 @@ def _ask(job: str, host: str, rank: int, size: int, seconds: float) -> int:
     )
 
 
-def fresh(store: Store, rank: int, size: int, seconds: float) -> Store:
+def fresh_store(store: Store, rank: int, size: int, seconds: float) -> Store:
     """A part of the store that holds nothing of ranks before these.
 
     An elastic launcher keeps one store over all its restarts. What is left in it, addresses or an alarm, would be taken
-    for news. Its count of restarts names no attempt: a host that joins later counts from 0.
+    for current. Its count of restarts names no attempt: a host that joins later counts from 0.
 
     Raises:
         UserError: where not all ranks came in time.
@@ -125,13 +117,13 @@ def fresh(store: Store, rank: int, size: int, seconds: float) -> Store:
     until, missing = time.monotonic() + seconds, set(range(1, size))
     while missing:
         for other in [r for r in missing if store.check([f"lockstep/here/{r}"])]:
-            # perhaps the word of a rank of long ago, whom the answer does not reach
+            # perhaps the token of a rank of long ago, which the answer does not reach
             store.set(f"lockstep/attempt/{store.get(f'lockstep/here/{other}').decode()}", attempt)
         missing = {r for r in missing if not store.check([f"{attempt}/joined/{r}"])}
         if missing and time.monotonic() > until:
             raise UserError(
                 f"rank(s) {', '.join(map(str, sorted(missing)))} of {size} did not come in {seconds:g} s",
-                "Check that they were started, and what they said; --collective-timeout gives them longer.",
+                "Check that they were started, and their output; --collective-timeout gives them longer.",
             )
         time.sleep(_POLL_S if missing else 0)
     return PrefixStore(attempt, store)

@@ -15,8 +15,6 @@ from typing import NoReturn
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SERVE_S = 5.0  # what a loader worker gives a training process that stops
 _LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT, signal.SIGUSR1)
-
-
 _ORPHAN_S = 0.8  # that a process outlives its launcher at most
 stop_requested = threading.Event()  # set by a handler that only takes note of a signal
 
@@ -36,8 +34,8 @@ def end_with_parent(by: int = signal.SIGTERM) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def serve(_: int) -> None:
-    """A loader worker's life (its `worker_init_fn`): it ends with the process that it reads for, and not before.
+def init_loader_worker(_: int) -> None:
+    """The `worker_init_fn` of loaders: a worker ends with the process that it reads for, and not before.
 
     A terminal or a batch system signals the whole group; the training goes on to its next step boundary and needs
     batches until then.
@@ -46,13 +44,13 @@ def serve(_: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     # multiprocessing, too, ends its children by SIGTERM, where the loader could not do it in its own way
-    signal.signal(signal.SIGTERM, lambda *_: leave_after(_SERVE_S, 128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: exit_after(_SERVE_S, 128 + signal.SIGTERM))
 
 
-def start_servers() -> None:
-    """Start multiprocessing's helpers of this process, deaf to what asks a run to stop.
+def start_helpers() -> None:
+    """Start multiprocessing's helper processes of this one, so that they ignore the signals that ask a run to stop.
 
-    Slurm and a terminal signal them too. They would die of it; a worker that they fork then never starts.
+    Slurm and a terminal signal them too. They would end; a worker that they fork then never starts.
     """
     from multiprocessing import forkserver
 
@@ -64,7 +62,7 @@ def start_servers() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def stop_in_time(grace_s: float, reason: Callable[[], BaseException | None] = lambda: None) -> None:
+def raise_on_stop(grace_s: float, reason: Callable[[], BaseException | None] = lambda: None) -> None:
     """Let the first SIGINT, SIGTERM or SIGHUP raise in the main thread; `grace_s` seconds later the process ends.
 
     SIGINT raises KeyboardInterrupt, the others `reason()` or else SystemExit(128 + signal); later ones are ignored, so
@@ -87,7 +85,7 @@ def stop_in_time(grace_s: float, reason: Callable[[], BaseException | None] = la
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
+def sigterm_raises() -> Iterator[None]:
     """Let SIGTERM raise SystemExit(143) inside: files are closed, loader workers go too. SIGINT stays Python's."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
@@ -116,10 +114,10 @@ def _raise_once(numbers: tuple[signal.Signals, ...], reason: Callable[[], BaseEx
 
 
 @contextmanager
-def launching() -> Iterator[None]:
+def launch_handlers() -> Iterator[None]:
     """Around an elastic launch: workers are born with SIGINT blocked, and signal handlers are put back at the end.
 
-    Without the first a Ctrl-C while the workers import torch shows one traceback each (`stop_in_time` hears it when
+    Without the first a Ctrl-C while the workers import torch shows one traceback each (`raise_on_stop` gets it when
     they have). Without the second torch's handlers stay for the rest of the process.
     """
     if threading.current_thread() is not threading.main_thread():  # only there can torch set handlers, or we
@@ -143,7 +141,7 @@ def launching() -> Iterator[None]:
 
 
 @contextmanager
-def variables(values: dict[str, str]) -> Iterator[None]:
+def environment_variables(values: dict[str, str]) -> Iterator[None]:
     """Environment variables for the processes that are started inside."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -154,8 +152,8 @@ def variables(values: dict[str, str]) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def heeded() -> str:
-    """The signals that end a launcher, as torch's elastic launcher wants them: those that nobody told it to ignore.
+def launcher_signals() -> str:
+    """The signals that end a launcher, as torch's elastic launcher wants them: those that it was not started to ignore.
 
     SIGHUP is not among them: `survives_hangup` decides about it.
     """
@@ -174,21 +172,18 @@ def survives_hangup(on_hangup: str) -> bool:
     return False
 
 
-def leave_after(seconds: float, code: int) -> None:
-    """End this process by `leave` if it is still there in so many seconds."""
-
-    def wait() -> None:
-        time.sleep(seconds)
-        leave(code)
-
-    threading.Thread(target=wait, daemon=True).start()
+def exit_after(seconds: float, code: int) -> None:
+    """End this process by `exit_now` if it is still there in so many seconds."""
+    timer = threading.Timer(seconds, exit_now, (code,))
+    timer.daemon = True
+    timer.start()
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process and its loader workers now, without waiting for collectives that nobody will finish."""
     for child in multiprocessing.active_children():
-        child.kill()  # loader workers do not hear SIGTERM at once
+        child.kill()  # loader workers do not end on SIGTERM at once
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed at the other end: nobody is listening
+        with suppress(OSError, ValueError):  # closed at the other end
             stream.flush()
     os._exit(code)

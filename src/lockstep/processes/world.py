@@ -17,12 +17,11 @@ from torch.distributed.rendezvous import rendezvous
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
 from lockstep.processes.devices import rank_device
-from lockstep.processes.environment import JOB, adopt
+from lockstep.processes.environment import JOB, launcher_ranks
 from lockstep.processes.memory import keep_freed
 from lockstep.processes.proc import cores
-from lockstep.processes.rendezvous import choose_interface, fresh, meet
+from lockstep.processes.rendezvous import choose_interface, fresh_store, open_store
 
-_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LAST_RELEASES_S = 0.1
 
 
@@ -114,36 +113,6 @@ def share_of(n: int, rank: int, size: int) -> slice:
     return slice(start, start + base + (rank < larger))
 
 
-def joined(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """True where a launcher (torchrun, ours, mpirun or srun) started this process, one of several.
-
-    What mpirun or srun said is in torchrun's variables afterwards. A torn environment raises UserError.
-    """
-    adopt(environ)
-    present = [name for name in _LAUNCHER_VARIABLES if environ.get(name)]
-    ranked = [name for name in present if not name.startswith("MASTER")]
-    if not ranked:  # MASTER_ADDR alone is often exported for other programs
-        return False
-    if missing := [name for name in _LAUNCHER_VARIABLES if name not in present]:
-        raise UserError(
-            f"half a launcher environment: {', '.join(present)} set, {', '.join(missing)} not",
-            "Start with `lockstep train --nproc N` or torchrun, which set all of them, or unset "
-            + ", ".join(present)
-            + ".",
-        )
-    values = {name: environ[name] for name in _LAUNCHER_VARIABLES if name != "MASTER_ADDR"}
-    if bad := [f"{name}={value}" for name, value in values.items() if not (value.isascii() and value.isdigit())]:
-        raise UserError(f"not a number: {', '.join(bad)}", "Start with `lockstep train --nproc N` or torchrun.")
-    rank, size, local_rank, local_size = (int(values[name]) for name in _LAUNCHER_VARIABLES[:4])
-    if not (rank < size and local_rank < local_size <= size and local_rank <= rank):
-        described = " ".join(f"{name}={values[name]}" for name in _LAUNCHER_VARIABLES[:4])
-        raise UserError(
-            f"a contradictory launcher environment: {described}",
-            "RANK runs from 0 to WORLD_SIZE - 1 and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1; start with torchrun.",
-        )
-    return True
-
-
 @contextmanager
 def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -> Iterator[World]:
     """Join the run that the environment describes (torchrun's variables, mpirun's or srun's), or be a world of one.
@@ -154,8 +123,7 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
     Raises:
         UserError: for a torn environment, a missing device, or a group that does not come together.
     """
-    grouped = joined(environ)
-    rank, size, local_rank, local_size = (int(environ[k]) for k in _LAUNCHER_VARIABLES[:4]) if grouped else (0, 1, 0, 1)
+    rank, size, local_rank, local_size = launcher_ranks(environ) or (0, 1, 0, 1)
     device = rank_device(execution, local_rank, local_size)
     torch.set_num_threads(execution.threads or max(1, cores() // local_size))
     if device.type == "cpu":
@@ -190,6 +158,6 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
 def _store(environ: MutableMapping[str, str], rank: int, size: int, seconds: float) -> Store:
     """The store of the ranks of this attempt."""
     if job := environ.get(JOB):
-        return meet(job, environ["MASTER_ADDR"], rank, size, seconds)
+        return open_store(job, environ["MASTER_ADDR"], rank, size, seconds)
     found, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))
-    return fresh(found, rank, size, seconds)
+    return fresh_store(found, rank, size, seconds)

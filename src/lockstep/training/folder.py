@@ -71,7 +71,7 @@ def claim_folder(config: Config) -> Path:
     return folder
 
 
-def position(folder: str) -> int:
+def newest_step(folder: str) -> int:
     """The step of a run's newest checkpoint, -1 where there is none."""
     from lockstep.checkpoint.store import steps
 

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 
 from lockstep.errors import EXIT_HANG
 from lockstep.processes import proc
-from lockstep.processes.signals import leave
+from lockstep.processes.signals import exit_now
 from lockstep.watch import stacks
 from lockstep.watch.hang import Position, Report, report, report_without_store
 from lockstep.watch.journal import HangRecord
@@ -116,7 +116,7 @@ def respond(
         # it finds the alarm and leaves too, where a launcher would wait long for it to heed a SIGTERM
         if p.rank != board.rank and p.machine == here:
             proc.wake(p.pid, p.born)
-    leave(EXIT_HANG)
+    exit_now(EXIT_HANG)
 
 
 def report_alone(board: Board, reporter: Reporter, answer: Callable[[], Position], why: str) -> NoReturn:
@@ -128,7 +128,7 @@ def report_alone(board: Board, reporter: Reporter, answer: Callable[[], Position
         if p.rank != mine.rank
     }
     reporter.write(report_without_store(reporter.timeout, mine, seen, why))
-    leave(EXIT_HANG)
+    exit_now(EXIT_HANG)
 
 
 def store_error(error: Exception) -> str:

@@ -18,9 +18,9 @@ from lockstep.commands.compare.strategies import Strategy
 from lockstep.commands.shared.arguments import refuse_launched, train_arguments
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.processes.devices import devices, processes
+from lockstep.processes.devices import devices, process_count
 from lockstep.processes.proc import cores
-from lockstep.processes.signals import ended_by_sigterm
+from lockstep.processes.signals import sigterm_raises
 from lockstep.training.folder import check
 
 Log = Callable[[str], None]
@@ -39,13 +39,13 @@ def compare(plan: Plan, log: Log, measure: Measure = measuring.run) -> dict[str,
     check(alone)
     available = devices(alone.execution)
     gpus = 0 if available[0].type == "cpu" else len(available)
-    table = plan.cells(processes(replace(alone.execution, nproc="auto")))
+    table = plan.cells(process_count(replace(alone.execution, nproc="auto")))
     rows = {cell: _row(plan, cell, gpus) for cell in table}
     base = plan.baseline_of(table, [cell for cell, row in rows.items() if not row.not_measured])
     place = environment(cores(), available[0].type, gpus)
     folder = claim(plan, place)
     try:
-        with ended_by_sigterm():
+        with sigterm_raises():
             _rounds(plan, rows, folder, log, measure)
     except (KeyboardInterrupt, SystemExit):
         log(f"stopped; the same command with --out {shlex.quote(str(folder))} goes on with what is missing")
@@ -75,7 +75,7 @@ def _row(plan: Plan, cell: Cell, gpus: int) -> Row:
         row.threads, row.workers = config.execution.threads, config.execution.workers
         row.command = shlex.join(["lockstep", *train_arguments(config)])
         check(config)
-        config.require_batch_for(processes(config.execution))
+        config.require_batch_for(process_count(config.execution))
     except UserError as error:
         row.not_measured = error.message
         return row

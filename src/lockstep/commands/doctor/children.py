@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.processes import proc
-from lockstep.processes.signals import end_with_parent, launching
+from lockstep.processes.signals import end_with_parent, launch_handlers
 
 Report = Callable[[str], None]
 _START_S = 60.0  # for importing torch, on a loaded machine with cold files
@@ -61,7 +61,7 @@ def run(
         started: is given the processes' ids.
     """
     _CONTEXT.set_forkserver_preload(["torch.distributed"])  # imported once, by the server that they are forked from
-    with launching():  # else Ctrl-C while it imports shows its traceback
+    with launch_handlers():  # else Ctrl-C while it imports shows its traceback
         forkserver.ensure_running()
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder, ExitStack() as stack:
         children: dict[Connection, tuple[Child, BaseProcess]] = {}

@@ -11,12 +11,12 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 def launcher(environ: Mapping[str, str] = os.environ) -> Finding:
     """Would `lockstep train`, started from here, take itself for a rank of somebody's run?"""
-    from lockstep.processes.world import joined
+    from lockstep.processes.environment import launcher_ranks
 
     check, present = "launcher", [name for name in _VARIABLES if environ.get(name)]
     adopted = dict(environ)
     try:
-        ranked = joined(adopted)
+        ranked = launcher_ranks(adopted)
     except UserError as error:
         return Finding(check, "fail", error.message, error.remedy or "Unset the variables.")
     if ranked:

@@ -86,9 +86,9 @@ def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str
 
 def refuse_launched(command: str, remedy: str = "Run it without torchrun or mpirun.") -> None:
     """Raise UserError where a launcher has started this process: the command starts its own."""
-    from lockstep.processes.world import joined
+    from lockstep.processes.environment import launcher_ranks
 
-    if joined():
+    if launcher_ranks():
         raise UserError(f"{command} starts its own processes, and a launcher has started this one", remedy)
 
 

@@ -15,7 +15,7 @@ from lockstep.commands.verify.switches import even_batch
 from lockstep.commands.verify.trace import Trace
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.processes.launcher import WorkerFailed
+from lockstep.processes.failures import WorkerFailed
 
 _GONE, _ROUNDING = 1e-4, 1e-7  # of the difference, and at most: what counts as none left, in float64
 _GONE_NARROW = 1e-2  # the same in float32

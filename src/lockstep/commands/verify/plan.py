@@ -71,13 +71,13 @@ class Plan:
 def check(plan: Plan) -> None:
     """What can be known to be wrong before any process starts."""
     from lockstep.config.objects import load_object
-    from lockstep.processes.devices import processes
+    from lockstep.processes.devices import process_count
     from lockstep.training.folder import check as check_names
 
     refuse_launched("verify")
     check_names(plan.config)
     for n in plan.nproc:
-        processes(plan.config_for(n).execution)
+        process_count(plan.config_for(n).execution)
     if plan.patch and not callable(load_object(plan.patch, "patch")):
         raise UserError(f"--patch {plan.patch} is no function", "It is called with (run, world, config).")
     if plan.json and not Path(plan.json).parent.is_dir():
