@@ -60,7 +60,7 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
         (OPEN_MPI | SLURM | {"MASTER_ADDR": "h"}, ("3", "4", "1", "2", "h")),
     ],
 )
-def test_a_launcher_s_words_become_torchrun_s(environ: dict[str, str], values: tuple[str, ...]) -> None:
+def test_a_launcher_s_variables_become_torchrun_s(environ: dict[str, str], values: tuple[str, ...]) -> None:
     adopted = dict(environ)
     assert launcher_ranks(adopted)
     assert tuple(adopted[name] for name in NAMES) == values
@@ -99,7 +99,7 @@ def test_who_is_alone_has_no_place(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("whole", [OPEN_MPI | {"MASTER_ADDR": "h"}, SLURM, PMI], ids=["mpirun", "srun", "pmi"])
-def test_torn_and_contradictory_words_are_named(whole: dict[str, str]) -> None:
+def test_torn_and_contradictory_variables_are_named(whole: dict[str, str]) -> None:
     rank, size = (
         next(iter(n for n in whole if n.endswith(("_RANK", "PROCID")))),
         next(n for n in whole if "SIZE" in n or "NUM_TASKS" in n),

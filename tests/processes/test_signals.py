@@ -104,7 +104,7 @@ def test_a_launch_blocks_sigint_for_its_children_alone_and_puts_handlers_back() 
         signal.signal(signal.SIGINT, mine)
 
 
-def test_heeded_leaves_out_what_is_ignored() -> None:
+def test_launcher_signals_leave_out_what_is_ignored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert launcher_signals() == "SIGINT,SIGQUIT,SIGUSR1"
