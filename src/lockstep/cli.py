@@ -16,7 +16,7 @@ from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, Pee
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.signals import exit_now
 
-# word -> (what follows it, what it is for, what runs it: its arguments to an exit code)
+# command -> (its arguments, what it is for, what runs it: arguments to an exit code)
 COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
     "train": ("[RECIPE] [FLAGS]", "train; the recipe is digits where none is named", train.main),
     "eval": ("RUN [FLAGS]", "evaluate the weights of a run folder again, on any number of processes", evaluate.main),
@@ -105,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _help() -> str:
     lines = []
-    for word, (arguments, about, _) in COMMANDS.items():
-        usage = f"  {word} {arguments}".rstrip()
+    for name, (arguments, about, _) in COMMANDS.items():
+        usage = f"  {name} {arguments}".rstrip()
         lines.append(f"{usage:<27}{about}" if len(usage) < 27 else f"{usage}\n{'':<27}{about}")
     return _HELP.format(commands="\n".join(lines))
 

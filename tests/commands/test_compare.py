@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lockstep.commands.compare import cells, tables
 from lockstep.commands.compare import run as running
-from lockstep.commands.compare.cells import NotMeasured, complaint, measure
+from lockstep.commands.compare.cells import NotMeasured, measure, printed_error
 from lockstep.commands.compare.plan import Cell, Plan
 from lockstep.commands.compare.results import FIGURES, aggregate, interval
 from lockstep.commands.compare.strategies import BASES, Strategy, parse
@@ -237,9 +237,9 @@ def test_memory_is_known_for_each_process_or_device(memory: list[float]) -> None
 
 def test_the_command_s_own_message_is_the_reason() -> None:
     said = "Traceback ...\nValueError: inner\nlockstep: rank 1 failed: inner\n  Do this.\n"
-    assert complaint(said) == "rank 1 failed: inner"
-    assert complaint("only this\n\n") == "only this"
-    assert complaint("") == ""
+    assert printed_error(said) == "rank 1 failed: inner"
+    assert printed_error("only this\n\n") == "only this"
+    assert printed_error("") == ""
 
 
 # Rounds brought together

@@ -15,7 +15,7 @@ def split_commas(text: str) -> tuple[str, ...]:
 
 
 def _comma_separated(of: type, metavar: str) -> PrimitiveConstructorSpec[Any]:
-    """A flag that takes `a,b,c` as one word, as `--gpus 0,2` is written everywhere else."""
+    """A flag that takes `a,b,c` as one argument, as `--gpus 0,2` is written everywhere else."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,

@@ -1,4 +1,4 @@
-"""The command line's words: which flags a config has, what stands beside them, and a config written as flags."""
+"""The command line: which flags a config has, the arguments beside them, and a config written as flags."""
 
 import dataclasses
 import itertools
@@ -67,14 +67,14 @@ def _flags(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
         extras: list[Any] = []
         if typing.get_origin(hint) is typing.Annotated:
             hint, *extras = typing.get_args(hint)
-        word = name.replace("_", "-")
+        flag = name.replace("_", "-")
         if dataclasses.is_dataclass(hint):
             yield from _flags(hint, hidden | hidden_fields(cls))  # type: ignore[arg-type]
         elif hint is bool:
-            yield Flag((f"--{word}", f"--no-{word}"), False)
+            yield Flag((f"--{flag}", f"--no-{flag}"), False)
         elif _FIXED not in extras:
             aliases = [alias for extra in extras for alias in getattr(extra, "aliases", None) or ()]
-            yield Flag((f"--{word}", *aliases), True, *_values(hint))
+            yield Flag((f"--{flag}", *aliases), True, *_values(hint))
 
 
 def _values(hint: Any) -> tuple[tuple[str, ...], Callable[[str], object] | None, str]:
@@ -91,29 +91,29 @@ def _values(hint: Any) -> tuple[tuple[str, ...], Callable[[str], object] | None,
     return (), *_READERS[hint]
 
 
-def split_arguments(words: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
-    """The words that belong to no flag, and the flags with their values, each in order.
+def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
+    """The positional arguments, and the flags with their values, each in order.
 
     Raises:
         UserError: for an unknown flag, one without its value, or a value that it does not take.
     """
     flags = known_flags(cls)
-    free, rest = [], []
-    queue = iter(words)
-    for word in queue:
-        if not word.startswith("-"):
-            free.append(word)
+    positional, rest = [], []
+    queue = iter(arguments)
+    for argument in queue:
+        if not argument.startswith("-"):
+            positional.append(argument)
             continue
-        rest.append(word)
-        if word in ("-h", "--help"):
+        rest.append(argument)
+        if argument in ("-h", "--help"):
             continue
-        typed, equals, value = word.partition("=")
+        typed, equals, value = argument.partition("=")
         flag = flags.get(typed.replace("_", "-"))
         if flag is None:
             raise unknown("flag", typed, flags, "`--help` lists them.")
         if not flag.takes_value:
             if equals:
-                raise UserError(f"{word}: the flag takes no value", f"Give {typed} or leave it out.")
+                raise UserError(f"{argument}: the flag takes no value", f"Give {typed} or leave it out.")
             continue
         if not equals:
             following = next(queue, None)
@@ -121,19 +121,19 @@ def split_arguments(words: Sequence[str], cls: type) -> tuple[list[str], list[st
                 raise UserError(f"{typed} stands at the end without its value", f"Give it as {typed} VALUE.")
             rest.append(value := following)
         flag.check(typed, value)
-    return free, rest
+    return positional, rest
 
 
 def changed_flags(config: Any, usual: Any, hidden: Collection[str] = ()) -> list[list[str]]:
     """The flags that make `config` of `usual`, each with its value; `hidden`: fields that are none."""
     before, after = _as_arguments(usual), _as_arguments(config)
-    return [words for name, words in after.items() if words != before[name] and name not in hidden]
+    return [flag for name, flag in after.items() if flag != before[name] and name not in hidden]
 
 
 def as_command(command: str, config: Any) -> str:
     """A config as a command for the shell, one flag a line, that gives this config again. Empty values are left out."""
-    flags = [words for words in _as_arguments(config).values() if not words[0].endswith("=")]
-    return " \\\n".join([command, *(f"  {shlex.join(words)}" for words in flags)])
+    flags = [flag for flag in _as_arguments(config).values() if not flag[0].endswith("=")]
+    return " \\\n".join([command, *(f"  {shlex.join(flag)}" for flag in flags)])
 
 
 def _as_arguments(config: Any) -> dict[str, list[str]]:

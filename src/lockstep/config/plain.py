@@ -31,7 +31,7 @@ def _plain(hint: Any, value: Any, where: str) -> Any:
         return tuple(_plain(args[0], item, where) for item in value)
     if origin is not tuple and _fits(hint, value):
         return value
-    raise UserError(f"{where} is {value!r}", f"It takes {_in_words(hint)}; was config.json edited?")
+    raise UserError(f"{where} is {value!r}", f"It takes {_described(hint)}; was config.json edited?")
 
 
 def _fits(hint: Any, value: Any) -> bool:
@@ -44,13 +44,13 @@ def _fits(hint: Any, value: Any) -> bool:
     return isinstance(value, (int, float) if hint is float else hint)
 
 
-def _in_words(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+def _described(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     if typing.get_origin(hint) is tuple:
         return "a list"
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(str, typing.get_args(hint)))
-    return words.get(hint) or " or ".join(_in_words(arg) for arg in typing.get_args(hint))
+    return names.get(hint) or " or ".join(_described(arg) for arg in typing.get_args(hint))
 
 
 def diff_configs(
@@ -58,21 +58,21 @@ def diff_configs(
 ) -> list[str]:
     """What differs between two nested configs, as lines `optim.lr: 0.1 -> 0.2`.
 
-    `ignore` names entries or groups that may differ, by their whole path (`optim.lr`, `execution`) or by its last word,
+    `ignore` names entries or groups that may differ, by their whole path (`optim.lr`, `execution`) or its last name,
     also as a flag spells it (`lr`, `--batch-size`).
     """
     free = {name.removeprefix("--").replace("-", "_") for name in ignore}
     before, after = _flat(saved), _flat(now)
     return [
-        f"{path}: {_shown(before.get(path, _ABSENT))} -> {_shown(after.get(path, _ABSENT))}"
+        f"{path}: {_printed(before.get(path, _ABSENT))} -> {_printed(after.get(path, _ABSENT))}"
         for path in [*before, *(path for path in after if path not in before)]
         if before.get(path, _ABSENT) != after.get(path, _ABSENT) and not _covers(free, path)
     ]
 
 
 def _covers(free: set[str], path: str) -> bool:
-    words = path.split(".")
-    return words[-1] in free or any(".".join(words[:n]) in free for n in range(1, len(words) + 1))
+    names = path.split(".")
+    return names[-1] in free or any(".".join(names[:n]) in free for n in range(1, len(names) + 1))
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -86,5 +86,5 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def _shown(value: Any) -> str:
+def _printed(value: Any) -> str:
     return "(none)" if value is _ABSENT else repr(value) if value == "" else str(value)

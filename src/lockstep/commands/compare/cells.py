@@ -1,4 +1,4 @@
-"""One cell of a comparison: `lockstep train` in a process of its own, and what its journal says."""
+"""One cell of a comparison: `lockstep train` in a process of its own, and what its journal records."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that did not end
     folder.mkdir(parents=True)
     if code := _wait(start_training(config.with_execution(out=str(folder / "run")), output)):
-        raise NotMeasured(complaint(output.read_text(encoding="utf-8", errors="replace")) or f"exit code {code}")
+        raise NotMeasured(printed_error(output.read_text(encoding="utf-8", errors="replace")) or f"exit code {code}")
     shutil.rmtree(folder / "run" / "weights", ignore_errors=True)  # of every cell and round they would fill the disk
     result = measure(read(folder / "run" / "journal.jsonl"), config.model.compile)
     replace_text(kept, json.dumps(result, indent=1) + "\n")
@@ -60,15 +60,15 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return process.returncode is not None
 
 
-def complaint(said: str) -> str:
+def printed_error(output: str) -> str:
     """The first line of the last message that a command printed as its own: `lockstep: MESSAGE`."""
-    lines = [line.removeprefix("lockstep: ").strip() for line in said.splitlines() if line.startswith("lockstep: ")]
-    rest = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.removeprefix("lockstep: ").strip() for line in output.splitlines() if line.startswith("lockstep: ")]
+    rest = [line.strip() for line in output.splitlines() if line.strip()]
     return (lines or rest or [""])[-1]
 
 
 def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]:
-    """What one journal says: seconds, images/s, fractions of the step spent waiting, memory, accuracy, digest.
+    """What one journal records: seconds, images/s, fractions of the step spent waiting, memory, accuracy, digest.
 
     Training alone is what the `step` records cover, without the first WARMUP_STEPS steps, or the first epoch of a
     compiled model; at most half of the windows are left out. With one window nothing would remain: then the figures

@@ -72,7 +72,7 @@ $commands
 
 def html(results: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
     """The page. `pictures`: PNGs by mode, light and dark; each cell's `data-value` is its entry in results.json."""
-    shown, rows, base = columns(results), results["rows"], ' class="base"'
+    visible, rows, base = columns(results), results["rows"], ' class="base"'
     caption, *lines = explanations(results)
     notes = "".join(f'<li id="note-{n}">{escape(note)}</li>' for n, note in enumerate(results["notes"], 1))
     alarm = '<p class="alarm" role="alert">The rows can\'t be compared: see the notes.</p>'
@@ -81,9 +81,9 @@ def html(results: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
         heading=escape(heading(results)),
         alarm="" if results["fair"] else alarm,
         caption=escape(caption),
-        head="".join(f'<th scope="col">{escape(column.title)}</th>' for column in shown),
+        head="".join(f'<th scope="col">{escape(column.title)}</th>' for column in visible),
         body="\n".join(
-            f"<tr{base if row['name'] == results['baseline'] else ''}>{''.join(_entry(c, row) for c in shown)}</tr>"
+            f"<tr{base if row['name'] == results['baseline'] else ''}>{''.join(_entry(c, row) for c in visible)}</tr>"
             for row in rows
         ),
         notes=(f"<ol>{notes}</ol>\n" if notes else "")

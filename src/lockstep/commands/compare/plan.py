@@ -99,5 +99,5 @@ class Plan:
         return by_name[wanted]
 
 
-def _twice(words: list[str]) -> str:
-    return next((word for word in words if words.count(word) > 1), "")
+def _twice(names: list[str]) -> str:
+    return next((name for name in names if names.count(name) > 1), "")

@@ -60,8 +60,8 @@ class Strategy:
     @property
     def name(self) -> str:
         """As on the command line, modifiers in a fixed order."""
-        words = [f"{kind}{number or ''}" for kind, number in self.modifiers]
-        return "+".join(words if dict(self.modifiers).get("exact") else [self.base, *words])
+        names = [f"{kind}{number or ''}" for kind, number in self.modifiers]
+        return "+".join(names if dict(self.modifiers).get("exact") else [self.base, *names])
 
     def applied(self, config: Config, **execution: Any) -> Config:
         """The config trained this way, and with these fields of its execution.
@@ -80,35 +80,35 @@ class Strategy:
 
 def parse(text: str) -> Strategy:
     """The strategy that a text names. Raises UserError, with the nearest known names."""
-    base, *words = text.split("+")
+    base, *names = text.split("+")
     exact = None if base in BASES else _read(base)
     if base not in BASES and (exact is None or exact[0] != "exact"):
         raise unknown("strategy", base, [*BASES, "exact8"], _GRAMMAR)
     modifiers, taken = [exact] if exact else [], dict[str, str]()
-    for word in words:
-        modifier = _read(word)
+    for name in names:
+        modifier = _read(name)
         if modifier is None or modifier[0] == "exact":
             known = [f"{kind}{'4' if each.number else ''}" for kind, each in _MODIFIERS.items() if kind != "exact"]
-            raise unknown("modifier", word, known, f"In {text}. {_GRAMMAR}")
+            raise unknown("modifier", name, known, f"In {text}. {_GRAMMAR}")
         if other := taken.get(slot := _MODIFIERS[modifier[0]].slot):
-            both = f"{word} stands there twice" if other == word else f"{other} and {word} at once"
+            both = f"{name} stands there twice" if other == name else f"{other} and {name} at once"
             raise UserError(f"--strategies {text}: {both}", "Leave one of them out.")
-        taken[slot] = word
+        taken[slot] = name
         modifiers.append(modifier)
     order = list(_MODIFIERS)
     return Strategy("ddp" if exact else base, tuple(sorted(modifiers, key=lambda each: order.index(each[0]))))
 
 
-def _read(word: str) -> tuple[str, int] | None:
-    """A modifier and its number, 0 where it takes none; None for another word.
+def _read(name: str) -> tuple[str, int] | None:
+    """A modifier and its number, 0 where it takes none; None for something else.
 
     Raises:
         UserError: for one whose number is missing or 0.
     """
-    kind = word if word in _MODIFIERS else word.rstrip("0123456789")
-    if kind not in _MODIFIERS or (kind != word and not _MODIFIERS[kind].number):
+    kind = name if name in _MODIFIERS else name.rstrip("0123456789")
+    if kind not in _MODIFIERS or (kind != name and not _MODIFIERS[kind].number):
         return None
-    number = int(word.removeprefix(kind) or 0)
+    number = int(name.removeprefix(kind) or 0)
     if _MODIFIERS[kind].number and not number:
-        raise UserError(f"--strategies: {word} without its number", f"Give {_MODIFIERS[kind].number}.")
+        raise UserError(f"--strategies: {name} without its number", f"Give {_MODIFIERS[kind].number}.")
     return kind, number

@@ -1,4 +1,4 @@
-"""The results as text: one set of words for the terminal, Markdown and the page; CSV and JSON hold the numbers."""
+"""The results as text: the same for the terminal, Markdown and the page; CSV and JSON hold the numbers."""
 
 import csv
 import io
@@ -132,37 +132,37 @@ def show(results: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
-    shown, left_out = columns(results), 0
+    visible, left_out = columns(results), 0
     free = console.options.update(width=_WIDTH)
-    while console.measure(_grid(results, shown), options=free).maximum > console.width and left_out < len(_SPARE):
-        shown = [column for column in shown if column.key != _SPARE[left_out]]
+    while console.measure(_grid(results, visible), options=free).maximum > console.width and left_out < len(_SPARE):
+        visible = [column for column in visible if column.key != _SPARE[left_out]]
         left_out += 1
     console.print(heading(results), markup=False, soft_wrap=True)
-    console.print(_grid(results, shown))
+    console.print(_grid(results, visible))
     if left_out:
         console.print("(the terminal is too narrow for all columns: the files have them)", soft_wrap=True)
     for line in explanations(results):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _grid(results: Mapping[str, Any], shown: list[Column]) -> Table:
+def _grid(results: Mapping[str, Any], visible: list[Column]) -> Table:
     """Intervals stand under their median."""
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in shown:
+    for column in visible:
         justify: Literal["left", "right"] = "left" if column.key == "name" else "right"
         grid.add_column("\n".join(column.title.rsplit(" ", 1)), justify=justify, vertical="top", overflow="fold")
     for row in results["rows"]:
-        grid.add_row(*(Text(text(column, row).replace(" [", "\n[")) for column in shown))
+        grid.add_row(*(Text(text(column, row).replace(" [", "\n[")) for column in visible))
     return grid
 
 
 def markdown(results: Mapping[str, Any]) -> str:
     """The table, with what stands under it."""
-    shown = columns(results)
+    visible = columns(results)
     lines = [
-        "| " + " | ".join(column.title for column in shown) + " |",
-        "| " + " | ".join("---" if column.key == "name" else "---:" for column in shown) + " |",
-        *("| " + " | ".join(text(column, row) for column in shown) + " |" for row in results["rows"]),
+        "| " + " | ".join(column.title for column in visible) + " |",
+        "| " + " | ".join("---" if column.key == "name" else "---:" for column in visible) + " |",
+        *("| " + " | ".join(text(column, row) for column in visible) + " |" for row in results["rows"]),
     ]
     return "\n".join([heading(results), "", *lines, "", *(f"- {line}" for line in explanations(results)), ""])
 

@@ -134,7 +134,7 @@ def _command(plan: SlurmPlan) -> str:
     # one process learns from Slurm that it is alone on its machine, and would start others
     flags = plan.train_flags(nproc=1 if plan.per_node == 1 else "auto")
     lines = [f"srun --cpus-per-task={plan.cores} lockstep train {shlex.quote(plan.config.recipe)}"]
-    lines += [f"        {shlex.join(words)}" for words in flags]
+    lines += [f"        {shlex.join(flag)}" for flag in flags]
     if not execution.out:
         lines.append(f'        --out runs/{plan.job}-"$SLURM_JOB_ID"')
     return " \\\n".join(lines)

@@ -38,7 +38,7 @@ def print_failure(failed: WorkerFailed) -> int:
 
 
 def one_name(command: str, what: str, names: list[str]) -> str:
-    """The one word that may stand beside the flags; empty where there is none."""
+    """The one positional argument; empty where there is none."""
     if len(names) > 1:
         raise UserError(f"{command} takes one {what}, got {' '.join(names)}", "Values follow a flag: --epochs 3.")
     return names[0] if names else ""
