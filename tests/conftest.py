@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 # A test that runs inside somebody's job must not take it for its own, nor find data that a stranger's machine lacks.
 _LAUNCHERS = ("TORCHELASTIC_", "TORCH_ELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_")
 _VARIABLES = (
@@ -19,6 +21,12 @@ for _name in _HIDDEN:
     del os.environ[_name]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts background jobs; every child would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let the server of warm processes import while the first tests run, where others will ask for it."""
+    if {"tests.ranks", "tests.subprocesses"} & sys.modules.keys() and not session.config.option.collectonly:
+        warm.server()
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +42,8 @@ def _leaves_no_trace() -> Iterator[None]:
     torch = sys.modules.get("torch")  # imported here it would cost seconds to tests that do without
     if torch is not None:
         torch.set_default_dtype(torch.float32)
-        torch.use_deterministic_algorithms(False)
+        if torch.are_deterministic_algorithms_enabled():  # the call imports torch._inductor
+            torch.use_deterministic_algorithms(False)
         torch.manual_seed(0)
 
 

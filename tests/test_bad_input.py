@@ -252,7 +252,7 @@ def ended_with(ended: Ended, code: int, *parts: str) -> Ended:
 
 
 def test_a_refusal_by_the_real_command_is_the_same(place: Path) -> None:
-    ended = ended_with(run_lockstep("train", "mnits", cwd=place), 2, "unknown recipe 'mnits'")
+    ended = ended_with(run_lockstep("train", "mnits", cwd=place, fresh=True), 2, "unknown recipe 'mnits'")
     checked(ended.err)
     assert ended.out == ""
 
@@ -307,9 +307,9 @@ def running(place: Path) -> Iterator[Callable[..., tuple[Command, Journal]]]:
     """Start an endless run and wait until it has evaluated once."""
     started: list[Command] = []
 
-    def start(nproc: int, *flags: str) -> tuple[Command, Journal]:
-        argv = ("train", "--epochs", "100000", "--nproc", str(nproc), "--out", "run", "--max-restarts", "0", *flags)
-        command = lockstep(*argv, cwd=place)
+    def start(nproc: int, *flags: str, fresh: bool = False) -> tuple[Command, Journal]:
+        endless = f"--epochs 100000 --nproc {nproc} --threads 1 --out run --max-restarts 0"
+        command = lockstep("train", *endless.split(), *flags, cwd=place, fresh=fresh)
         started.append(command)
 
         def journal() -> list[Record]:
@@ -354,7 +354,7 @@ def test_an_interrupt_of_the_launcher_alone(running: Any) -> None:
 
 
 def test_ctrl_c_while_the_workers_start(place: Path) -> None:
-    command = lockstep("train", "--nproc", "2", "--out", "run", cwd=place)
+    command = lockstep("train", "--nproc", "2", "--out", "run", cwd=place, fresh=True)  # which import torch meanwhile
     command.until(lambda: len(command.workers()) == 2)
     command.signal_group(signal.SIGINT)
     ended = command.end(60)
@@ -381,7 +381,7 @@ def test_sigusr1_of_the_launcher_alone_ends_with_a_checkpoint(running: Any) -> N
 
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_do_not_outlive_a_launcher_that_was_killed(running: Any, nproc: int) -> None:
-    command, _ = running(nproc, "--loader", "streaming", "--workers", "1")
+    command, _ = running(nproc, "--loader", "streaming", "--workers", "1", fresh=True)
     assert len(command.family()) > nproc
     command.signal(signal.SIGKILL)
     ended = command.end(30, grace=15)

@@ -108,7 +108,7 @@ def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
 def test_one_program_however_it_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script,) = entry_points(group="console_scripts", name="lockstep")
     assert script.load() is start
-    ended = run_lockstep("--help", cwd=tmp_path)
+    ended = run_lockstep("--help", cwd=tmp_path, fresh=True)
     assert (ended.code, ended.out, ended.err) == (0, said(capsys, "--help"), "")
     beside = shutil.which("lockstep", path=str(Path(sys.executable).parent))
     if beside:
@@ -165,6 +165,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *["train", "digits", "--nproc", "2", "--epochs", "2", "--batch-size", "100", "--log", "csv", "--out", "run"],
         cwd=folder,
         timeout=120,
+        fresh=True,
     )
     assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
     assert ended.out.count("test accuracy") == 1

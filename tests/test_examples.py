@@ -32,7 +32,7 @@ def test_own_loop_is_at_most_15_lines() -> None:
 
 
 def test_own_loop_learns_as_a_plain_script(tmp_path: Path) -> None:
-    ended = Command(sys.executable, str(EXAMPLES / "own_loop.py"), cwd=tmp_path).end(timeout=120)
+    ended = Command(sys.executable, str(EXAMPLES / "own_loop.py"), cwd=tmp_path, warm=True).end(timeout=120)
     assert ended.code == 0, ended.text
     assert not ended.orphans
     assert _accuracies(ended.out)[-1] > 96

@@ -105,7 +105,7 @@ def test_a_failure_has_exit_code_1(tmp_path: Path) -> None:
         other.bind(("", 0))
         other.listen()
         number = str(other.getsockname()[1])
-        ended = run_lockstep("doctor", "--only", "network", "--master-port", number, cwd=tmp_path)
+        ended = run_lockstep("doctor", "--only", "network", "--master-port", number, cwd=tmp_path, fresh=True)
     assert ended.code == 1, ended.text
     assert f"fail    port               port {number}: Address already in use" in ended.out
     assert "name another port by --master-port" in ended.out

@@ -272,7 +272,7 @@ def test_flags_are_words() -> None:
 
 
 def test_unknown_interconnect(tmp_path: Path) -> None:
-    ended = run_lockstep("forecast", "--interconnect", "token-ring", cwd=tmp_path)
+    ended = run_lockstep("forecast", "--interconnect", "token-ring", cwd=tmp_path, fresh=True)
     assert ended.code == 2, ended.text
     assert "unknown interconnect 'token-ring'" in ended.err
     assert "100mbit" in ended.err
@@ -281,7 +281,7 @@ def test_unknown_interconnect(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_real_forecast(tmp_path: Path) -> None:
     flags = ["--nproc", "1,2", "--seconds", "0.05", "--device", "cpu", "--threads", "1", "--out", "found.json"]
-    ended = run_lockstep("forecast", "digits", *flags, cwd=tmp_path, timeout=120)
+    ended = run_lockstep("forecast", "digits", *flags, cwd=tmp_path, timeout=120, fresh=True)
     assert ended.code == 0, ended.text
     assert not ended.orphans
     found = json.loads((tmp_path / "found.json").read_text())

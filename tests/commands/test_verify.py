@@ -224,7 +224,7 @@ def test_the_command_shows_a_table_and_ends_with_0(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_ends_with_1_and_the_reason(tmp_path: Path) -> None:
     flags = ["--nproc", "1,2", "--steps", "3", "--patch", f"{HERE}:rate_times_size"]
-    ended = run_lockstep("verify", *flags, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, timeout=240)
+    ended = run_lockstep("verify", *flags, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, timeout=240, fresh=True)
     assert ended.code == 1, ended.text
     assert "N = 2 differs: learning rate" in ended.out
 

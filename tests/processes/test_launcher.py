@@ -111,7 +111,7 @@ GUARD
 def run_script(folder: Path, text: str, *args: str, how: tuple[str, ...] = ()) -> Ended:
     script = folder / "script.py"
     script.write_text(text)
-    return Command(sys.executable, *how, str(script), *args, cwd=folder).end(120)
+    return Command(sys.executable, *how, str(script), *args, cwd=folder, warm=not how).end(120)
 
 
 def free_port() -> int:
