@@ -110,7 +110,25 @@ def test_somebody_who_never_answers() -> None:
     assert "is no doctor (no answer in 0.3 s); perhaps the run itself" in found.message
 
 
-@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\n", b"{}\n", b"[1]\n", b"", b"no end"])
+def test_machine_0_reduces_with_one_host_at_a_time() -> None:
+    with doctor() as (port, theirs):
+        ends = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(2)]
+        first, second = (master.Messages(end) for end in ends)
+        for number, asking in enumerate((first, second)):
+            asking.ask("lockstep-doctor", {"host": f"node{number}"})
+        assert first.ask("all-reduce", 3) > 0  # its other rank never comes
+        found = master.together(second, "127.0.0.1", "lo", 0.2)
+        second.send(["done"])
+        for end in ends:
+            end.close()
+    assert (found.status, found.message) == ("skipped", "machine 0 is busy with another host's")
+    assert "node1 (127.0.0.1)" in theirs[-1].message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b'{"versions": 1}\n', b'{"versions": null}\n', b"SSH-2.0-OpenSSH_9.2\n", b"{}\n", b"[1]\n", b"", b"no end"],
+)
 def test_somebody_else_who_answers(words: bytes) -> None:
     with listener(lambda caller: caller.sendall(words)) as port:
         _, found = reached(port, 5)

@@ -43,39 +43,34 @@ def born(pid: int) -> int:
     return 0
 
 
+def _status(pid: int, since: int) -> str:
+    """psutil's word for what a process is doing; empty where it is gone, or not the one that was born then."""
+    with suppress(psutil.Error):
+        if not since or abs(born(pid) - since) <= 1:  # either may be rounded
+            return psutil.Process(pid).status()
+    return ""
+
+
 def alive(pid: int, since: int = 0) -> bool:
     """True for a process that runs; a zombie is only an entry that its parent has not read. `since`: its `born`."""
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() not in _DEAD and _same(pid, since)
-    return False
+    return _status(pid, since) not in ("", *_DEAD)
 
 
 def state(pid: int, since: int = 0) -> str:
     """What a process of this machine is doing, in words. `since`: its `born`, where known."""
-    try:
-        status = psutil.Process(pid).status()
-    except psutil.Error:
-        return GONE
-    if not _same(pid, since):
-        return GONE
+    status = _status(pid, since)
     text = _STATES.get(status, status)
-    with suppress(OSError):
-        channel = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
-        if status in (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP) and channel not in ("", "0"):
-            text += f" in {channel}"
-    return text
+    if status in (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP):
+        channel = _text(Path(f"/proc/{pid}/wchan")).strip()
+        text += f" in {channel}" if channel not in ("", "0") else ""
+    return text or GONE
 
 
 def wake(pid: int, since: int) -> None:
     """Let a process of this machine go on that a signal stopped. `since`: its `born`."""
-    with suppress(psutil.Error):  # it ended meanwhile
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_STOPPED and _same(pid, since):
-            process.resume()
-
-
-def _same(pid: int, since: int) -> bool:
-    return not since or abs(born(pid) - since) <= 1  # either may be rounded
+    if _status(pid, since) == psutil.STATUS_STOPPED:
+        with suppress(OSError):  # it ended meanwhile
+            os.kill(pid, signal.SIGCONT)
 
 
 def descriptor(pid: int | str, name: str) -> Path | None:
@@ -90,11 +85,8 @@ def descriptor(pid: int | str, name: str) -> Path | None:
 
 def catches(pid: int, number: signal.Signals) -> bool:
     """True where a process has a handler for a signal."""
-    with suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE):
-            return bool(int(found[1], 16) >> (number - 1) & 1)
-    return False
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _text(Path(f"/proc/{pid}/status")), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def listener_at(port: int) -> str:
@@ -159,6 +151,6 @@ def _control_groups(controller: str, root: Path, membership: Path) -> Iterator[P
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # the kernel has no such file here
         return ""

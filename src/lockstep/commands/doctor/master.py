@@ -69,14 +69,13 @@ def visit(host: str, port: int, seconds: float, mine: dict[str, str]) -> Iterato
     with connection:
         own = connection.getsockname()[0]
         interface = interface_of(own) or "?"
-        if all(map(is_loopback, addresses)) and host not in addresses:
+        lost = all(map(is_loopback, addresses)) and host not in addresses
+        message = f"{shown}: connected in {took * 1e3:.1f} ms, from {own} by {interface}"
+        if lost:
             message = f"{shown}: the name leads to the loopback, so each machine would look for machine 0 at itself"
-            remedy = "Fine on one machine; with several give machine 0's address in numbers, or correct /etc/hosts."
-            yield Finding(check, "warn", message, remedy)
-        else:
-            numbers = {"connect_ms": round(took * 1e3, 3), "source": own, "interface": interface}
-            message = f"{shown}: connected in {took * 1e3:.1f} ms, from {own} by {interface}"
-            yield Finding(check, "ok", message, numbers=numbers)
+        numbers = {"connect_ms": round(took * 1e3, 3), "source": own, "interface": interface}
+        remedy = "Fine on one machine; with several give machine 0's address in numbers, or correct /etc/hosts."
+        yield graded(check, message, numbers, (lost, "warn", remedy))
         yield from compare(connection, host, interface, seconds, mine)
 
 
@@ -103,7 +102,7 @@ def compare(
     master, check = Messages(connection), "master's doctor"
     connection.settimeout(min(seconds, _ASK_S))
     try:
-        theirs = master.ask(HELLO, {"host": socket.gethostname()})["versions"]
+        theirs = dict(master.ask(HELLO, {"host": socket.gethostname()})["versions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"no answer in {min(seconds, _ASK_S):g} s" if isinstance(error, TimeoutError) else "another answer"
         message = f"what listens at {host} is no doctor ({what}); perhaps the run itself"
@@ -118,7 +117,7 @@ def compare(
         yield link(master, statistics.median(2 * half for half, _ in trips), seconds)
         yield together(master, connection.getpeername()[0], interface, seconds)
         master.send(["done"])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         yield Finding(check, "fail", f"stopped answering: {error}", "See what it printed on machine 0.")
 
 
