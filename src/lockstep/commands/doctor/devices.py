@@ -53,6 +53,9 @@ def look(report: Report, wanted: str) -> Machine:
     import torch
     import torch.distributed as dist
 
+    from lockstep.processes.devices import device_name
+    from lockstep.processes.memory import free_bytes
+
     machine.torch, machine.cuda = torch.__version__, torch.version.cuda or ""
     if machine.cuda:
         numbers = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # CUDA's own: there is no generic call
@@ -72,15 +75,13 @@ def look(report: Report, wanted: str) -> Machine:
         return machine
     machine.kind, machine.count = accelerator.type, torch.accelerator.device_count()
     machine.backend = dist.get_default_backend_for_device(accelerator)
-    module = torch.get_device_module(accelerator)
     for index in range(machine.count):
-        device = f"{machine.kind}:{index}"
+        device = torch.device(machine.kind, index)
         report(f"computing on {device}")
-        machine.names.append(module.get_device_name(index) if hasattr(module, "get_device_name") else machine.kind)
+        machine.names.append(device_name(device))
         try:
-            compute(device)
-            free = module.mem_get_info(index)[0] if hasattr(module, "mem_get_info") else 0
-            machine.free_gib.append(round(free / 2**30, 1))
+            compute(str(device))
+            machine.free_gib.append(round(free_bytes(device) / 2**30, 1))
         except (RuntimeError, ArithmeticError) as error:
             machine.wrong.append(f"{device}: {str(error).splitlines()[0]}")
     return machine
