@@ -12,12 +12,17 @@ def require_sound(config: Settings) -> None:
         _compressed(config)
     if config.link.sync_every > 1:
         _local(config)
-    if config.execution.strategy == "fsdp":
-        _sharded(config)
-    if config.execution.model_parallel > 1:
-        _staged(config)
-    if config.execution.strategy == "dp":
-        _copied(config)
+    model, execution = config.model, config.execution
+    if execution.strategy == "fsdp":
+        why = "Muon orthogonalises whole matrices, and each process holds a part"
+        _exclude("--strategy fsdp", {"--optimizer muon": (config.optim.optimizer == "muon", why)})
+    if execution.model_parallel > 1:
+        why = "a graph that is cut at each stage gains nothing"
+        _exclude(f"--model-parallel {execution.model_parallel}", {"--compile": (model.compile, why)})
+    if execution.strategy == "dp":
+        alone = "nn.DataParallel's copies don't talk to each other; ddp's ranks do"
+        first = "every copy would compute with the first GPU's weights"
+        _exclude("--strategy dp", {"--sync-bn": (model.sync_bn, alone), "--compile": (model.compile, first)})
 
 
 def _exclude(mode: str, reasons: dict[str, tuple[bool, str]]) -> None:
@@ -103,38 +108,4 @@ def _local(config: Settings) -> None:
         steps.unit != "steps" or steps.count % config.link.sync_every == 0,
         f"--checkpoint-every {every} with --sync-every {config.link.sync_every}: a checkpoint needs common weights",
         f"Use a multiple of {config.link.sync_every} steps, or epochs.",
-    )
-
-
-def _sharded(config: Settings) -> None:
-    """What can't be done with parts of parameters."""
-    _exclude(
-        "--strategy fsdp",
-        {
-            "--optimizer muon": (
-                config.optim.optimizer == "muon",
-                "Muon orthogonalises whole matrices, and each process holds a part",
-            ),
-        },
-    )
-
-
-def _copied(config: Settings) -> None:
-    """What copies of a module in one process can't do."""
-    _exclude(
-        "--strategy dp",
-        {
-            "--sync-bn": (config.model.sync_bn, "nn.DataParallel's copies don't talk to each other; ddp's ranks do"),
-            "--compile": (config.model.compile, "every copy would compute with the first GPU's weights"),
-        },
-    )
-
-
-def _staged(config: Settings) -> None:
-    """What needs all of a model on one device."""
-    _exclude(
-        f"--model-parallel {config.execution.model_parallel}",
-        {
-            "--compile": (config.model.compile, "a graph that is cut at each stage gains nothing"),
-        },
     )

@@ -9,11 +9,6 @@ from typing import Any
 from lockstep.errors import UserError, unknown
 
 
-def is_object_path(name: str) -> bool:
-    """True for a name of the form `package.module:attribute`."""
-    return ":" in name
-
-
 def load_object(path: str, kind: str) -> Any:
     """Import what `package.module:attribute` names, looking in the current folder first.
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from lockstep.config import DataConfig
-from lockstep.config.objects import is_object_path, load_object
+from lockstep.config.objects import load_object
 from lockstep.data.arrays import ArraySet, ImageSet
 from lockstep.data.folder import DEFAULT_SIZE, load_folders
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
@@ -34,6 +34,6 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
         return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
     if data.dataset == "folder":
         return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop)
-    if is_object_path(data.dataset):
+    if ":" in data.dataset:
         return user_sets(data.dataset, load_object(data.dataset, "dataset"), data_dir)
     raise unknown("dataset", data.dataset, DATASETS, "Your own: package.module:factory.")

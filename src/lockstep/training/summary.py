@@ -24,16 +24,21 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int) -> Run
         pids=world.gather(os.getpid()),
         device=device_name(world.device),
         threads=torch.get_num_threads(),
-        versions={
-            "lockstep": lockstep.__version__,
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-            "python": platform.python_version(),
-        },
+        versions=versions(),
         data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
         parameters=sum(p.numel() for p in run.model.parameters()),
         resumed_from=resumed_from,
     )
+
+
+def versions() -> dict[str, str]:
+    """What computes here, with its version."""
+    return {
+        "lockstep": lockstep.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _spread(config: Config, world: World) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.commands.compare.folder import replace_text
 from lockstep.commands.shared.arguments import start_training
 from lockstep.config import Config
-from lockstep.watch.journal import Record, StepRecord, end_of, read
+from lockstep.watch.journal import Record, end_of, read
 
 WARMUP_STEPS = 20
 _CTRL_C_S, _SIGTERM_S = 5.0, 30.0  # that a run gets to end after each, before the next
@@ -81,25 +81,28 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
     if end is None or end["status"] != "completed":
         reason = end.get("error", end["status"]) if end is not None else "no end record"
         raise NotMeasured(f"the run did not complete: {reason}")
-    epochs = 1 + max((r["epoch"] for r in records if r["kind"] == "step"), default=0)
-    windows = _windows([r for r in records if r["kind"] == "step"])
+    steps = [r for r in records if r["kind"] == "step"]
+    epochs = 1 + max((r["epoch"] for r in steps), default=0)
+    starts = [(0, 0), *((r["step"], r["samples"]) for r in steps)]
     warm = max(WARMUP_STEPS, end["steps"] // epochs if compiled else 0)
-    skip = min(sum(w["start"] < warm for w in windows), len(windows) // 2)
+    skip = min(sum(step < warm for step, _ in starts[:-1]), len(steps) // 2)
+    # of each log window that counts: its steps, its samples, its record
+    windows = [(r["step"] - step, r["samples"] - samples, r) for (step, samples), r in zip(starts, steps, strict=False)]
     kept = windows[skip:] if skip else []
-    seconds, samples = sum(w["seconds"] for w in kept), sum(w["samples"] for w in kept)
+    samples, seconds = sum(n for _, n, _ in kept), sum(n / r["images_per_s"] for _, n, r in kept)
 
-    def share(key: str) -> float | None:
-        if not kept or any(w[key] is None for w in kept):
-            return None
-        return float(sum(w[key] * w["steps"] for w in kept) / 1e3 / seconds)
+    def share(waits: list[float | None]) -> float | None:
+        """The fraction of the time that was spent waiting; `waits`: ms in each step of the windows."""
+        known = [count * ms for (count, _, _), ms in zip(kept, waits, strict=True) if ms is not None]
+        return sum(known) / 1e3 / seconds if kept and len(known) == len(kept) else None
 
     memory = end["peak_memory_gib"]
     return {
         "seconds_per_epoch": seconds / samples * end["samples"] / epochs if kept else None,
         "total_s": end["seconds"],
         "images_per_s": samples / seconds if kept else None,
-        "data_wait": share("data_wait_ms"),
-        "communication": share("comm_wait_ms"),
+        "data_wait": share([r["data_wait_ms"] for _, _, r in kept]),
+        "communication": share([r["comm_wait_ms"] for _, _, r in kept]),
         "memory_sum_gib": sum(memory) if memory else None,
         "memory_largest_gib": max(memory, default=None),
         "memory_smallest_gib": min(memory, default=None),
@@ -110,14 +113,3 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
         "warmup_windows": skip,
         "windows": len(windows),
     }
-
-
-def _windows(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """Each log window: its first step, steps, samples, seconds, and milliseconds of waiting in each step."""
-    out, step, samples = [], 0, 0
-    for r in steps:
-        counts = {"start": step, "steps": r["step"] - step, "samples": r["samples"] - samples}
-        waits = {"data_wait_ms": r["data_wait_ms"], "comm_wait_ms": r["comm_wait_ms"]}
-        out.append(counts | waits | {"seconds": (r["samples"] - samples) / r["images_per_s"]})
-        step, samples = r["step"], r["samples"]
-    return out

@@ -86,19 +86,7 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 
 def environment(cores: int, device: str, devices: int) -> dict[str, Any]:
     """Where figures were taken: processor, cores, devices, versions; no name or path of the machine."""
-    import torch
-    import torchvision
+    from lockstep.training.summary import versions
 
-    import lockstep
-
-    return {
-        "cpu": cpu_name(),
-        "cores": cores,
-        "device": device,
-        "devices": devices,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "lockstep": lockstep.__version__,
-    }
+    system = f"{platform.system()} {platform.machine()}"
+    return {"cpu": cpu_name(), "cores": cores, "device": device, "devices": devices, "system": system, **versions()}
