@@ -71,23 +71,26 @@ def summary(values: list[float]) -> dict[str, Any]:
 def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(0)
     model = models.build("resnet18_cifar", in_channels=3, num_classes=10, image_size=32)
-    model = model.to(device, memory_format=torch.channels_last)
+    model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=device.type != "cpu")
     images = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch,), device=device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(images), labels).backward()
+        nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+    def whole_step() -> None:
+        step()
+        synchronize(device)
 
     def train(least: int, during: list[float], writer: Writer) -> None:
         done = 0
         while done < least or writer.busy:
             busy = writer.busy
             began = time.perf_counter()
-            step()
-            synchronize(device)
+            whole_step()
             if busy:
                 during.append((time.perf_counter() - began) * 1000)
             done += 1
@@ -101,7 +104,7 @@ def measure(folder: Path, repeats: int, steps: int, batch: int, device: torch.de
     for repeat in range(repeats + 2):  # the first two warm up: they allocate the buffers and touch the folders
         for name in ("lockstep", "torch.save") if repeat % 2 else ("torch.save", "lockstep"):
             train(steps, during, writer)
-            quiet.append(timed(device, lambda: (step(), synchronize(device))))
+            quiet.append(timed(device, whole_step))
             if name == "lockstep":
                 took = timed(device, lambda: writer.save(repeat, model, optimizer, state={"step": repeat}))  # noqa: B023
             else:

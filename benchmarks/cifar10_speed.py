@@ -18,7 +18,7 @@ from typing import Any
 
 from common import RESULTS, interval, print_table, table, write
 
-from lockstep.watch.journal import read
+from lockstep.watch.journal import end_of, read
 
 
 def run(seed: int, flags: list[str]) -> dict[str, Any]:
@@ -28,13 +28,15 @@ def run(seed: int, flags: list[str]) -> dict[str, Any]:
         subprocess.run([sys.executable, *command, "--checkpoint-every", "0", "--out", folder], check=True)
         records = read(Path(folder, "journal.jsonl"))
     rates = [r["images_per_s"] for r in records if r["kind"] == "step"]
-    end = records[-1]
+    started = next(r for r in records if r["kind"] == "run")
+    end = end_of(records)
+    assert end is not None  # it ended with code 0
     return {
         "seed": seed,
         "top1": end["top1"],
         "seconds": end["seconds"],
         "images_per_s": statistics.median(rates),
-        "threads": records[0]["threads"],
+        "threads": started["threads"],
         "peak_memory_gib": end["peak_memory_gib"][0],
     }
 

@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lockstep.commands.shared.measured import cpu_name, interval
+from lockstep.commands.shared.measured import cpu_name
+from lockstep.commands.shared.measured import interval as interval
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -19,7 +20,7 @@ def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, warmup: in
     """The figures of each side, taken in turns; every other round runs backwards. Warm-up rounds are thrown away."""
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(-warmup, rounds):
-        names = list(sides) if turn % 2 else list(reversed(sides))
+        names = [*sides] if turn % 2 else [*sides][::-1]
         for name in names:
             figure = sides[name]()
             if turn >= 0:

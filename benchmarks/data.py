@@ -203,7 +203,8 @@ def _torch(root: Path, workers: int, transform: Callable[[str], Tensor]) -> Call
 
 
 def _timm(root: Path, workers: int) -> Callable[[], Iterable[object]]:
-    from timm.data import create_dataset, create_loader
+    from timm.data.dataset_factory import create_dataset
+    from timm.data.loader import create_loader
 
     loader = create_loader(
         create_dataset("", str(root / "train")),
@@ -213,7 +214,7 @@ def _timm(root: Path, workers: int) -> Callable[[], Iterable[object]]:
         use_prefetcher=False,
         num_workers=workers,
         persistent_workers=workers > 0,
-        color_jitter=None,
+        color_jitter=None,  # type: ignore[arg-type]
         interpolation="bilinear",
         mean=MEAN,
         std=STD,

@@ -13,10 +13,12 @@ import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import torch
 from common import interleave, print_table, ratio, show, table, write
-from peers.fit import epoch_seconds, replaced
+from peers.fit import epoch_seconds
 from peers.task import Task, data_dir, dataset, image_set
 
 from lockstep import World, recipe
@@ -59,14 +61,13 @@ def side(config: Config, world: World, logged: bool) -> Callable[[], float]:
     def run() -> float:
         with ExitStack() as stack:
             if not logged:
-                stack.enter_context(replaced(loop, "log"))
-                loop.log = quiet
+                stack.enter_context(mock.patch.object(loop, "log", quiet))
             return epoch_seconds(config, world)
 
     return run
 
 
-def measure(folder: str, rounds: int, steps: int) -> dict[str, object]:
+def measure(folder: str, rounds: int, steps: int) -> dict[str, Any]:
     """Run the benchmark."""
     task, world = Task("mnist", 64, data_dir=folder), World.single()
     sides = {name: side(configured(task, steps, every), world, logged) for name, (logged, every) in SIDES.items()}

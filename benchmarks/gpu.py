@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import transforms
 
 from lockstep import recipe, train
-from lockstep.config import Config
+from lockstep.config import Config, Precision
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
 from lockstep.processes.world import World
@@ -89,10 +90,11 @@ class Part:
 
 def _random(train_count: int, val_count: int, *shape: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
-    return tuple(
-        (rng.integers(0, 256, (n, *shape), np.uint8), np.arange(n, dtype=np.int64) % 10)
-        for n in (train_count, val_count)
-    )
+
+    def images(count: int) -> tuple[Any, Any]:
+        return rng.integers(0, 256, (count, *shape), np.uint8), np.arange(count, dtype=np.int64) % 10
+
+    return images(train_count), images(val_count)
 
 
 def random_mnist() -> tuple[Any, Any]:
@@ -257,7 +259,7 @@ def step_cost(model: nn.Module, batch: Any, config: Config) -> tuple[float, floa
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), context():
             loss = F.cross_entropy(model(batch.images), batch.labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     return counter.get_total_flops(), batch.images.nbytes + 2 * sum(saved.values()) + 8 * parameters
 
@@ -335,9 +337,9 @@ def measure_training(
     if part.tiny:
         config = replace(config, model=replace(config.model, model="lenet5" if name == "cifar10" else "mnist_net"))
     config = replace(config, optim=replace(config.optim, warmup_epochs=0.0))
-    precisions = ["fp32", "bf16"] + ["tf32"] * (part.device.type == "cuda")
+    precisions: list[Precision] = ["fp32", "bf16", "tf32"] if part.device.type == "cuda" else ["fp32", "bf16"]
     sides: dict[str, Callable[[], dict[str, Any]]] = {
-        f"Lockstep {each}": lambda each=each: run_lockstep(replace(config, precision=each), part) for each in precisions
+        f"Lockstep {each}": partial(run_lockstep, replace(config, precision=each), part) for each in precisions
     }
     sides["the tutorials' way"] = lambda: run_tutorial(config, part, make)
     run_lockstep(replace(config, epochs=1), part)  # libraries are loaded and kernels chosen before anything is timed
@@ -452,8 +454,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
-    if device.type != "cpu" and device.index is None:
-        device = torch.device(device.type, 0)
+    if device.type != "cpu":
+        device = torch.device(device.type, device.index or 0)
     name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     default = None if args.tiny else RESULTS / f"gpu-{name.lower().replace(' ', '-')}.json"
     out = args.out or default

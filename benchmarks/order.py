@@ -43,7 +43,7 @@ def sampler_ids(count: int) -> Iterator[object]:
     """One rank's ids of each step."""
     from torch.utils.data import DistributedSampler
 
-    ids = iter(DistributedSampler(Numbers(count), RANKS, 0))  # type: ignore[arg-type]
+    ids: Iterator[int] = iter(DistributedSampler(Numbers(count), RANKS, 0))  # type: ignore[arg-type]
     while True:
         yield [next(ids) for _ in range(BATCH // RANKS)]
 

@@ -10,6 +10,7 @@ Each side is a process of its own; before the timing the weights after 5,000 ste
 import argparse
 import statistics
 import sys
+from typing import Any
 
 from common import print_table, ratio, show, table, write
 from peers.client import Race, available, race, versions
@@ -29,7 +30,7 @@ SIDES = {  # name -> (module, what it is)
 }
 
 
-def result(found: Race, rounds: int, peers: dict[str, str]) -> dict[str, object]:
+def result(found: Race, rounds: int, peers: dict[str, str]) -> dict[str, Any]:
     """What is kept: microseconds a step, and ratios over the raw loop."""
     sides, rows = {}, []
     for name, seconds in found.seconds.items():
@@ -56,7 +57,7 @@ def result(found: Race, rounds: int, peers: dict[str, str]) -> dict[str, object]
     }
 
 
-def measure(sides: list[str], python: str, rounds: int, steps: int = STEPS_OF_VECTORS) -> dict[str, object]:
+def measure(sides: list[str], python: str, rounds: int, steps: int = STEPS_OF_VECTORS) -> dict[str, Any]:
     """Run the benchmark; `sides` must hold "raw"."""
     chosen = {name: (SIDES[name][0], TASK) for name in ["raw", *(s for s in sides if s != "raw")]}
     found = race(chosen, python, rounds, compare=STEPS_OF_VECTORS, steps=steps, warmup=2)

@@ -61,7 +61,7 @@ class Peer:
     def __init__(self, name: str, module: str, task: Task, python: str, compare: int) -> None:
         self.name, self.task = name, task
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-benchmark-")
-        self.words = (Path(self.folder.name) / "words").open("w+")
+        self.stderr = (Path(self.folder.name) / "stderr").open("w+")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -84,7 +84,7 @@ class Peer:
             }
         command = [python, "-m", "peers.serve", module, json.dumps(asdict(self.task)), str(compare), self.weights_file]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.words, text=True, env=environment)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.stderr, text=True, env=environment)
 
     @property
     def weights_file(self) -> str:
@@ -115,7 +115,7 @@ class Peer:
 
     def said(self) -> str:
         """The last lines of what its processes wrote."""
-        return "\n".join(Path(self.words.name).read_text(encoding="utf-8", errors="replace").splitlines()[-30:])
+        return "\n".join(Path(self.stderr.name).read_text(encoding="utf-8", errors="replace").splitlines()[-30:])
 
     def weights(self) -> dict[str, np.ndarray]:
         """Of the plain copy, after the steps that are compared."""
@@ -136,7 +136,6 @@ class Peer:
         """End its processes."""
         for process in self.ranks:
             assert process.stdin is not None
-            assert process.stdout is not None
             with suppress(BrokenPipeError):  # it has ended already
                 process.stdin.close()
         for process in self.ranks:
@@ -145,8 +144,9 @@ class Peer:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            assert process.stdout is not None
             process.stdout.close()
-        self.words.close()
+        self.stderr.close()
         self.folder.cleanup()
 
 

@@ -5,14 +5,16 @@ A timed segment is an epoch of a run of its own; assembling, the evaluation and 
 
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import cast
+from unittest import mock
 
 from torch import nn
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, Precision
 from lockstep.processes.world import World
 from lockstep.training import assemble, loop
+from lockstep.training.session import Session
 from peers.lockstep import world
 from peers.task import STEPS_OF_VECTORS, Side, Task, data_dir, dataset, make_model, model_name, optim
 
@@ -20,30 +22,20 @@ from peers.task import STEPS_OF_VECTORS, Side, Task, data_dir, dataset, make_mod
 def epoch_seconds(config: Config, here: World) -> float:
     """Seconds of a one-epoch run's `train_epoch`, in a folder of its own."""
     found: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="lockstep-benchmark-") as folder, replaced(loop, "train_epoch") as epoch:
+    epoch = loop.train_epoch
 
-        def clocked(live: loop.Session) -> None:
-            began = time.perf_counter()
-            epoch(live)
-            found.append(time.perf_counter() - began)
+    def clocked(live: Session) -> None:
+        began = time.perf_counter()
+        epoch(live)
+        found.append(time.perf_counter() - began)
 
-        loop.train_epoch = clocked
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-benchmark-") as folder,
+        mock.patch.object(loop, "train_epoch", clocked),
+    ):
         (Path(folder) / "weights").mkdir()
         loop.train(config, here, Path(folder))
     return sum(found)
-
-
-class replaced:
-    """A module's function, put back afterwards."""
-
-    def __init__(self, module: object, name: str) -> None:
-        self.module, self.name, self.was = module, name, getattr(module, name)
-
-    def __enter__(self) -> Callable[..., object]:
-        return self.was
-
-    def __exit__(self, *_: object) -> None:
-        setattr(self.module, self.name, self.was)
 
 
 def build(task: Task) -> Side:
@@ -58,14 +50,13 @@ def build(task: Task) -> Side:
         config = Config(
             epochs=1,
             batch_size=task.batch,
-            precision=task.precision,
+            precision=cast(Precision, task.precision),
             data=DataConfig(dataset=dataset(task), fraction=used, drop_last=True),
             model=ModelConfig(model=model_name(task)),
             optim=optim(task),
             execution=Execution(nproc=1, device="cpu", threads=task.threads, data_dir=data_dir(task)),
         )
-        with replaced(assemble, "build_model"):
-            assemble.build_model = made
+        with mock.patch.object(assemble, "build_model", made):
             return epoch_seconds(config, here)
 
     return Side(model, run)

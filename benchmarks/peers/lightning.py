@@ -17,7 +17,7 @@ from peers.task import Pair, Side, Task, loader, make_model, make_optimizer, ten
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-class Module(LightningModule):
+class Module(LightningModule):  # type: ignore[misc]
     """The usual module of its tutorials."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -186,7 +186,7 @@ def crop_and_flip(images: Tensor) -> Tensor:
     return cut.permute(0, 3, 1, 2)
 
 
-class Mnist(torchvision.datasets.MNIST):
+class Mnist(torchvision.datasets.MNIST):  # type: ignore[misc]
     """torchvision's MNIST with its own `__getitem__`, over images that are read already."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Callable[..., object]) -> None:
@@ -194,7 +194,7 @@ class Mnist(torchvision.datasets.MNIST):
         self.transform, self.target_transform = transform, None
 
 
-class Cifar10(torchvision.datasets.CIFAR10):
+class Cifar10(torchvision.datasets.CIFAR10):  # type: ignore[misc]
     """torchvision's CIFAR-10 with its own `__getitem__`, over images that are read already."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Callable[..., object]) -> None:

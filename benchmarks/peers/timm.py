@@ -1,9 +1,9 @@
 """A loop by hand with timm's loader: its transforms, its collation, its prefetcher, its own shuffling."""
 
-import timm.data
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from timm.data.loader import create_loader
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,8 +19,8 @@ def build(task: Task) -> Side:
             dist.init_process_group("gloo")
         trained = DistributedDataParallel(model)
     workers = task.workers // task.ranks
-    loader = timm.data.create_loader(
-        sample_set(task),
+    loader = create_loader(
+        sample_set(task),  # type: ignore[arg-type]
         found.shape,
         batch_size=task.mine,
         is_training=True,

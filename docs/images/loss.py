@@ -43,7 +43,7 @@ def main() -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
-    FigureCanvasAgg(figure).print_png(Path(__file__).with_suffix(".png"))
+    FigureCanvasAgg(figure).print_png(Path(__file__).with_suffix(".png"))  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

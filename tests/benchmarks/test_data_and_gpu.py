@@ -18,7 +18,6 @@ from torch import nn
 
 import data
 from lockstep.config import Config
-from tests.benchmarks.conftest import FOLDER
 
 CPU = torch.device("cpu")
 
@@ -155,7 +154,7 @@ def test_the_tutorials_samples_are_the_sets() -> None:
 @pytest.mark.slow
 def test_the_whole_command_runs_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = [sys.executable, f"{FOLDER}/gpu.py", "--tiny", "--device", "cpu", "--out", str(out)]
+    command = [sys.executable, gpu.__file__, "--tiny", "--device", "cpu", "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
     assert ended.returncode == 0, ended.stderr

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.namespaces import missing, two_hosts
 from hypothesis import given
 from hypothesis import strategies as st
+from namespaces import missing, two_hosts
 from rich.console import Console
 
 from lockstep.commands.doctor.checks import findings

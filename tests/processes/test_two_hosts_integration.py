@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from benchmarks.namespaces import Link, missing, two_hosts
+from namespaces import Link, missing, two_hosts
 
 from lockstep.watch.journal import read
 from tests.subprocesses import Command, Ended
