@@ -3,7 +3,7 @@
     python benchmarks/forecast.py [--links loopback,1gbit,100mbit] [--recipes mnist,cifar10] [--rounds 1]
 
 The limited links are a pair of virtual Ethernet devices between two network namespaces, both ends behind a token
-bucket: that needs root, `ip` and `tc`, and is left out with a word where they are missing. In each case `lockstep
+bucket: that needs root, `ip` and `tc`, and is left out, with the reason, where they are missing. In each case `lockstep
 forecast` measures in the two namespaces what it needs (with --nnodes 2), and then `lockstep train` runs in them. Prints
 forecast and measured step times side by side and puts them into benchmarks/results/forecast.json, in the place of the
 same cases. Namespaces and processes are gone afterwards, also after Ctrl-C.
@@ -63,9 +63,9 @@ def places(mbit: float | None) -> Iterator[list[Place]]:
 class Commands:
     """One command at each place; all are ended on leaving."""
 
-    def __init__(self, where: Sequence[Place], *words: str) -> None:
+    def __init__(self, where: Sequence[Place], *arguments: str) -> None:
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [sys.executable, "-m", "lockstep", *words]
+        command = [sys.executable, "-m", "lockstep", *arguments]
         self.started = [
             subprocess.Popen(
                 [*place.prefix, *command, *place.flags],
@@ -101,9 +101,9 @@ class Commands:
         deadline = time.monotonic() + _PATIENCE_S
         for process in self.started:
             if process.wait(max(0.1, deadline - time.monotonic())):
-                raise RuntimeError(f"exit code {process.returncode}: {self.said()}")
+                raise RuntimeError(f"exit code {process.returncode}: {self.printed()}")
 
-    def said(self) -> str:
+    def printed(self) -> str:
         self.output.seek(0)
         return self.output.read()[-3000:]
 
@@ -111,8 +111,8 @@ class Commands:
 def forecast(where: Sequence[Place], recipe: str, flags: Sequence[str], folder: Path) -> dict[str, Any]:
     """The report of `lockstep forecast`, as JSON."""
     out = folder / "forecast.json"
-    words = ["forecast", recipe, *flags, "--out", str(out), "--nproc", "1,2"]
-    with Commands(where, *words) as commands:
+    arguments = ["forecast", recipe, *flags, "--out", str(out), "--nproc", "1,2"]
+    with Commands(where, *arguments) as commands:
         commands.wait()
     report: dict[str, Any] = json.loads(out.read_text())
     return report
@@ -123,13 +123,13 @@ def measured(where: Sequence[Place], recipe: str, flags: Sequence[str], folder: 
     nproc = str(2 // len(where))
     records = 1 + _STEPS[recipe] // _EVERY
     out = folder / "run"
-    words = ["train", recipe, *flags, "--nproc", nproc, "--out", str(out), "--log-every", str(_EVERY)]
+    arguments = ["train", recipe, *flags, "--nproc", nproc, "--out", str(out), "--log-every", str(_EVERY)]
     found: list[float] = []
-    with Commands(where, *words, "--checkpoint-every", "0") as commands:
+    with Commands(where, *arguments, "--checkpoint-every", "0") as commands:
         deadline = time.monotonic() + _PATIENCE_S
         while len(found) < records:
             if time.monotonic() > deadline or not commands.running:
-                raise RuntimeError(f"the run got as far as {len(found)} records: {commands.said()}")
+                raise RuntimeError(f"the run got as far as {len(found)} records: {commands.printed()}")
             time.sleep(0.5)
             found = _steps(out / "journal.jsonl", BATCHES[recipe])
     shutil.rmtree(out)
@@ -154,12 +154,12 @@ def case(link: str, recipe: str, rounds: int, data_dir: str) -> dict[str, Any]:
             reports.append(forecast(where, recipe, flags, folder))
             runs.append(measured(where, recipe, flags, folder))
     row = [report["rows"][-1] for report in reports]
-    said = statistics.median(r["step_s"] * 1e3 for r in row)
+    forecast_ms = statistics.median(r["step_s"] * 1e3 for r in row)
     real = statistics.median(statistics.median(run) for run in runs)
     return {
-        "forecast_ms": said,
+        "forecast_ms": forecast_ms,
         "measured_ms": real,
-        "error": said / real - 1,
+        "error": forecast_ms / real - 1,
         "forecast_rounds_ms": [r["step_s"] * 1e3 for r in row],
         "measured_rounds_ms": [statistics.median(run) for run in runs],
         "compute_ms": statistics.median(r["compute_s"] * 1e3 for r in row),
@@ -212,9 +212,9 @@ def main() -> None:
             print(f"{recipe:8} {link:9} {describe(row)}", flush=True)
     within = sum(abs(row["error"]) <= AIM for row in rows.values())
     print(f"{within} of {len(rows)} within {AIM:.0%}")
-    shown = tabled(rows)
-    print_table(shown)
-    result = {"processes": 2, "threads": 1, "rounds": args.rounds, "aim": AIM, "rows": rows, "tables": [shown]}
+    summary = tabled(rows)
+    print_table(summary)
+    result = {"processes": 2, "threads": 1, "rounds": args.rounds, "aim": AIM, "rows": rows, "tables": [summary]}
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     else:

@@ -26,8 +26,8 @@ def namespaces() -> str:
 
 
 def check(*flags: str, cwd: Path) -> Command:
-    words = ["--links", "100mbit", "--recipes", "digits", "--rounds", "1", *flags]
-    return Command(sys.executable, str(CHECK), *words, cwd=cwd)
+    arguments = ["--links", "100mbit", "--recipes", "digits", "--rounds", "1", *flags]
+    return Command(sys.executable, str(CHECK), *arguments, cwd=cwd)
 
 
 def test_forecast_and_measured_over_a_limited_link(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_wrong_variant_is_named(case: str) -> None:
     assert _names(report) == {2: [cause]}
     assert not report.holds
     assert report.causes[2][0].finding
-    assert report.causes[2][0].remedy
+    assert report.causes[2][0].remedy(report.plan.config)
 
 
 def test_a_missing_reshuffle_is_named_though_all_numbers_of_processes_agree() -> None:
@@ -258,8 +258,8 @@ def test_verify_takes_the_flags_of_train() -> None:
     from lockstep.commands.shared.arguments import parse
     from lockstep.config.recipes import recipe
 
-    words = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--exact", "8", "--threads", "2", "--data-dir", "d"]
-    plan = parse(Plan, Plan(config=recipe("cifar10")), words, "verify", "")
+    arguments = ["--nproc", "1,4", "--lr", "0.5", "--flip", "--exact", "8", "--threads", "2", "--data-dir", "d"]
+    plan = parse(Plan, Plan(config=recipe("cifar10")), arguments, "verify", "")
     config = plan.config_for(4)
     assert type(config) is Config
     assert type(config.execution) is Execution
@@ -347,7 +347,7 @@ def test_metrics_may_differ_by_an_image_in_plain_mode_alone(
 
 def test_replicas_that_differ_are_seen() -> None:
     values = np.ones((3, 2, 4))
-    other = _trace(values, 2, strangers=[(2, 1, "weights"), (1, 1, "weights")])
+    other = _trace(values, 2, diverged=[(2, 1, "weights"), (1, 1, "weights")])
     row = agreement.compare(_trace(values), other, 1e-6).row("replicas")
     assert (row.verdict, row.step) == ("different", 2)
 
@@ -357,7 +357,7 @@ def test_a_trace_survives_the_disk(tmp_path: Path) -> None:
     write(trace, tmp_path / "a")
     again = read(tmp_path / "a")
     assert again.shares == trace.shares
-    assert again.strangers == trace.strangers
+    assert again.diverged == trace.diverged
     assert all(torch.equal(again.kept[name], tensor) for name, tensor in trace.kept.items())
     assert math.isnan(again.norm[1])
 

@@ -9,8 +9,9 @@ Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 20
 """
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,8 +60,7 @@ def fit_link(name: str, times: Sequence[tuple[int, float, float]], stolen_core_s
     x = [(2.0 * (n - 1), moved(n, nbytes)) for n, nbytes, _ in times]
     alpha, per_byte = fit_line(x, [seconds for *_, seconds in times])
     link = Link(name, alpha, 1 / per_byte if per_byte else math.inf, stolen_core_s)
-    errors = [abs(link.all_reduce_s(n, nbytes) / seconds - 1) for n, nbytes, seconds in times]
-    return Link(name, alpha, link.bandwidth, stolen_core_s, max(errors))
+    return replace(link, error=max(abs(link.all_reduce_s(n, nbytes) / seconds - 1) for n, nbytes, seconds in times))
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ class Timeline:
         """Everything so much slower."""
         ready = tuple(moment * factor for moment in self.ready_s)
         return Timeline(self.load_s * factor, ready, self.backward_s * factor, self.total_s * factor)
+
+    def __add__(self, other: "Timeline") -> "Timeline":
+        ready = tuple(map(operator.add, self.ready_s, other.ready_s))
+        rest = self.backward_s + other.backward_s, self.total_s + other.total_s
+        return Timeline(self.load_s + other.load_s, ready, *rest)
 
 
 @dataclass(frozen=True)
@@ -97,25 +102,14 @@ class Curve:
         """The timeline of a size: measured, between two that were, or by the line beyond them."""
         if size in self.points:
             return self.points[size]
-        smaller = max((s for s in self.points if s < size), default=None)
-        larger = min((s for s in self.points if s > size), default=None)
-        if smaller is None or larger is None:
-            near = larger if smaller is None else smaller
-            assert near is not None
+        smaller, larger = [s for s in self.points if s < size], [s for s in self.points if s > size]
+        if not smaller or not larger:
+            near = max(smaller) if smaller else min(larger)
             fixed, each = self.line
             return self.points[near].scaled((fixed + each * size) / (fixed + each * near))
-        part = (size - smaller) / (larger - smaller)
-        low, high = self.points[smaller], self.points[larger]
-
-        def between(a: float, b: float) -> float:
-            return a + part * (b - a)
-
-        return Timeline(
-            between(low.load_s, high.load_s),
-            tuple(map(between, low.ready_s, high.ready_s)),
-            between(low.backward_s, high.backward_s),
-            between(low.total_s, high.total_s),
-        )
+        low, high = max(smaller), min(larger)
+        part = (size - low) / (high - low)
+        return self.points[low].scaled(1 - part) + self.points[high].scaled(part)
 
 
 @dataclass(frozen=True)
@@ -164,7 +158,6 @@ def forecast(
     own: Timeline,
     link: Link,
     sends: Reductions,
-    *,
     threads: int = 1,
     crowding: float = 1.0,
     prefetched: bool = False,

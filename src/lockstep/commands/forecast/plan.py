@@ -1,12 +1,12 @@
 """What `lockstep forecast` takes: its own flags beside those of `train`, checked before anything starts."""
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 from tyro.conf import arg
 
 from lockstep.commands.forecast.model import Link
-from lockstep.config import Config, Execution, Ints, LinkConfig
+from lockstep.config import Config, Ints, LinkConfig
 from lockstep.config.fields import require, require_finite
 from lockstep.errors import unknown
 
@@ -64,63 +64,54 @@ class Plan:
         require(self.bandwidth_mbit >= 0, f"--bandwidth-mbit {self.bandwidth_mbit} is negative", "Give Mbit/s.")
         require(self.per_machine >= 0, f"--per-machine {self.per_machine} is negative", "Use 0 for the default.")
         require(self.seconds > 0, f"--seconds {self.seconds} is not positive", "Give seconds, as 3.")
-        self._require_plain()
-        self.config.require_batch_for(max(self.nproc))
-
-    def _require_plain(self) -> None:
         config, execution = self.config, self.config.execution
-        require(
-            not config.exact,
-            f"forecast with --exact {config.exact}: the model is that of DDP's reduction, not of exact mode's",
-            "Leave --exact out.",
-        )
-        require(
-            execution.strategy == "ddp",
-            f"forecast with --strategy {execution.strategy}: it forecasts DDP",
-            "Leave --strategy out.",
-        )
-        require(
-            config.link == LinkConfig() and execution.model_parallel == 1,
-            "forecast with --compress, --sync-every or --model-parallel: it forecasts plain DDP",
-            "Leave them out.",
-        )
+        config.require_batch_for(max(self.nproc))
+        other = config.link != LinkConfig() or execution.model_parallel > 1
+        for given, flags, why in (
+            (config.exact, f"--exact {config.exact}", "the model is that of DDP's reduction, not of exact mode's"),
+            (execution.strategy != "ddp", f"--strategy {execution.strategy}", "it forecasts DDP"),
+            (other, "--compress, --sync-every or --model-parallel", "it forecasts plain DDP"),
+        ):
+            require(not given, f"forecast with {flags}: {why}", "Leave it out.")
         require(
             execution.nnodes == 1 or self.stated is None,
             "--nnodes measures the link between machines, and an interconnect is named, too",
             "Leave one of the two out.",
         )
 
-    @classmethod
-    def of(cls, config: Config, **chosen: Any) -> "Plan":
-        """The plan for a config."""
-        return cls(config=config, **chosen)
-
     @property
     def stated(self) -> Link | None:
         """The interconnect as named or given by hand; None where it is to be measured."""
         if self.interconnect == MEASURED and self.bandwidth_mbit == 0:
             return None
-        latency, mbit = LINKS.get(self.interconnect, (0.0, 0.0))
-        latency = self.latency_us if self.latency_us >= 0 else latency
-        mbit = self.bandwidth_mbit or mbit
-        name = (
-            self.interconnect if (latency, mbit) == LINKS.get(self.interconnect) else f"{latency:g} us, {mbit:g} Mbit/s"
-        )
+        known = LINKS.get(self.interconnect, (0.0, 0.0))
+        latency = self.latency_us if self.latency_us >= 0 else known[0]
+        mbit = self.bandwidth_mbit or known[1]
+        name = self.interconnect if (latency, mbit) == known else f"{latency:g} us, {mbit:g} Mbit/s"
         return Link(name, latency * 1e-6, mbit * 1e6 / 8)
 
-    def pieces(self, processes: int) -> tuple[int, int]:
-        """(images of the largest share of a micro-batch, micro-batches of a step)."""
+    def piece(self, processes: int) -> int:
+        """Images of the largest share of a micro-batch."""
         micro = -(-self.config.batch_size // self.config.accumulate)
-        return -(-micro // processes), self.config.accumulate
+        return -(-micro // processes)
 
     def config_for(self, piece: int) -> Config:
         """One process's own part as a run of its own: `piece` images a micro-batch."""
-        execution = replace(self.config.execution, nproc=1, nnodes=1, node_rank=0)
-        return replace(self.config, execution=execution, batch_size=piece * self.config.accumulate)
+        alone = self.config.with_execution(nproc=1, nnodes=1, node_rank=0)
+        return replace(alone, batch_size=piece * self.config.accumulate)
 
-    def execution_for(self, processes: int, threads: int, **changed: Any) -> Execution:
-        """Where so many processes of each machine run."""
-        return replace(self.config.execution, nproc=processes, threads=threads, **changed)
+
+class Group(NamedTuple):
+    """Processes that are measured in one go."""
+
+    threads: int  # of each
+    together: int  # on one machine
+    reduces: bool  # each as one of several
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.together} process(es) of {self.threads} thread(s)"
 
 
 @dataclass(frozen=True)
@@ -128,15 +119,14 @@ class Layout:
     """Where N processes run: how they share the machines."""
 
     processes: int
-    local: int  # on each machine
     threads: int  # of each
     together: int  # what can be measured at once on one machine
     crowding: float  # threads for each core, at least 1
 
     @property
-    def group(self) -> tuple[int, int, bool]:
+    def group(self) -> Group:
         """Numbers of processes with the same group are measured in one go."""
-        return self.threads, self.together, self.processes > 1
+        return Group(self.threads, self.together, self.processes > 1)
 
 
 def layout(plan: Plan, processes: int, cores: int, gpus: int) -> Layout:
@@ -145,23 +135,14 @@ def layout(plan: Plan, processes: int, cores: int, gpus: int) -> Layout:
     here = plan.stated is None and execution.nnodes == 1
     local = min(processes, plan.per_machine or (processes if here else 1))
     threads = execution.threads or max(1, cores // local)
-    if gpus:
-        return Layout(processes, local, threads, min(local, gpus), 1.0)
-    together = min(local, max(1, cores // threads))
-    return Layout(processes, local, threads, together, max(1.0, local * threads / cores))
+    together = min(local, gpus or max(1, cores // threads))
+    return Layout(processes, threads, together, 1.0 if gpus else max(1.0, local * threads / cores))
 
 
-def own_cost(stated: Link, loopback: Link | None) -> Link:
-    """A stated link with what the software adds, as measured between processes of one machine where it was.
+def own_cost(stated: Link, loopback: Link) -> Link:
+    """A stated link with what the software adds, as measured between processes of one machine.
 
     Its latency comes on top of the software's own, and it is no faster than the software copies and adds.
     """
-    if loopback is None:
-        return stated
-    return replace(
-        stated,
-        alpha_s=stated.alpha_s + loopback.alpha_s,
-        bandwidth=min(stated.bandwidth, loopback.bandwidth),
-        stolen_core_s=loopback.stolen_core_s,
-        error=loopback.error,
-    )
+    alpha_s, bandwidth = stated.alpha_s + loopback.alpha_s, min(stated.bandwidth, loopback.bandwidth)
+    return replace(loopback, name=stated.name, alpha_s=alpha_s, bandwidth=bandwidth)

@@ -1,74 +1,141 @@
-"""What `lockstep forecast` prints."""
+"""What `lockstep forecast` found: as JSON, and as it is printed."""
 
 import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.commands.forecast.model import Curve, Link
-from lockstep.commands.forecast.run import Report, write
+from lockstep.commands.forecast.measure import Measured
+from lockstep.commands.forecast.model import Forecast, Limits, Link
+from lockstep.commands.forecast.plan import Group, Layout, Plan
+from lockstep.files import write_error, write_json
+from lockstep.processes.devices import device_type
 
 _COLUMNS = ("N", "step ms", "images/s", "speed-up", "efficiency", "compute ms", "all-reduce ms", "hidden", "bottleneck")
 
 
-def tell(report: Report | None) -> None:
-    """Print a report and keep it where --out says; None is a machine that only took part."""
-    if report is None:
-        print("took part; machine 0 has the forecast")
-        return
-    show(report)
-    if out := report.plan.config.execution.out:
-        print(f"written to {write(report, out)}")
+@dataclass(frozen=True)
+class Report:
+    """What forecast found."""
+
+    plan: Plan
+    cores: int
+    link: Link
+    measured: dict[Group, Measured]
+    one: Forecast  # the step of one process
+    rows: list[tuple[Layout, Forecast]]  # for --nproc
+    limits: Limits
+
+    @property
+    def largest(self) -> Measured:
+        """What was measured for the largest N."""
+        return self.measured[self.rows[-1][0].group]
+
+    def row(self, where: Layout, forecast: Forecast) -> dict[str, Any]:
+        """All of one N: the step, its parts, and what they come to."""
+        speedup = self.one.step_s / forecast.step_s
+        rates, piece = self.measured[where.group].loader, self.plan.piece(where.processes)
+        nearest = min(rates, key=lambda size: abs(size - piece))
+        return asdict(forecast) | {
+            "step_s": forecast.step_s,
+            "images_per_s": self.plan.config.batch_size / forecast.step_s,
+            "speedup": speedup,
+            "efficiency": speedup / forecast.processes,
+            "hidden": forecast.hidden,
+            "bottleneck": forecast.bottleneck,
+            "threads": where.threads,
+            "loader_images_per_s": where.processes * rates[nearest] / where.crowding,  # of all processes
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what was measured, and each row."""
+        link = asdict(self.link) | {"bandwidth_mbit": self.link.bandwidth * 8 / 1e6}
+        buckets = self.largest.sends.buckets
+        return {
+            "config": self.plan.config.to_dict(),
+            "device": device_type(self.plan.config.execution),
+            "cores": self.cores,
+            "link": {k: None if v == math.inf else v for k, v in link.items()},
+            "bytes_per_step": sum(buckets),
+            "buckets": buckets,
+            "measured": [
+                {
+                    "threads": group.threads,
+                    "at_once": group.together,
+                    "reduces": group.reduces,
+                    "fixed_s": found.curve.line[0],
+                    "s_per_image": found.curve.line[1],
+                    "steps": {str(size): asdict(step) for size, step in found.curve.points.items()},
+                    "loader_images_per_s": {str(size): rate for size, rate in found.loader.items()},
+                    "all_reduces": found.probes,
+                }
+                for group, found in self.measured.items()
+            ],
+            "rows": [self.row(*row) for row in self.rows],
+            "limits": asdict(self.limits),
+        }
 
 
-def show(report: Report, console: Console | None = None) -> None:
-    """What was measured, the table and the verdict."""
-    console = console or Console(highlight=False)
+def write(report: Report, out: str) -> Path:
+    """Keep the report: `out` is a file that ends in .json, or a folder that gets forecast.json."""
+    path = Path(out) if out.endswith(".json") else Path(out) / "forecast.json"
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+    write_json(path, report.to_dict())
+    return path
+
+
+def print_report(report: Report) -> None:
+    """Print what was measured, the table and the verdict."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, 110)
-    for line in (*_measured(report), f"interconnect: {describe(report.link)}"):
-        console.print(line, markup=False, soft_wrap=True)
+    console.print("\n".join([*_measured(report), f"interconnect: {describe(report.link)}"]))
     table = Table()
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "bottleneck" else "right")
-    for where, p in report.shown:
-        waits = f"{p.all_reduce_s * 1e3:.1f}" if p.processes > 1 else "-"
+    for where, forecast in report.rows:
+        row, several = report.row(where, forecast), forecast.processes > 1
         table.add_row(
-            str(p.processes),
-            f"{p.step_s * 1e3:.1f}",
-            f"{report.plan.config.batch_size / p.step_s:,.0f}",
-            f"{report.speedup(p):.2f}",
-            f"{report.speedup(p) / p.processes:.0%}",
-            f"{(p.compute_s + p.cores_s) * 1e3:.1f}",
-            waits,
-            f"{p.hidden:.0%}" if p.processes > 1 else "-",
-            p.bottleneck + (f" ({where.crowding:g} threads a core)" if where.crowding > 1 else ""),
+            str(forecast.processes),
+            f"{forecast.step_s * 1e3:.1f}",
+            f"{row['images_per_s']:,.0f}",
+            f"{row['speedup']:.2f}",
+            f"{row['efficiency']:.0%}",
+            f"{(forecast.compute_s + forecast.cores_s) * 1e3:.1f}",
+            f"{forecast.all_reduce_s * 1e3:.1f}" if several else "-",
+            f"{forecast.hidden:.0%}" if several else "-",
+            forecast.bottleneck + (f" ({where.crowding:g} threads a core)" if where.crowding > 1 else ""),
         )
-    console.print(table)
-    console.print(verdict(report), markup=False, soft_wrap=True, style="bold")
+    console.print(table, soft_wrap=False)
+    console.print(_verdict(report), style="bold")
 
 
 def _measured(report: Report) -> list[str]:
-    config, sends = report.plan.config, report.sends
+    config, buckets = report.plan.config, report.largest.sends.buckets
     lines = [
         f"{config.recipe}: {config.model.model} on {config.data.dataset}, batch {config.batch_size}, "
-        f"{config.precision}, {report.device}"
+        f"{config.precision}, {device_type(config.execution)}"
     ]
-    for (threads, together, _), found in report.measured.items():
-        fixed, each = Curve(found.steps).line
-        rate = max(found.loader.values())
+    for group, found in report.measured.items():
+        (fixed, each), rate = found.curve.line, max(found.loader.values())
         lines.append(
-            f"{together} process(es) of {threads} thread(s): a step takes {fixed * 1e3:.2f} ms + {each * 1e3:.3f} ms "
-            f"for each image of a micro-batch; a loader delivers {rate:,.0f} images/s"
+            f"{group.name}: a step takes {fixed * 1e3:.2f} ms + "
+            f"{each * 1e3:.3f} ms for each image of a micro-batch; a loader delivers {rate:,.0f} images/s"
         )
-    if sends.buckets:
-        sizes = " + ".join(f"{nbytes / 1e6:.2f}" for nbytes in sends.buckets)
-        lines.append(f"gradients: {sum(sends.buckets) / 1e6:.2f} MB a step in {len(sends.buckets)} bucket(s): {sizes}")
+    if buckets:
+        sizes = " + ".join(f"{nbytes / 1e6:.2f}" for nbytes in buckets)
+        lines.append(f"gradients: {sum(buckets) / 1e6:.2f} MB a step in {len(buckets)} bucket(s): {sizes}")
     return lines
 
 
 def describe(link: Link) -> str:
-    """A link in words."""
+    """A link as a sentence."""
     rate = "no limit seen" if link.bandwidth == math.inf else f"{link.bandwidth * 8 / 1e6:,.0f} Mbit/s"
     fitted = f", fitted within {link.error:.0%}" if link.error else ""
     return (
@@ -77,10 +144,9 @@ def describe(link: Link) -> str:
     )
 
 
-def verdict(report: Report) -> str:
+def _verdict(report: Report) -> str:
     """One sentence: the bottleneck, and where it stops scaling."""
-    _, last = report.shown[-1]
-    found = report.limits
+    last, found = report.rows[-1][1], report.limits
     up_to = f"up to the {found.looked_at} processes looked at"
     half = f"efficiency falls below 50 % at N = {found.half}" if found.half else f"efficiency stays above 50 % {up_to}"
     if found.fastest < found.looked_at:

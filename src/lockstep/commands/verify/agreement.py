@@ -188,7 +188,7 @@ def _replicas(trace: Trace) -> Row:
     """Whether all ranks of one run had the same weights and the same order."""
     if trace.processes == 1:
         return Row("replicas", "none")
-    if not trace.strangers:
+    if not trace.diverged:
         return Row("replicas", "equal")
-    step, rank, what = min(trace.strangers)
+    step, rank, what = min(trace.diverged)
     return Row("replicas", "different", step=step + 1, where=f"{what} of rank {rank} and of rank 0")

@@ -44,17 +44,15 @@ class Cause:
 
     suspects: tuple[str, ...]
     finding: str
-    remedy: str
 
     @property
     def name(self) -> str:
         """The suspects' names."""
         return " and ".join(self.suspects)
 
-
-def cause_of(config: Config, *suspects: str, finding: str) -> Cause:
-    """The cause that these suspects are, with the remedy for such a run."""
-    table = _REMEDIES | (_REMEDIES_EXACT if config.exact else {})
-    if config.model.sync_bn:
-        table[BATCH_NORM] = "--sync-bn is on, and some layer's statistics are still those of one process's share."
-    return Cause(suspects, finding, " ".join(table[suspect] for suspect in suspects))
+    def remedy(self, config: Config) -> str:
+        """What to do about it in such a run."""
+        table = _REMEDIES | (_REMEDIES_EXACT if config.exact else {})
+        if config.model.sync_bn:
+            table[BATCH_NORM] = "--sync-bn is on, and some layer's statistics are still those of one process's share."
+        return " ".join(table[suspect] for suspect in self.suspects)

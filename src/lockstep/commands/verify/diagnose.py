@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lockstep.commands.verify import agreement, causes
 from lockstep.commands.verify.agreement import Comparison
-from lockstep.commands.verify.causes import Cause, cause_of
+from lockstep.commands.verify.causes import Cause
 from lockstep.commands.verify.switches import even_batch
 from lockstep.commands.verify.trace import Trace
 from lockstep.config import Config
@@ -33,20 +33,20 @@ def diagnose(
 ) -> dict[int, list[Cause]]:
     """The causes for each number of processes whose rows do not all hold."""
     differing = [c for c in comparisons if not c.holds]
-    found = {c.other.processes: _from_traces(c, config) for c in differing}
+    found = {c.other.processes: _from_traces(c) for c in differing}
     unclear = [c for c in differing if not found[c.other.processes] and c.first_step]
     if unclear:
         found |= _Switching(config, rerun, unclear).found()
     for c in differing:
         own = found[c.other.processes]
         if not c.row("evaluation").holds:
-            own += _evaluation(c, config, evaluate, all(cause.suspects == (causes.FLOAT64,) for cause in own))
+            own += _evaluation(c, evaluate, all(cause.suspects == (causes.FLOAT64,) for cause in own))
         if not own:
-            own.append(cause_of(config, causes.NONE, finding="nothing that was tried explains it"))
+            own.append(Cause((causes.NONE,), "nothing that was tried explains it"))
     base = comparisons[0].base
     for trace in [base] if base.repeats else [c.other for c in comparisons if c.other.repeats]:
-        finding = "the second epoch repeats the first one's order: the reshuffle is missing"
-        found.setdefault(trace.processes, []).append(cause_of(config, causes.ORDER, finding=finding))
+        repeats = Cause((causes.ORDER,), "the second epoch repeats the first one's order: the reshuffle is missing")
+        found.setdefault(trace.processes, []).append(repeats)
     return found
 
 
@@ -56,34 +56,32 @@ def without(off: Off) -> str:
     return ("in float64" if causes.FLOAT64 in off else "as it is") + (f" without {rest}" if rest else "")
 
 
-def _from_traces(comparison: Comparison, config: Config) -> list[Cause]:
+def _from_traces(comparison: Comparison) -> list[Cause]:
     """What makes everything after it differ and needs no re-run."""
     ledger, replicas, base = comparison.row("ledger"), comparison.row("replicas"), comparison.base
     if not ledger.holds:
         epoch = (ledger.step - 1) // max(base.steps_per_epoch, 1) + 1
         late = f": epoch 1 is the same, the reshuffle of epoch {epoch} is not" if epoch > 1 else ""
-        finding = f"the samples of a step depend on N from step {ledger.step} on{late}"
-        return [cause_of(config, causes.ORDER, finding=finding)]
+        return [Cause((causes.ORDER,), f"the samples of a step depend on N from step {ledger.step} on{late}")]
     if not replicas.holds:
         suspect = causes.ORDER if replicas.where.startswith("ledger") else causes.REPLICAS
-        finding = f"{replicas.where} differ within one run from step {replicas.step} on"
-        return [cause_of(config, suspect, finding=finding)]
+        return [Cause((suspect,), f"{replicas.where} differ within one run from step {replicas.step} on")]
     return []
 
 
-def _evaluation(comparison: Comparison, config: Config, evaluate: Evaluate, only_rounding: bool) -> list[Cause]:
+def _evaluation(comparison: Comparison, evaluate: Evaluate, only_rounding: bool) -> list[Cause]:
     """Evaluation itself, where it gives the same weights other metrics."""
     base, other = comparison.base.metrics or {}, comparison.other.metrics or {}
     if base["count"] != other["count"]:
         finding = f"{base['count']} samples are counted with N = {comparison.base.processes}, and {other['count']} here"
-        return [cause_of(config, causes.EVALUATION, finding=finding)]
+        return [Cause((causes.EVALUATION,), finding)]
     if not only_rounding:  # other weights have other metrics
         return []
     same_weights = comparison.base.digests[-1] == comparison.other.digests[-1]
     got = other if same_weights else evaluate(comparison.other.processes)
     row = agreement.metrics(base, got, 0.0 if same_weights else _TOLERANCE_LEFT)
-    finding = f"the same weights get other metrics: {row.where}"
-    return [] if row.holds else [cause_of(config, causes.EVALUATION, finding=finding)]
+    found = Cause((causes.EVALUATION,), f"the same weights get other metrics: {row.where}")
+    return [] if row.holds else [found]
 
 
 def candidates(comparisons: Sequence[Comparison], config: Config, steps: int) -> list[str]:
@@ -164,25 +162,23 @@ class _Switching:
         there, seen = self._left(comparison, ()), comparison.largest
         fall = "the largest difference falls from"
         if self.wide and self._gone(there, seen):
-            return [cause_of(self.config, causes.FLOAT64, finding=f"in float64 {fall} {seen:.1e} to {there:.1e}")]
+            return [Cause((causes.FLOAT64,), f"in float64 {fall} {seen:.1e} to {there:.1e}")]
         out = []
         for off in offs:
             if self._gone(left := self._left(comparison, off), there):
-                finding = f"without {' and '.join(off)} {fall} {there:.1e} to {left:.1e} ({self.note})"
-                out.append(cause_of(self.config, *off, finding=finding))
+                out.append(Cause(off, f"without {' and '.join(off)} {fall} {there:.1e} to {left:.1e} ({self.note})"))
         return out
 
     def _unexplained(self, comparison: Comparison) -> Cause:
         """What remains where no suspect's removal helps: the data set, a constant factor, or nothing known."""
         if not comparison.row("images").holds:
-            finding = "the images of a step depend on N, with augmentation off too"
-            return cause_of(self.config, causes.DATA, finding=finding)
+            return Cause((causes.DATA,), "the images of a step depend on N, with augmentation off too")
         base, other = (self.traces[trace.processes, ()] for trace in (comparison.base, comparison.other))
         ratio, by_n = other.norm[0] / base.norm[0] if base.norm[0] else math.nan, other.processes / base.processes
         factors = {by_n: "a sum stands where an average should", 1 / by_n: "it is divided once too often"}
         for factor, what in factors.items():
             if math.isclose(ratio, factor, rel_tol=1e-5):
                 finding = f"the first gradient is {ratio:.4g} times that of N = {base.processes}: {what}"
-                return cause_of(self.config, causes.SCALE, finding=finding)
+                return Cause((causes.SCALE,), finding)
         finding = f"the difference stays with each of the suspects switched off, and with all of them ({self.note})"
-        return cause_of(self.config, causes.NONE, finding=finding)
+        return Cause((causes.NONE,), finding)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.checkpoint import weights
 from lockstep.commands.verify.causes import FLOAT64
-from lockstep.commands.verify.switches import has_batch_norm, switched_off
+from lockstep.commands.verify.switches import batch_norms, switched_off
 from lockstep.commands.verify.trace import SAMPLES, Job, Trace, read, write
 from lockstep.config.objects import load_object
 from lockstep.data.loaders import Batch
@@ -30,7 +30,7 @@ from lockstep.training.loop import steps
 from lockstep.training.state import State
 from lockstep.watch import desync
 
-_ENOUGH = 16  # sample ids that tell two epochs' orders apart
+_ENOUGH = 16  # sample ids by which two epochs' orders are compared
 _PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
@@ -96,7 +96,7 @@ class _Recorder:
         self.run, self.world, state = run, world, _state(run)
         self.trace = Trace(world.size, len(run.train), run.train.order.samples_per_epoch, list(state))
         self.trace.parameters = sum(isinstance(tensor, torch.nn.Parameter) for tensor in state.values())
-        self.trace.batch_norm = has_batch_norm(run.model)
+        self.trace.batch_norm = bool(batch_norms(run.model))
         self.parts: list[dict[str, Any]] = []  # this rank's of each step, to be put together with the others'
         self.samples: list[list[Tensor]] = []
         self.scales: list[Tensor] = []
@@ -109,7 +109,7 @@ class _Recorder:
             for _, _, loss in steps(self.run, state, self._note_batch):
                 assert loss is not None, "nothing is left out"
                 self._note_step(state.ledger, float(loss))
-                ticker.show(state.steps)
+                ticker.update(state.steps)
                 if state.steps == count:
                     return
             average_buffers(self.run.model, self.world)
@@ -152,7 +152,7 @@ class _Recorder:
             trace.shares.append([part["sizes"] for part in parts])
             trace.draws |= any(part["draws"] for part in parts)
             for rank, part in enumerate(parts):
-                trace.strangers += [(step, rank, what) for what in ("ledger", "weights") if part[what] != first[what]]
+                trace.diverged += [(step, rank, what) for what in ("ledger", "weights") if part[what] != first[what]]
         state = _state(self.run)
         trace.digests.append(desync.digests(list(state.values()), self.world.device).tolist())
         final = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
@@ -207,7 +207,7 @@ class _Ticker:
         self.title, self.steps, self.enabled = title, steps, enabled
         self.live, self.printed = sys.stderr.isatty(), time.monotonic()
 
-    def show(self, taken: int) -> None:
+    def update(self, taken: int) -> None:
         """Print how many steps are done."""
         if not self.enabled or not (self.live or time.monotonic() - self.printed >= _PLAIN_SECONDS):
             return

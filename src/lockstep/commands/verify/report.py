@@ -29,11 +29,6 @@ class Report:
     causes: Mapping[int, list[Cause]]  # by number of processes
 
     @property
-    def device(self) -> str:
-        """Where it ran: cpu, cuda, ..."""
-        return device_type(self.plan.config.execution)
-
-    @property
     def holds(self) -> bool:
         """True where the mode's claim holds: the same bits in exact mode, the same but for rounding in plain mode."""
         return all(self.harmless(cause) for causes in self.causes.values() for cause in causes)
@@ -49,13 +44,13 @@ class Report:
             "holds": self.holds,
             "config": plan.config_for(base.processes).to_dict(),
             "steps": len(base.loss),
-            "device": self.device,
+            "device": device_type(plan.config.execution),
             "threads": plan.threads,
             "tolerance_per_step": plan.per_step,
             "base": _result(base),
             "compared": [_result(c.other) | {"rows": [asdict(row) for row in c.rows]} for c in self.comparisons],
             "causes": [
-                {"processes": n, **asdict(cause), "harmless": self.harmless(cause)}
+                {"processes": n, **asdict(cause), "remedy": cause.remedy(plan.config), "harmless": self.harmless(cause)}
                 for n, causes in self.causes.items()
                 for cause in causes
             ],
@@ -74,8 +69,8 @@ def print_report(report: Report) -> None:
     plan, config, steps = report.plan, report.plan.config, len(report.base.loss)
     mode = f"exact mode ({config.exact} slices)" if config.exact else "plain mode"
     console.print(
-        f"{config.recipe}: {config.model.model} on {config.data.dataset}, {mode}, {config.precision}, {report.device}, "
-        f"{steps} steps of {config.batch_size}, {plan.threads} thread(s) per process"
+        f"{config.recipe}: {config.model.model} on {config.data.dataset}, {mode}, {config.precision}, "
+        f"{device_type(config.execution)}, {steps} steps of {config.batch_size}, {plan.threads} thread(s) per process"
         + (f", patched by {plan.patch}" if plan.patch else "")
     )
     if steps < plan.steps:
@@ -90,7 +85,7 @@ def print_report(report: Report) -> None:
             differs = f"N = {n} differs" if n != report.base.processes else f"N = {n}"
             harmless = " (rounding: plain mode's claim holds)" if report.harmless(cause) else ""
             console.print(f"{differs}: {cause.name}{harmless}", style="bold")
-            console.print(f"  {cause.finding}\n  {cause.remedy}")
+            console.print(f"  {cause.finding}\n  {cause.remedy(config)}")
     console.print(_verdict(report), style="bold green" if report.holds else "bold red")
 
 

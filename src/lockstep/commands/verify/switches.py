@@ -37,9 +37,9 @@ def even_batch(config: Config, processes: Sequence[int]) -> int:
     return max(config.batch_size // unit, 1) * unit
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    """True where a layer normalises by the statistics of its batch."""
-    return any(isinstance(m, _BatchNorm) and m.training for m in model.modules())
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers that normalise by the statistics of their batch."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
 
 
 def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) -> AbstractContextManager[object]:
@@ -72,7 +72,7 @@ def _fix_statistics(run: Run, dtype: torch.dtype | None) -> None:
 
     Not those of the start, 0 and 1, by which a deep network's activations and gradients may grow without bound.
     """
-    layers = [m for m in run.model.modules() if isinstance(m, _BatchNorm) and m.training]
+    layers = batch_norms(run.model)
     for layer in layers:
         if layer.running_mean is None and layer.num_features:
             like = next(run.model.parameters()).new_zeros(layer.num_features)

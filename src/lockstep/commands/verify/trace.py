@@ -29,7 +29,7 @@ class Job:
 
 @dataclass
 class Trace:
-    """A run on N processes. Lists hold one entry a step, as rank 0 saw it unless told otherwise."""
+    """A run on N processes. Lists hold one entry a step, as rank 0 has it unless it says otherwise."""
 
     processes: int
     steps_per_epoch: int = 0
@@ -43,7 +43,7 @@ class Trace:
     lr: list[list[float]] = field(default_factory=list)  # of each parameter group
     digests: list[list[int]] = field(default_factory=list)  # of each tensor after the step; and at the end
     shares: list[list[list[int]]] = field(default_factory=list)  # by step and rank: samples of each piece
-    strangers: list[tuple[int, int, str]] = field(default_factory=list)  # (step, rank, what): not as on rank 0
+    diverged: list[tuple[int, int, str]] = field(default_factory=list)  # (step, rank, what) that is not as on rank 0
     metrics: dict[str, float] | None = None
     repeats: bool = False  # the second epoch has the first one's order
     draws: bool = False  # the step draws random numbers
