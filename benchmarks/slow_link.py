@@ -61,7 +61,7 @@ def measure(where: Sequence[Place], task: Sequence[str], flags: Sequence[str], f
     with Commands(where, "train", *task, *SAME, *flags, "--out", str(out)) as commands:
         while STEPS not in counts:
             if time.monotonic() > deadline or not commands.running:
-                raise RuntimeError(f"the run did not come to step {STEPS}: {commands.said()}")
+                raise RuntimeError(f"the run did not come to step {STEPS}: {commands.printed()}")
             time.sleep(_POLL_S)
             reached = max((r["step"] for r in records(out / "journal.jsonl") if r["kind"] == "step"), default=0)
             if reached in (FIRST, STEPS) and reached not in counts:
