@@ -29,9 +29,10 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-_MODULES = (  # the first optimizer of a process would import torch._dynamo
-    "torch._dynamo",
+_MODULES = (
+    "torch._dynamo",  # which the first optimizer of a process imports
     "torch.distributed.launcher.api",
+    "torchvision",
     "tyro",
     "rich.progress",
     "lockstep.cli",

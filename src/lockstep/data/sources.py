@@ -6,7 +6,6 @@ from pathlib import Path
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data.arrays import ArraySet, ImageSet
-from lockstep.data.folder import DEFAULT_SIZE, load_folders
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
 from lockstep.errors import unknown
@@ -33,6 +32,8 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
         official = OFFICIAL[data.dataset]
         return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
     if data.dataset == "folder":
+        from lockstep.data.folder import DEFAULT_SIZE, load_folders  # imports torchvision, 1.5 s
+
         return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop)
     if ":" in data.dataset:
         return user_sets(data.dataset, load_object(data.dataset, "dataset"), data_dir)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 
 from lockstep.config.objects import load_object
@@ -58,6 +57,8 @@ def _builder(name: str) -> Callable[[int, int, int], nn.Module]:
         return _SMALL[name]
     if name in cifar.NAMES:
         return lambda channels, classes, _: cifar.resnet_cifar(name, channels, classes)
+    import torchvision  # not above: 1.5 s, of which a launcher and our own models need nothing
+
     theirs: list[str] = torchvision.models.list_models(module=torchvision.models)
     if name in theirs:
         return partial(_from_torchvision, name)
@@ -76,6 +77,8 @@ def _builder(name: str) -> Callable[[int, int, int], nn.Module]:
 
 
 def _from_torchvision(name: str, in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    import torchvision
+
     options: dict[str, Any] = {"num_classes": num_classes}
     if name in ("googlenet", "inception_v3"):  # the auxiliary heads would make the output a tuple in training
         options |= {"aux_logits": False, "init_weights": True}
