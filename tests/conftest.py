@@ -27,6 +27,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the server of warm processes import while the first tests run, where others will ask for it."""
     if {"tests.ranks", "tests.subprocesses"} & sys.modules.keys() and not session.config.option.collectonly:
         warm.server()
+    _one_thread()
+
+
+def _one_thread() -> None:
+    """On a busy machine two threads wait for each other, and burn both cores meanwhile."""
+    if torch := sys.modules.get("torch"):  # imported here it would cost seconds to tests that do without
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +46,8 @@ def _leaves_no_trace() -> Iterator[None]:
     os.environ.update(environment)
     os.chdir(folder)
     sys.path[:] = path
-    torch = sys.modules.get("torch")  # imported here it would cost seconds to tests that do without
-    if torch is not None:
+    _one_thread()
+    if torch := sys.modules.get("torch"):
         torch.set_default_dtype(torch.float32)
         if torch.are_deterministic_algorithms_enabled():  # the call imports torch._inductor
             torch.use_deterministic_algorithms(False)

@@ -3,7 +3,6 @@
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,14 +21,6 @@ from lockstep.training import loop
 from lockstep.watch.journal import Journal
 
 PEERS = os.environ.get("LOCKSTEP_PEERS_PYTHON", sys.executable)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # what the tasks say; two would wait for each other longer than they work
-    yield
-    torch.set_num_threads(before)
 
 
 def state(model: torch.nn.Module) -> dict[str, np.ndarray]:
