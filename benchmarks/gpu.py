@@ -181,7 +181,7 @@ def measure_ladder(part: Part) -> None:
         try:
             run = assemble(rung, part.world)
             batches = _endless(run)
-            flops, moved = step_cost(build_model(rung, run.train.images, part.world.device), next(batches), rung)
+            flops, moved = step_cost(build_model(rung, run.train.images).to(part.world.device), next(batches), rung)
             first = _first(run, batches, part.device)
             sides[name] = _steps(run, batches, rung.precision, part)
             facts[name] = rung.precision, flops, moved, first
@@ -306,7 +306,7 @@ def run_tutorial(config: Config, part: Part, make: Callable[[nn.Module], torch.o
     options: dict[str, Any] = {"num_workers": part.workers, "pin_memory": device.type != "cpu"}
     loader = DataLoader(Samples(train_set, transforms.Compose(random + plain)), config.batch_size, True, **options)
     val_loader = DataLoader(Samples(val_set, transforms.Compose(plain)), 1000, **options)
-    model = build_model(replace(config, model=replace(config.model, channels_last=False)), train_set, device)
+    model = build_model(replace(config, model=replace(config.model, channels_last=False)), train_set).to(device)
     optimizer, loss_of = make(model), nn.CrossEntropyLoss()
     took: list[float] = []
     correct = 0

@@ -24,13 +24,12 @@ from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
 from lockstep.errors import UserError
 from lockstep.parallel import data_parallel as module
+from lockstep.parallel import strategy
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import Replicas, copies, data_parallel, driven, replica_devices, require_gpus
-from lockstep.parallel.ddp import DDPSync
-from lockstep.parallel.strategy import parallelize
+from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.processes.memory import peak_gib, peaks_gib
 from lockstep.processes.world import World
-from lockstep.training import assemble as assembling
 from lockstep.training import step as stepping
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
@@ -200,7 +199,8 @@ def test_a_whole_run_over_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ends, lines = [], []
     for count in (1, 2):
         if count > 1:
-            monkeypatch.setattr(assembling, "parallelize", lambda model, world, **_: OnCpu(model, 2))
+            monkeypatch.setattr(strategy, "data_parallel", lambda model, world, devices: OnCpu(model, 2))
+            config = replace(config, execution=replace(config.execution, strategy="dp"))
         folder = tmp_path / str(count)
         (folder / "weights").mkdir(parents=True)
         training(config, World.single(), folder)
@@ -262,7 +262,7 @@ def test_evaluation_over_several_devices_is_that_of_one_to_the_bit(tta: str) -> 
 
 
 def test_nobody_can_tell_how_long_its_gpus_waited() -> None:
-    assert DDPSync(OnCpu(network(), 2)).waited_ms() is None
+    assert sync_of(OnCpu(network(), 2)).waited_ms() is None
 
 
 def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:

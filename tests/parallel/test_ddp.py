@@ -16,7 +16,8 @@ from lockstep.data.loaders import Batch, micro_batches
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.ddp import DDPSync
-from lockstep.parallel.strategy import parallelize
+from lockstep.parallel.strategy import parallelize, sync_of
+from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
 from tests.ranks import run_ranks
@@ -179,7 +180,8 @@ def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
 def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
     model = network()
     assert parallelize(model, SINGLE, strategy=strategy) is model
-    sync = DDPSync(model)
+    sync = sync_of(model)
+    assert type(sync) is GradientSync
     assert sync.average_over == 1
     for last in (False, True):
         with sync.piece(3, last):
@@ -201,7 +203,7 @@ def _waits(world: World, late_s: float) -> float | None:
 def test_the_wait_for_a_late_rank_is_seen_on_the_others() -> None:
     first, last = run_ranks(_waits, 2, 0.1)
     assert first >= 50 > last
-    assert DDPSync(network()).waited_ms() == 0.0
+    assert sync_of(network()).waited_ms() == 0.0
 
 
 def _mean_of_means(world: World) -> list[float]:

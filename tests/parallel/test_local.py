@@ -28,7 +28,7 @@ def stepped(world: World, every: int, sizes: list[int], lr: float = 0.1, **optio
     model = plain_network(seed=world.rank)  # each rank draws its own: rank 0's counts
     momentum = options.pop("momentum", 0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=momentum)
-    sync = LocalSync(model, optimizer, world, every, **options)
+    sync = LocalSync(model, world, every, **options)
     step = TrainStep(model, F.cross_entropy, optimizer, sync=sync)
     for t, n in enumerate(sizes):
         step(batch_of(world, n, step=t))

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TypeVar
 
@@ -73,13 +73,27 @@ def slices(count: int, total: int, world: World) -> list[Piece]:
 
 
 class TrainLoader:
-    """The training set in the run's order. `loader.epoch(e, start)` yields a Batch for each step from `start` on."""
+    """The training set in the run's order. `loader.epoch(e, start)` yields a Batch for each step from `start` on.
+
+    Each batch is cut into `accumulate` micro-batches, or for exact mode into `exact` slices.
+    """
 
     def __init__(
-        self, images: ImageSet, order: Order, augment: Augment, world: World, read: Read, accumulate: int = 1
+        self,
+        images: ImageSet,
+        order: Order,
+        augment: Augment,
+        world: World,
+        read: Read,
+        accumulate: int = 1,
+        exact: int = 0,
     ) -> None:
         self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
-        self.pieces: Callable[[int], list[Piece]] = lambda count: micro_batches(count, accumulate, world)
+        self.pieces: Callable[[int], list[Piece]] = (  # this rank's, of a global batch of so many samples
+            partial(slices, total=exact, world=world)
+            if exact
+            else partial(micro_batches, accumulate=accumulate, world=world)
+        )
         self.wait_ms = 0.0  # time that who takes the batches stood waiting for them, over all epochs
 
     def __len__(self) -> int:

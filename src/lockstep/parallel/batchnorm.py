@@ -170,12 +170,10 @@ def convert_sync_batchnorm(module: nn.Module, world: World) -> nn.Module:
     Raises:
         UserError: for a subclass with a forward of its own, whose meaning can't be known.
     """
-    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm)]
-    replacements: dict[nn.Module | None, nn.Module] = {layer: _converted(layer, world) for layer in layers}
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):  # named_children would skip a layer's second place
-            if child in replacements:
-                setattr(parent, name, replacements[child])
+    replacements: dict[nn.Module, nn.Module] = {m: _converted(m, world) for m in local_batch_norms(module)}
+    for name, layer in list(module.named_modules(remove_duplicate=False)):  # a layer may stand in several places
+        if name and layer in replacements:
+            module.set_submodule(name, replacements[layer])
     return replacements.get(module, module)
 
 
@@ -187,11 +185,22 @@ def _converted(old: _BatchNorm, world: World) -> SyncBatchNorm:
             raise UserError(f"--sync-bn can't convert {name}: its forward is its own", "Leave --sync-bn out.")
         kind = _SyncBatchNormAct
     new = kind(old.num_features, world, old.eps, old.momentum)
-    for name in ("affine", "track_running_stats", *old._parameters, *old._buffers):
+    tensors = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    for name in ("affine", "track_running_stats", *tensors):
         setattr(new, name, getattr(old, name))
     if isinstance(new, _SyncBatchNormAct):
         new.drop, new.act = old.drop, old.act  # type: ignore[assignment]
     return new.train(old.training)
+
+
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The model's batch normalisations, synchronised or not."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def local_batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Those whose statistics are of what passes through this process at once."""
+    return [layer for layer in batch_norms(model) if not isinstance(layer, SyncBatchNorm)]
 
 
 @contextmanager
@@ -240,8 +249,7 @@ def preserve_buffers(model: nn.Module) -> Iterator[None]:
 
     Not those of a SyncBatchNorm: a dummy's moved by the other ranks' samples alone, as theirs did.
     """
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm)]
-    kept = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers(recurse=False)]
+    kept = [(buffer, buffer.clone()) for layer in local_batch_norms(model) for buffer in layer.buffers(recurse=False)]
     try:
         yield
     finally:

@@ -12,26 +12,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 PLAIN_STEPS = 10  # before PowerSGD begins: the first gradients are large, and DDP lays out its buckets anew after one
 
+PowerSGD = powerSGD_hook.PowerSGDState
 
-class Compression:
-    """A communication hook on a DDP module, `kind` as `--compress` has it. It also divides, as DDP then does not."""
 
-    def __init__(self, ddp: DistributedDataParallel, kind: str) -> None:
-        self.powersgd: powerSGD_hook.PowerSGDState | None = None
-        name, _, rank = kind.partition(":")
-        if name == "powersgd":
-            self.powersgd = powerSGD_hook.PowerSGDState(
-                ddp.process_group, matrix_approximation_rank=int(rank), start_powerSGD_iter=PLAIN_STEPS
-            )
-            ddp.register_comm_hook(self.powersgd, powerSGD_hook.powerSGD_hook)
-        else:
-            hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[name]
-            ddp.register_comm_hook(ddp.process_group, hook)
+def compress_gradients(ddp: DistributedDataParallel, kind: str) -> PowerSGD | None:
+    """Set DDP's communication hook, `kind` as `--compress` has it; the hook also divides, as DDP then does not.
 
-    def forget(self) -> None:
-        """Start PowerSGD anew: first some plain steps, without what earlier gradients left behind."""
-        state = self.powersgd
-        if state is not None:
-            state.iter = 0
-            for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
-                memory.clear()
+    Returns what PowerSGD keeps from step to step.
+    """
+    name, _, rank = kind.partition(":")
+    if name == "powersgd":
+        state = PowerSGD(ddp.process_group, matrix_approximation_rank=int(rank), start_powerSGD_iter=PLAIN_STEPS)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return state
+    if name != "none":
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        ddp.register_comm_hook(ddp.process_group, hooks[name])
+    return None
+
+
+def forget(state: PowerSGD) -> None:
+    """Start PowerSGD anew: first some plain steps, without what earlier gradients left behind."""
+    state.iter = 0
+    for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+        memory.clear()

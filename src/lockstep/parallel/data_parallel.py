@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import replicate
 
 from lockstep.errors import UserError
+from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 
 
@@ -62,12 +63,20 @@ def _average_buffers(module: nn.Module, replicas: Sequence[nn.Module]) -> None:
     mean = sum((other.to(flat[0].device) for other in flat[1:]), flat[0]) / len(flat)  # equal ones keep their bits
     ours = [b for b in module.buffers() if b.is_floating_point()]
     for buffer, values in zip(ours, torch.split(mean, [b.numel() for b in ours]), strict=True):
-        # by .data: autograd kept the buffer for a backward pass that does not read it, and would print_error
+        # by .data: autograd kept the buffer for a backward pass that does not read it, and would complain
         buffer.data.copy_(values.view(buffer.shape))
 
 
-def data_parallel(model: nn.Module, world: World, devices: list[torch.device] | None) -> nn.Module:
-    """The model in DataParallel over `devices`, its own first, or over all that there are.
+class ReplicaSync(GradientSync):
+    """Nothing to do: the copies' gradients are added on the first GPU."""
+
+    def waited_ms(self) -> float | None:
+        """Nobody can tell: the copies are made and gathered within the passes, where no clock stands."""
+        return None
+
+
+def data_parallel(model: nn.Module, world: World, devices: list[torch.device]) -> nn.Module:
+    """The model in DataParallel over `devices`, its own first.
 
     Raises:
         UserError: for less than two GPUs, and in a run of several processes.
@@ -77,9 +86,7 @@ def data_parallel(model: nn.Module, world: World, devices: list[torch.device] | 
             f"--strategy dp is one process, and a launcher has started {world.size}",
             "Start it without torchrun or mpirun, or use --strategy ddp.",
         )
-    if world.device.type != "cpu":
-        devices = devices or [torch.device(world.device.type, i) for i in range(torch.accelerator.device_count())]
-    require_gpus(devices or [world.device])
+    require_gpus(devices)
     return Replicas(model, device_ids=devices)
 
 

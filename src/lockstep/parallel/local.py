@@ -28,7 +28,6 @@ class LocalSync(GradientSync):
 
     Args:
         model: the bare module, the same on all ranks; this makes rank 0's weights and buffers everyone's.
-        optimizer: over the model's parameters.
         every: H, in steps of the run.
         outer_lr, outer_momentum: of the outer step; 1 and 0 are the plain average.
 
@@ -36,16 +35,9 @@ class LocalSync(GradientSync):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        every: int,
-        *,
-        outer_lr: float = 1.0,
-        outer_momentum: float = 0.0,
+        self, model: nn.Module, world: World, every: int, outer_lr: float = 1.0, outer_momentum: float = 0.0
     ) -> None:
-        self.model, self.optimizer, self.world, self.every = model, optimizer, world, every
+        self.model, self.world, self.every = model, world, every
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         # a rank's summed loss over its own share of the batch is its mean, as long as shares are equal; the weights of
         # uneven ones keep every sample's weight the same in the average
@@ -53,6 +45,10 @@ class LocalSync(GradientSync):
         self.alone = 0  # steps since the ranks held the same
         self.steps, self.waited = 0, 0.0
         copy_from_first(model, world)
+
+    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer whose parameters and state are exchanged."""
+        self.optimizer = optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.restart()
 

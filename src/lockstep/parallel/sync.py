@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -14,6 +15,10 @@ class GradientSync:
     """The training step's view of the other ranks; as it stands here, there are none."""
 
     average_over = 1  # the factor by which the ranks' summed gradients are divided
+
+    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Once, before the first step: the optimizer over the model's parameters."""
+        del optimizer
 
     def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a piece of `size` samples."""

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
@@ -16,18 +15,13 @@ from lockstep.checkpoint.foreign import load_weights
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader, TrainLoader, slices
+from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.order import Order
 from lockstep.data.readers import reader
 from lockstep.data.sources import ImageSet
 from lockstep.errors import UserError
 from lockstep.parallel import exact
-from lockstep.parallel.batchnorm import SyncBatchNorm, convert_sync_batchnorm
-from lockstep.parallel.local import LocalSync
-from lockstep.parallel.stages import cut
-from lockstep.parallel.strategy import parallelize
-from lockstep.parallel.sync import GradientSync
-from lockstep.processes.devices import devices, own_devices
+from lockstep.parallel.strategy import spread
 from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
@@ -78,10 +72,14 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         image_size=data.image_size,
     )
     read = reader(images, world.device, execution.loader, execution.workers)
-    loader = TrainLoader(images, order, augment, world, read, config.accumulate)
-    if config.exact:
-        loader.pieces = lambda count: slices(count, config.exact, world)
-    return loader
+    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact)
+
+
+def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
+    """[C, H, W] of the images as the model sees them."""
+    channels, height, width = images.shape
+    side = config.data.image_size
+    return channels, side or height, side or width
 
 
 def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
@@ -92,11 +90,10 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
     return EvalLoader(images, augment, world, read, execution.eval_batch_size)
 
 
-def build_model(config: Config, images: ImageSet, device: torch.device) -> nn.Module:
-    """The model on `device`, its initial weights a function of the seed alone."""
+def build_model(config: Config, images: ImageSet) -> nn.Module:
+    """The model on the host, its initial weights a function of the seed alone."""
     torch.manual_seed(stream(config.seed, "weights"))
-    channels, height, _ = images.shape
-    size = config.data.image_size or height
+    channels, size, _ = seen(config, images)
     model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
     if fit_to := getattr(model, "fit_to", None):  # a layer computed from the data, as a whitening one
         first = np.arange(min(5000, len(images)))
@@ -104,7 +101,6 @@ def build_model(config: Config, images: ImageSet, device: torch.device) -> nn.Mo
         fit_to(Augment(images.mean, images.std, image_size=size)(pixels, torch.from_numpy(first), None))
     if config.model.init:
         load_weights(model, config.model.init)
-    model = model.to(device)
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
 
 
@@ -119,32 +115,15 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         exact.configure(world, config.execution.threads or 1)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
-    model = _placed_model(config, train_set, world)
-    if dtype is not None:
-        model.to(dtype)
-    if config.model.sync_bn:
-        convert_sync_batchnorm(model, world)
-    optim = config.optim
+    model, optim = build_model(config, train_set).to(dtype=dtype), config.optim
     average = get_ema_multi_avg_fn(optim.ema) if optim.ema else None  # type: ignore[no-untyped-call]
-    ema = AveragedModel(model, multi_avg_fn=average) if average else None  # now: what FSDP has sharded can't be copied
-    wrapped: nn.Module = model
-    sync: GradientSync | None = None
-    if config.exact:
-        sync = exact.ExactSync(model, world, config.exact)
-    elif config.link.sync_every == 1:
-        wrapped = _parallelized(config, world, model)
-        if ema is not None and config.execution.strategy == "fsdp":
-            _parallelized(config, world, ema.module)
+    ema = AveragedModel(model, multi_avg_fn=average) if average else None
+    module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
     optimizer = optimizers.build(model, optim, config.lr)
-    if config.link.sync_every > 1:
-        link = config.link
-        sync = LocalSync(
-            model, optimizer, world, link.sync_every, outer_lr=link.outer_lr, outer_momentum=link.outer_momentum
-        )
     step = TrainStep(
-        wrapped,
+        module,
         _loss(optim.label_smoothing),
         optimizer,
         precision=config.precision,
@@ -158,33 +137,6 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     return Run(model, train, val, step, ema)
 
 
-def _placed_model(config: Config, images: ImageSet, world: World) -> nn.Module:
-    """The model where it trains: on the rank's device, in stages on several, or still on the host for FSDP to take."""
-    execution = config.execution
-    if execution.strategy == "fsdp" and world.size > 1:
-        return build_model(config, images, torch.device("cpu"))
-    if execution.model_parallel == 1:
-        return build_model(config, images, world.device)
-    model = build_model(config, images, torch.device("cpu"))
-    channels, height, width = images.shape
-    side = config.data.image_size
-    example = torch.zeros(1, channels, side or height, side or width)
-    per_pass = -(-config.batch_size // (world.size * config.accumulate))
-    cut(model, own_devices(execution, world.local_rank), example, per_pass)
-    return model
-
-
-def _parallelized(config: Config, world: World, model: nn.Module) -> nn.Module:
-    return parallelize(
-        model,
-        world,
-        strategy=config.execution.strategy,
-        find_unused_parameters=config.model.find_unused_parameters,
-        devices=devices(config.execution),
-        compress=config.link.compress,
-    )
-
-
 def loaders(
     dataset: str,
     world: World,
@@ -192,6 +144,7 @@ def loaders(
     batch_size: int,
     seed: int = 0,
     accumulate: int = 1,
+    exact: int = 0,
     data_dir: str = "",
     workers: int = 2,
     **data: Any,
@@ -202,12 +155,14 @@ def loaders(
         dataset: a name that `--dataset` takes, or package.module:factory.
         world: as passed to the function that `launch` runs.
         batch_size: global: samples per step over all ranks.
+        exact: for exact mode: cut each batch into so many slices.
         data: further fields of DataConfig, as crop_padding=4, flip=True, fraction=0.25.
     """
     config = Config(
         batch_size=batch_size,
         seed=seed,
         accumulate=accumulate,
+        exact=exact,
         data=DataConfig(dataset=dataset, **data),
         execution=Execution(data_dir=data_dir, workers=workers),
     )
@@ -222,8 +177,3 @@ def _loss(label_smoothing: float) -> Callable[[torch.Tensor, torch.Tensor], torc
 def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:
     order = train.order
     return lambda samples: schedules.factor(config.optim, samples, order.samples_per_epoch, config.epochs)
-
-
-def unsynchronised_batchnorm(model: nn.Module, parts: int) -> bool:
-    """True where the model has batch norm that is not synchronised, over each of several parts of the batch."""
-    return parts > 1 and any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in model.modules())

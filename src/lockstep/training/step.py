@@ -57,6 +57,7 @@ class TrainStep:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
+        self.sync.bind(optimizer)
         self.autocast = autocast(precision, device)
         self.scaler = scaler(precision, device)
         self._reseed = _reseed(driven(model))

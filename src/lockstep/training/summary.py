@@ -8,10 +8,11 @@ import torchvision
 
 import lockstep
 from lockstep.config import Config
+from lockstep.parallel.batchnorm import local_batch_norms
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.devices import device_name, own_devices
 from lockstep.processes.world import World
-from lockstep.training.assemble import Run, unsynchronised_batchnorm
+from lockstep.training.assemble import Run
 from lockstep.watch.journal import RunRecord
 
 
@@ -93,7 +94,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
             f"{optim.base_batch_size or config.batch_size} = {config.lr:g}"
         )
-    if not config.exact and unsynchronised_batchnorm(run.model, copies or world.size):
+    if not config.exact and (copies or world.size) > 1 and local_batch_norms(run.model):
         lines.append(
             "note: batch norm takes its statistics over each GPU's own part of a batch, so results depend a little on "
             "their number; --strategy ddp --sync-bn takes them over the whole batch"

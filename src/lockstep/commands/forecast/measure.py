@@ -4,6 +4,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,8 @@ from lockstep.commands.forecast.model import Curve, Reductions, Timeline
 from lockstep.config import Config
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.sources import ArraySet
-from lockstep.parallel.ddp import DDPSync, distributed
+from lockstep.parallel.ddp import LockstepDDP
+from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble, load_data, train_loader
 from lockstep.training.loop import steps
@@ -72,15 +74,19 @@ class _Clock:
         return [marks[0].elapsed_time(mark) / 1e3 for mark in marks[1:]]
 
 
-class _WatchedSync(DDPSync):
+class _WatchedSync(GradientSync):
     """DDP without its all-reduce: notes when each bucket is complete, and when the backward pass is over."""
 
     def __init__(self, model: torch.nn.Module, clock: _Clock) -> None:
-        super().__init__(model)
-        self.clock, self.average_over = clock, 1
-        self.buckets: list[int] = []
+        self.clock, self.buckets = clock, list[int]()
+        self.ddp = model if isinstance(model, LockstepDDP) else None
         if self.ddp is not None:
             self.ddp.register_comm_hook(self, _WatchedSync.complete)
+
+    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
+        """As DDP's: buckets are filled in the last piece."""
+        del size
+        return nullcontext() if last or self.ddp is None else self.ddp.no_sync()
 
     def complete(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """In place of the all-reduce."""
@@ -122,9 +128,8 @@ def measure(world: World, configs: Sequence[Config], reduces: bool, seconds: flo
     if lonely:  # DDP wants a group, if only of one
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        if reduces:
-            unused = config.model.find_unused_parameters
-            run.step.model = distributed(run.model, world, find_unused_parameters=unused)
+        if reduces:  # in a group of one, too
+            run.step.model = LockstepDDP(run.model, world, config.model.find_unused_parameters)
         sync = run.step.sync = _WatchedSync(run.step.model, clock)
         for size in loaders:
             take(size, _WARM_UP)

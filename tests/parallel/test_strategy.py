@@ -1,0 +1,107 @@
+"""The one place that decides how a model is spread: by config for a run, by name for a user's own loop."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lockstep
+from lockstep.config import Config, Execution, LinkConfig, ModelConfig
+from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import SyncBatchNorm
+from lockstep.parallel.strategy import parallelize, spread, sync_of
+from lockstep.processes.world import World
+from tests.ranks import run_ranks
+
+SINGLE = World.single()
+IMAGE = (2, 5, 5)
+WAYS = {
+    "ddp": Config(),
+    "compressed": Config(link=LinkConfig("bf16")),
+    "fsdp": Config(execution=Execution(strategy="fsdp")),
+    "stages": Config(execution=Execution(model_parallel=2)),
+    "exact": Config(exact=4),
+    "local": Config(link=LinkConfig(sync_every=4)),
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3))
+
+
+def spread_all(world: World) -> dict[str, tuple[str, str, bool]]:
+    """Of each way: the kinds of the module and of its sync, and whether the copy beside the model is sharded."""
+    found = {}
+    for name, config in WAYS.items():
+        model, twin = network(), network()
+        module, sync = spread(model, world, config, IMAGE, twins=[twin])
+        sharded = hasattr(next(twin.parameters()), "full_tensor")
+        found[name] = type(module).__name__, type(sync).__name__, sharded
+    return found
+
+
+def test_each_way_has_its_module_and_its_sync() -> None:
+    expected = {
+        "ddp": ("LockstepDDP", "DDPSync", False),
+        "compressed": ("LockstepDDP", "DDPSync", False),
+        "fsdp": ("FSDPSequential", "ShardedSync", True),
+        "stages": ("LockstepDDP", "DDPSync", False),
+        "exact": ("Sequential", "ExactSync", False),
+        "local": ("Sequential", "LocalSync", False),
+    }
+    assert all(rank == expected for rank in run_ranks(spread_all, 2))
+    alone = dict.fromkeys(WAYS, ("Sequential", "GradientSync", False))
+    modes = {"exact": ("Sequential", "ExactSync", False), "local": ("Sequential", "LocalSync", False)}
+    assert spread_all(SINGLE) == alone | modes
+
+
+def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
+    """A stage's hook sits on the layer that the stage begins with: a layer that is replaced would lose it."""
+    model = network()
+    config = Config(execution=Execution(model_parallel=5), model=ModelConfig(sync_bn=True))
+    spread(model, SINGLE, config, IMAGE)
+    assert isinstance(model[1], SyncBatchNorm)
+    moved: list[str] = []
+    for name, layer in model.named_children():
+        layer.register_forward_pre_hook(lambda layer, args, name=name: moved.append(name))
+        assert len(layer._forward_pre_hooks) == 2, f"layer {name} does not bring its input to its device"
+    model(torch.zeros(4, *IMAGE))
+    assert moved == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "fdsp"}, "unknown strategy .fdsp."),
+        ({"compress": "bf8"}, "--compress bf8 is unknown"),
+        ({"strategy": "fsdp", "compress": "bf16"}, "--compress bf16 with --strategy fsdp"),
+        ({"strategy": "dp", "sync_bn": True}, "--strategy dp with --sync-bn"),
+    ],
+)
+def test_a_library_call_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parallelize(network(), SINGLE, **options)
+
+
+def test_a_model_that_is_where_it_belongs_stays_there() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    assert parallelize(model, SINGLE) is model
+    assert [str(p.device) for p in model.parameters()] == ["cpu", "cpu", "meta", "meta"]
+
+
+def test_a_users_own_ddp_is_known_for_what_it_is() -> None:
+    assert run_ranks(_own_ddp, 2) == [("DDPSync", 2, None)] * 2
+
+
+def _own_ddp(world: World) -> tuple[str, int, None]:
+    sync = sync_of(nn.parallel.DistributedDataParallel(network()))
+    return type(sync).__name__, sync.average_over, sync.restart()
+
+
+def test_the_librarys_loader_cuts_exact_slices() -> None:
+    """As docs/exact.md has it: a batch of 50 in 8."""
+    exact, plain = (lockstep.loaders("digits", SINGLE, batch_size=50, exact=v)[0] for v in (8, 0))
+    assert next(exact.epoch(0)).sizes == (7, 7, 6, 6, 6, 6, 6, 6)
+    assert next(plain.epoch(0)).sizes == (50,)
