@@ -11,11 +11,11 @@ from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import (
     SyncBatchNorm,
     _global_statistics,
-    average_buffers,
     convert_sync_batchnorm,
     ghost,
-    preserve_buffers,
+    local_buffers,
 )
+from lockstep.parallel.modules import average_buffers, preserved
 from lockstep.processes.world import World
 from tests.ranks import run_ranks
 
@@ -144,7 +144,7 @@ def _average(world: World) -> dict[str, list[float]]:
     model.register_buffer("phase", torch.tensor([1j * world.rank]))
     model.running_mean.fill_(world.rank)
     model.num_batches_tracked.fill_(10 + world.rank)
-    average_buffers(model, world)
+    average_buffers(model, world.size)
     return {name: torch.view_as_real(b).tolist() if b.is_complex() else b.tolist() for name, b in model.named_buffers()}
 
 
@@ -241,10 +241,10 @@ def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     assert not any(layer.ghost for layer in model)
     plain = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     before = copy.deepcopy(plain.state_dict())
-    with preserve_buffers(plain):
+    with preserved(local_buffers(plain)):
         plain(torch.randn(4, 2))
         assert int(plain[0].num_batches_tracked) == 1
-    with preserve_buffers(model):
+    with preserved(local_buffers(model)):
         model(torch.randn(4, 2))
     assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"
     assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))

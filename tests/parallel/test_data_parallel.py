@@ -25,8 +25,8 @@ from lockstep.data.readers import reader
 from lockstep.errors import UserError
 from lockstep.parallel import data_parallel as module
 from lockstep.parallel import strategy
-from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import Replicas, copies, data_parallel, driven, replica_devices, require_gpus
+from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.processes.memory import peak_gib, peaks_gib
 from lockstep.processes.world import World
@@ -91,7 +91,7 @@ def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ddp(world: World, sizes: list[int], accumulate: int) -> dict[str, list[float]]:
     model = network()
     train(world, parallelize(model, world), sizes, accumulate)
-    average_buffers(model, world)
+    average_buffers(model, world.size)
     return state(model)
 
 

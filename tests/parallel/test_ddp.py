@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.loaders import Batch, micro_batches
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.ddp import DDPSync
+from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
@@ -89,7 +89,7 @@ def empty_share_and_plain_batch_norm(world: World) -> dict[str, Any]:
     model = parallelize(network(), world)
     train(world, model, [6, 1, 6, 1])
     before = state(model)
-    average_buffers(model, world)
+    average_buffers(model, world.size)
     only = parallelize(network(), world)
     train(world, only, [1, 1])  # rank 0 has every sample of both: one process exactly
     return {"before": before, "after": state(model), "only": state(only)}

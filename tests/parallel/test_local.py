@@ -50,8 +50,8 @@ def every_step_is_ddp(world: World) -> dict[str, list[float]]:
 def apart_and_together(world: World) -> dict[str, Any]:
     step, sync = stepped(world, 3, [6] * 5, momentum=0.9)
     apart = numbers(step.model)
-    sync.settle()
-    sync.settle()  # nothing left to do
+    sync.synchronize()
+    sync.synchronize()  # nothing left to do
     state = [v.flatten().tolist() for s in step.optimizer.state.values() for v in s.values() if v is not None]
     return {"apart": apart, "together": numbers(step.model), "state": state, "waited": sync.waited_ms()}
 
@@ -114,5 +114,5 @@ def test_one_process_takes_steps_as_ever() -> None:
     for t in range(5):
         alone(batch_of(world, 6, step=t))
     assert numbers(local.model) == numbers(model)
-    sync.settle()
+    sync.synchronize()
     assert numbers(local.model) == numbers(model)

@@ -15,7 +15,7 @@ from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
-from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.sharded import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
@@ -120,7 +120,7 @@ def pieces(world: World, folder: str) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     parameters = list(model.parameters())
-    average_buffers(model, world)
+    average_buffers(model, world.size)
     path = Path(folder, f"{world.size}.safetensors")
     weights.save(model, path, {}, here=world.rank == 0)
     digest = weights.digest(model)

@@ -21,7 +21,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.order import EMPTY_LEDGER, Order, extend_ledger
 from lockstep.data.readers import reader
-from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, share_of
 from lockstep.training import optimizers, schedules
@@ -131,7 +131,7 @@ def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, 
             losses.append(world.sum(step(batch)).item())
             ema.update_parameters(model)
     before = state(model)
-    average_buffers(model, world)
+    average_buffers(model, world.size)
     after = state(model)
     moved = max(float(np.abs(before[key] - after[key]).max()) for key in before)
     return {"weights": after, "ema": state(ema.module), "losses": losses, "moved by averaging": moved}

@@ -4,16 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from lockstep import recipe
-from lockstep.config import Config
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
 from lockstep.data.loaders import Batch
+from lockstep.parallel import sync
 from lockstep.processes.world import World
+from lockstep.training import evaluation
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import steps, train
 from lockstep.training.state import State
 from lockstep.training.window import Window
 from lockstep.watch.journal import Record, read
+from tests.ranks import run_ranks
 
 
 def journal_of(folder: Path, epochs: int, eval_every: int) -> list[Record]:
@@ -57,7 +61,7 @@ def small(**fields: object) -> Config:
 def test_a_step_is_loaded_taken_averaged_and_noted_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
     run, state, events = assemble(small(), World.single()), State(), list[str]()
     assert run.ema is not None
-    step, update, advance, settle = run.step, run.ema.update_parameters, state.advance, run.step.sync.settle
+    step, update, advance, synchronize = run.step, run.ema.update_parameters, state.advance, run.step.sync.synchronize
 
     def noted(what: str, done: object) -> object:
         events.append(what)
@@ -67,15 +71,22 @@ def test_a_step_is_loaded_taken_averaged_and_noted_in_this_order(monkeypatch: py
     monkeypatch.setattr(run.step, "sync", step.sync, raising=False)
     monkeypatch.setattr(run.ema, "update_parameters", lambda model: noted("average", update(model)))
     monkeypatch.setattr(state, "advance", lambda *a, **k: noted("state", advance(*a, **k)))
-    monkeypatch.setattr(step.sync, "settle", lambda: noted("settle", settle()))
+    monkeypatch.setattr(step.sync, "synchronize", lambda: noted("synchronize", synchronize()))
     for number, samples, loss in steps(run, state, lambda batch: events.append(f"loaded {batch.step}")):
         assert loss is not None
         events.append(f"yield {number} of {samples}")
         assert (state.steps, state.samples) == (number + 1, min(160, 64 * (number + 1)))
     expected = []
     for number, samples in enumerate([64, 64, 32]):
-        settled = ["settle"] if number == 2 else []
-        expected += [f"loaded {number}", f"step {number}", "average", "state", *settled, f"yield {number} of {samples}"]
+        together = ["synchronize"] if number == 2 else []
+        expected += [
+            f"loaded {number}",
+            f"step {number}",
+            "average",
+            "state",
+            *together,
+            f"yield {number} of {samples}",
+        ]
     assert events == expected
     state.epochs += 1
     assert [number for number, _, _ in steps(run, state, lambda batch: None)] == [3, 4, 5]
@@ -113,3 +124,42 @@ def test_a_window_counts_the_waits_of_its_own_steps() -> None:
     assert first["loss"] == second["loss"]
     assert run.train.wait_ms > 1000
     assert not window.batches
+
+
+def averaged_buffers(world: World, folder: str) -> dict[str, list[int]]:
+    """The steps at which buffers were averaged, in runs with plain batch norm that evaluate and keep now and then."""
+    found: dict[str, list[int]] = {}
+    base = Config(
+        epochs=4,
+        batch_size=48,
+        data=DataConfig(dataset="digits", fraction=0.1),  # 3 steps an epoch
+        model=ModelConfig(model="tests.parallel.test_exact:small_net"),
+        optim=OptimConfig(ema=0.5),
+        execution=Execution(eval_every=2, eval_batch_size=200, log_every=3),
+        recovery=Recovery(checkpoint_every="2steps"),
+    )
+    inner = sync.average_buffers
+    for name, exact in (("plain", 0), ("exact", 2)):
+        taken = found[name] = []
+
+        def counted(model: nn.Module, ranks: int, taken: list[int] = taken) -> None:
+            if ranks > 1:
+                taken.append(int(next(b for n, b in model.named_buffers() if "tracked" in n)))
+            inner(model, ranks)
+
+        sync.average_buffers = evaluation.average_buffers = counted
+        out = Path(folder, name)
+        if world.rank == 0:
+            (out / "weights").mkdir(parents=True)
+        world.barrier()
+        try:
+            train(replace(base, exact=exact), world, out)
+        finally:
+            sync.average_buffers = evaluation.average_buffers = inner
+    return found
+
+
+def test_buffers_are_averaged_once_where_something_is_kept(tmp_path: Path) -> None:
+    """At each epoch's end (3, 6, 9, 12) and each checkpoint (2, 4, 8, 10; 6 and 12 are ends); in exact mode never."""
+    for rank in run_ranks(averaged_buffers, 2, str(tmp_path)):
+        assert rank == {"plain": [2, 3, 4, 6, 8, 9, 10, 12], "exact": []}

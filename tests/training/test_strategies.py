@@ -89,7 +89,7 @@ def saved_again(world: World, config: Config, folder: str) -> None:
     world.barrier()
     with session(config, world, Path(folder)) as live:
         live.checkpoint()
-        live.settle()
+        live.flush()
 
 
 LOCAL = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Batch normalisation over the global batch on any device, and the care of buffers where it stays local.
+"""Batch normalisation over the global batch on any device.
 
 torch's SyncBatchNorm refuses CPU tensors in training once a process group exists; this one needs only collectives.
 
@@ -203,6 +203,11 @@ def local_batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in batch_norms(model) if not isinstance(layer, SyncBatchNorm)]
 
 
+def local_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that a dummy batch must leave alone; a SyncBatchNorm's are moved by the other ranks' samples only."""
+    return [buffer for layer in local_batch_norms(model) for buffer in layer.buffers(recurse=False)]
+
+
 @contextmanager
 def ghost(model: nn.Module, on: bool = True) -> Iterator[None]:
     """Within, forwards of the model are a dummy's: its SyncBatchNorms take part and add nothing.
@@ -217,42 +222,3 @@ def ghost(model: nn.Module, on: bool = True) -> Iterator[None]:
     finally:
         for layer, value in before.items():
             layer.ghost = value
-
-
-def average_buffers(model: nn.Module, world: World) -> None:
-    """Make every rank's buffers the same: floats become their mean over ranks, all others rank 0's.
-
-    Where batch normalisation is local, each rank's saw its share alone. Means are float64: equal ones keep their bits.
-    """
-    buffers = [torch.view_as_real(b) if b.is_complex() else b for b in model.buffers()]
-    if world.size == 1 or not buffers:
-        return
-    floats = [b for b in buffers if b.is_floating_point()]
-    others = [b for b in buffers if not b.is_floating_point()]
-    with torch.no_grad():
-        for group, dtype in ((floats, torch.float64), (others, torch.int64)):
-            if not group:
-                continue
-            flat = torch.cat([b.reshape(-1).to(dtype) for b in group])
-            if dtype == torch.int64 and world.rank > 0:
-                flat.zero_()
-            world.sum(flat)
-            if dtype == torch.float64:
-                flat /= world.size
-            for buffer, values in zip(group, torch.split(flat, [b.numel() for b in group]), strict=True):
-                buffer.copy_(values.view(buffer.shape))
-
-
-@contextmanager
-def preserve_buffers(model: nn.Module) -> Iterator[None]:
-    """Put batch normalisation's buffers back afterwards: what ran within was a dummy batch.
-
-    Not those of a SyncBatchNorm: a dummy's moved by the other ranks' samples alone, as theirs did.
-    """
-    kept = [(buffer, buffer.clone()) for layer in local_batch_norms(model) for buffer in layer.buffers(recurse=False)]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)

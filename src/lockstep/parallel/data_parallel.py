@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import replicate
 
 from lockstep.errors import UserError
+from lockstep.parallel.modules import flattened, write_flat
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 
@@ -53,18 +54,14 @@ def _autocasting(replica: nn.Module, kind: str, dtype: torch.dtype) -> Callable[
     return call
 
 
-@torch.no_grad()
 def _average_buffers(module: nn.Module, replicas: Sequence[nn.Module]) -> None:
     """Floats become their mean over the copies, as `average_buffers` has it over ranks; all others are the first's."""
-    columns = [[b for b in replica.buffers() if b.is_floating_point()] for replica in replicas]
-    if not columns[0]:
-        return
-    flat = [torch.cat([b.detach().reshape(-1) for b in column]).to(torch.float64) for column in columns]
-    mean = sum((other.to(flat[0].device) for other in flat[1:]), flat[0]) / len(flat)  # equal ones keep their bits
-    ours = [b for b in module.buffers() if b.is_floating_point()]
-    for buffer, values in zip(ours, torch.split(mean, [b.numel() for b in ours]), strict=True):
+    columns = [[b for b in each.buffers() if b.is_floating_point()] for each in (module, *replicas)]
+    if columns[0]:
+        flat = [flattened(column, torch.float64) for column in columns[1:]]
+        mean = sum((other.to(flat[0].device) for other in flat[1:]), flat[0]) / len(flat)  # equal ones keep their bits
         # by .data: autograd kept the buffer for a backward pass that does not read it, and would complain
-        buffer.data.copy_(values.view(buffer.shape))
+        write_flat(mean, [b.data for b in columns[0]])
 
 
 class ReplicaSync(GradientSync):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.parallel.compression import compress_gradients, forget
-from lockstep.parallel.sync import GradientSync, ghost_piece
+from lockstep.parallel.sync import BackwardSync
 from lockstep.processes.world import World
 
 # torch 2.15 renamed the flag and warns of the old name
@@ -43,21 +43,20 @@ class LockstepDDP(DistributedDataParallel):
         self.powersgd = compress_gradients(self, compress)
 
 
-class DDPSync(GradientSync):
-    """DDP's own all-reduce, during the backward pass of the last piece."""
+class DDPSync(BackwardSync):
+    """DDP's own all-reduce."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
+        super().__init__(ddp, ddp.process_group.size())
         self.ddp = ddp
-        self.average_over = ddp.process_group.size()
 
-    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
-        """No all-reduce for all but the last piece; a rank without a sample goes along as a ghost."""
-        # no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce
-        around = nullcontext() if last else self.ddp.no_sync()
-        return around if size else ghost_piece(self.ddp, around)
+    def reducing(self, last: bool) -> AbstractContextManager[None]:
+        """no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce."""
+        return nullcontext() if last else self.ddp.no_sync()
 
     def restart(self) -> None:
         """What PowerSGD kept of earlier gradients belongs to other weights."""
+        super().restart()
         if isinstance(self.ddp, LockstepDDP) and self.ddp.powersgd is not None:
             forget(self.ddp.powersgd)
 

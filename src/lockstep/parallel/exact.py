@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from lockstep.errors import UserError
 from lockstep.parallel.buckets import Bucket, buckets_of, largest
 from lockstep.parallel.fixed_point import scales, to_fixed
-from lockstep.parallel.sync import GradientSync, copy_from_first
+from lockstep.parallel.modules import copy_from_first
+from lockstep.parallel.sync import GradientSync
 from lockstep.processes.devices import device_name
 from lockstep.processes.world import World
 

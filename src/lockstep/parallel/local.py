@@ -15,8 +15,8 @@ import time
 import torch
 from torch import Tensor, nn
 
-from lockstep.parallel.batchnorm import average_buffers
-from lockstep.parallel.sync import GradientSync, copy_from_first
+from lockstep.parallel.modules import average_buffers, copy_from_first, flattened, write_flat
+from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 
 _OUTER = "outer_momentum"  # in the optimizer's state, so that it is saved and restored with it
@@ -31,11 +31,11 @@ class LocalSync(GradientSync):
         every: H, in steps of the run.
         outer_lr, outer_momentum: of the outer step; 1 and 0 are the plain average.
 
-    Weights differ between ranks until `settle` or the next exchange.
+    Weights differ between ranks until `synchronize` or the next exchange.
     """
 
     def __init__(
-        self, model: nn.Module, world: World, every: int, outer_lr: float = 1.0, outer_momentum: float = 0.0
+        self, model: nn.Module, world: World, every: int, *, outer_lr: float = 1.0, outer_momentum: float = 0.0
     ) -> None:
         self.model, self.world, self.every = model, world, every
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
@@ -66,10 +66,10 @@ class LocalSync(GradientSync):
         self.alone += 1
         self.steps += 1
         if (step + 1) % self.every == 0:
-            self.settle()
+            self.synchronize()
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Exchange now, unless the ranks hold the same already. All ranks call it together."""
         if not self.alone:
             return
@@ -81,7 +81,7 @@ class LocalSync(GradientSync):
             if isinstance(value, Tensor) and value.is_floating_point() and key not in ("step", _OUTER)
         ]
         _average([*self.parameters, *state], self.world)
-        average_buffers(self.model, self.world)
+        average_buffers(self.model, self.world.size)
         if self._has_outer_step:
             self._step_outer()
         self.waited += time.perf_counter() - began
@@ -115,8 +115,6 @@ def _average(tensors: list[Tensor], world: World) -> None:
         group.append(tensor)
         full = sum(t.numel() for t in group) >= _AT_ONCE
         if following is None or full or (following.dtype, following.device) != (tensor.dtype, tensor.device):
-            flat = torch.cat([t.reshape(-1) for t in group])
-            world.sum(flat).div_(world.size)
-            for t, values in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
-                t.copy_(values.view(t.shape))
+            flat = flattened(group, tensor.dtype)
+            write_flat(world.sum(flat).div_(world.size), group)
             group = []

@@ -6,14 +6,15 @@ together), `part_of` cuts one.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lockstep.parallel.sync import GradientSync, copy_from_first, ghost_piece
+from lockstep.parallel.modules import copy_from_first
+from lockstep.parallel.sync import BackwardSync
 from lockstep.parallel.units import units
 from lockstep.processes.world import World
 
@@ -87,20 +88,15 @@ def part_of(source: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(source.to(like.device), mesh, placements, src_data_rank=None)
 
 
-class ShardedSync(GradientSync):
-    """FSDP's reduce-scatter, during the backward pass of the last piece."""
+class ShardedSync(BackwardSync):
+    """FSDP's reduce-scatter."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.average_over = dist.get_world_size()
-
-    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
-        """Gradients of all but the last piece stay where they are, whole; memory for one set of them is the cost."""
-        around = self._reducing(last)
-        return around if size else ghost_piece(self.model, around)
+        super().__init__(model, dist.get_world_size())
 
     @contextmanager
-    def _reducing(self, last: bool) -> Iterator[None]:
+    def reducing(self, last: bool) -> Iterator[None]:
+        """Gradients of all but the last piece stay where they are, whole; memory for one set of them is the cost."""
         self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
         yield
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import UserError
+from lockstep.parallel.modules import eval_mode
 from lockstep.parallel.units import sequence
 
 _PER_PARAMETER = 4  # tensors of its size: weight, gradient, and up to two of the optimizer
@@ -80,14 +81,10 @@ def _used(model: nn.Module, example: Tensor, samples: int) -> tuple[list[nn.Modu
         for layer in part.modules():
             if next(layer.children(), None) is None or layer is part:
                 hooks.append(layer.register_forward_hook(partial(note, part)))
-    training = [module for module in model.modules() if module.training]
-    model.eval()  # a single image has no batch statistics, and leaves none
     try:
-        with torch.no_grad():
+        with eval_mode(model), torch.no_grad():  # a single image has no batch statistics, and leaves none
             model(example)
     finally:
-        for module in training:
-            module.training = True
         for hook in hooks:
             hook.remove()
     weights = [_PER_PARAMETER * sum(p.nbytes for p in part.parameters()) for part in order]

@@ -89,7 +89,8 @@ def spread(
     if config.exact:
         return model, ExactSync(model, world, config.exact)
     if link.sync_every > 1:
-        return model, LocalSync(model, world, link.sync_every, link.outer_lr, link.outer_momentum)
+        outer = {"outer_lr": link.outer_lr, "outer_momentum": link.outer_momentum}
+        return model, LocalSync(model, world, link.sync_every, **outer)
     if execution.strategy == "dp":
         model = data_parallel(model, world, gpus or devices(execution))
     elif execution.strategy == "ddp" and world.size > 1:

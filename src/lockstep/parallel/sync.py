@@ -1,14 +1,14 @@
 """How the gradients of one step's pieces become those of the global batch: what each way of training has to offer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from lockstep.parallel.batchnorm import ghost, preserve_buffers
-from lockstep.processes.world import World
+from lockstep.parallel.batchnorm import ghost, local_buffers
+from lockstep.parallel.modules import average_buffers, preserved
 
 
 class GradientSync:
@@ -32,8 +32,8 @@ class GradientSync:
         """After the optimizer's step number `step`, counted from 0."""
         del step
 
-    def settle(self) -> None:
-        """Have all ranks hold the same weights, where they went apart. All ranks call it together."""
+    def synchronize(self) -> None:
+        """Make weights and buffers the same on all ranks, where they went apart. All ranks call it together."""
 
     def restart(self) -> None:
         """Weights and optimizer state were replaced: nothing remembered of them holds any longer."""
@@ -43,15 +43,40 @@ class GradientSync:
         return 0.0
 
 
+class BackwardSync(GradientSync, ABC):
+    """Gradients come together in the last piece's backward pass; each rank's buffers follow its own share."""
+
+    def __init__(self, model: nn.Module, ranks: int) -> None:
+        self.model, self.ranks, self.average_over = model, ranks, ranks
+        self.apart = False
+
+    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
+        """A reduction in the last piece alone; a rank without a sample goes along as a ghost."""
+        around = self.reducing(last)
+        return around if size else ghost_piece(self.model, around)
+
+    @abstractmethod
+    def reducing(self, last: bool) -> AbstractContextManager[None]:
+        """Around the passes of a piece: the last one's backward reduces, the others keep their gradients."""
+
+    def updated(self, step: int) -> None:
+        """Each rank's passes have moved its own buffers."""
+        del step
+        self.apart = True
+
+    def synchronize(self) -> None:
+        """Average the buffers, if there was a step since the last time."""
+        if self.apart:
+            average_buffers(self.model, self.ranks)
+        self.apart = False
+
+    def restart(self) -> None:
+        """The buffers were replaced, by the same ones on all ranks."""
+        self.apart = False
+
+
 @contextmanager
 def ghost_piece(model: nn.Module, around: AbstractContextManager[None]) -> Iterator[None]:
     """Around the passes of a rank without a sample, whose dummy batch must leave no trace."""
-    with ghost(model), preserve_buffers(model), around:
+    with ghost(model), preserved(local_buffers(model)), around:
         yield
-
-
-def copy_from_first(model: nn.Module, world: World) -> None:
-    """Make rank 0's parameters and buffers everyone's, where a user's model draws its own on each rank."""
-    if world.size > 1:
-        for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), 0)

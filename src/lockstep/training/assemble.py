@@ -43,6 +43,13 @@ class Run:
         """The weights that are evaluated and kept: the moving average where there is one."""
         return self.ema.module if self.ema is not None else self.model
 
+    def synchronize(self) -> None:
+        """Make weights and buffers the same on all ranks, before they are evaluated or kept; all call it together."""
+        self.step.sync.synchronize()
+        if self.ema is not None:
+            for average, buffer in zip(self.ema.module.buffers(), self.model.buffers(), strict=True):
+                average.copy_(buffer)  # as every update of the average does
+
 
 def load_data(config: Config, world: World) -> tuple[ImageSet, ImageSet]:
     """The training and the evaluation set."""

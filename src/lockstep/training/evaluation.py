@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.data.loaders import EvalLoader
-from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import copies, replica_devices
+from lockstep.parallel.modules import average_buffers, eval_mode, preserved
 from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.strategy import unwrap
 from lockstep.processes.world import World
@@ -44,40 +44,39 @@ def evaluate(
     tick: Callable[[], None] = lambda: None,
     tta: str = "none",
     devices: Sequence[torch.device] = (),
+    synchronized: bool = False,
 ) -> Metrics:
     """Top-1, top-5 and mean loss of `model` over the whole set, the same on every rank and for every number of ranks.
 
     The bare module runs: the DDP wrapper's forward holds collectives, and a rank whose part is smaller would leave the
     others waiting. Each chunk of the loader gives one row of float64 sums; rows are put together over the ranks and
-    added in order. `tick` is called before each chunk: a long evaluation can say that it is alive.
+    added in order. The model is left as it was: buffers that differ between ranks are averaged for as long as it runs.
 
-    `tta`: "none", "mirror" or "shift", as `averaged` says. `devices`: several of this process that take chunks in turn,
-    the model's own first (where `model` is in nn.DataParallel, its GPUs); whole chunks, so that they change no logit.
+    Args:
+        tick: called before each chunk, so that a long evaluation can show that it is alive.
+        tta: "none", "mirror" or "shift", as `averaged` has them.
+        devices: several of this process that take chunks in turn, the model's own first (where `model` is in
+            nn.DataParallel, its GPUs); whole chunks, so that they change no logit.
+        synchronized: buffers are the same on all ranks already, as after `sync.synchronize()`: no need to average them.
     """
     devices = devices or replica_devices(model) or [world.device]
-    bare = unwrap(model)
-    average_buffers(bare, world)
+    bare, ranks = unwrap(model), 1 if synchronized else world.size
     context = autocast(precision, world.device)
     device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
     sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
-    training = [module for module in bare.modules() if module.training]  # a user may have frozen some with eval()
-    bare.eval()
-    try:
-        with torch.no_grad():
-            turns = cycle(zip(copies(bare, devices), devices, strict=True))
-            for chunk, images, labels in loader:
-                tick()
-                copy, where = next(turns)  # the host runs ahead of the devices, so that they work side by side
-                with context():
-                    outputs = averaged(copy, images.to(where, non_blocking=True), tta)
-                outputs = outputs.float() if outputs.dtype != torch.float64 else outputs
-                sums[chunk] = _sums(outputs.to(device), labels.to(device))
-            if is_sharded(bare) and loader.short:  # the others' last chunk wants this rank's parts of the weights
-                with context():
-                    averaged(bare, loader.blank(), tta)
-    finally:
-        for module in training:
-            module.training = True
+    with preserved(bare.buffers() if ranks > 1 else ()), eval_mode(bare), torch.no_grad():
+        average_buffers(bare, ranks)
+        turns = cycle(zip(copies(bare, devices), devices, strict=True))
+        for chunk, images, labels in loader:
+            tick()
+            copy, where = next(turns)  # the host runs ahead of the devices, so that they work side by side
+            with context():
+                outputs = averaged(copy, images.to(where, non_blocking=True), tta)
+            outputs = outputs.float() if outputs.dtype != torch.float64 else outputs
+            sums[chunk] = _sums(outputs.to(device), labels.to(device))
+        if is_sharded(bare) and loader.short:  # the others' last chunk wants this rank's parts of the weights
+            with context():
+                averaged(bare, loader.blank(), tta)
     # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
     top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
     return Metrics(top1 / count, top5 / count, loss / count, int(count))

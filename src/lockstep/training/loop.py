@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.checkpoint import weights
 from lockstep.config import Config
 from lockstep.data.loaders import Batch
-from lockstep.parallel.batchnorm import SyncBatchNorm, average_buffers
+from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
@@ -51,7 +51,7 @@ def train(config: Config, world: World, folder: Path) -> Outcome:
                     finish_epoch(live)
             except NonFinite as bad:
                 live.roll_back(bad)
-        live.settle()
+        live.flush()
         return Outcome(live.state, live.stop)
 
 
@@ -99,7 +99,7 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
                 run.ema.update_parameters(run.model)
         state.advance(batch.ids, trained=loss is not None)
         if state.steps % per_epoch == 0:
-            run.step.sync.settle()
+            run.synchronize()
         yield batch.step, batch.count, loss
 
 
@@ -157,7 +157,6 @@ def finish_epoch(live: Session) -> None:
 def evaluate_and_keep(live: Session) -> None:
     """Write the `eval` record and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
-    average_buffers(run.model, live.world)
     metrics = evaluate(
         run.evaluated,
         run.val,
@@ -166,6 +165,7 @@ def evaluate_and_keep(live: Session) -> None:
         tick=lambda: live.beat.at(state.steps, "evaluation"),
         tta=config.tta,
         devices=replica_devices(run.step.model),
+        synchronized=True,
     )
     live.journal.write(EvalRecord(kind="eval", epoch=state.epochs, step=state.steps, **metrics.to_dict()))
     live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")

@@ -17,7 +17,6 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.files import write_json
-from lockstep.parallel.batchnorm import average_buffers
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.exact import rounding
 from lockstep.parallel.sharded import is_sharded, local
@@ -71,7 +70,7 @@ class Session:
         """Save all that a resume needs; every rank calls it at the same step. Training waits for the copy alone."""
         state = self.state
         self.beat.at(state.steps, "checkpoint")
-        average_buffers(self.run.model, self.world)
+        self.run.synchronize()
         self._require_finite()
         if self.writer is not None:
             saved = {
@@ -101,7 +100,7 @@ class Session:
             raise error
         raise PeerError("rank 0 could not write a checkpoint")
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until the last checkpoint is on the disk, on all ranks."""
         with self.beat.long_phase("waiting for the checkpoint"):
             if self.writer is not None:
@@ -117,7 +116,7 @@ class Session:
         self.rollbacks += 1
         if self.config.on_nonfinite != "rollback" or self.rollbacks > _ROLLBACKS:
             raise bad
-        self.settle()
+        self.flush()
         checkpoints = self.folder / "checkpoints"
         found = newest(checkpoints, resume.digests(self.folder)) if self.world.rank == 0 else None
         loaded = self.world.gather(found)[0]

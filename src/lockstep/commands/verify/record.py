@@ -20,7 +20,7 @@ from lockstep.commands.verify.trace import SAMPLES, Job, Trace, read, write
 from lockstep.config.objects import load_object
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import average_buffers
+from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 from lockstep.randomness import bits, stream
@@ -59,7 +59,7 @@ def _trace(world: World, job: Job) -> Trace:
         with switched_off(run, job.off, job.lr):
             recorder.record(count, _Ticker(job.title, count, world.rank == 0))
         trace.repeats = config.epochs > 1 and _first_ids(run, 0) == _first_ids(run, 1)
-    average_buffers(run.model, world)
+    average_buffers(run.model, world.size)
     recorder.finish()
     trace.weights_sha256 = weights.digest(run.model)
     if job.evaluate:
@@ -112,7 +112,7 @@ class _Recorder:
                 ticker.update(state.steps)
                 if state.steps == count:
                     return
-            average_buffers(self.run.model, self.world)
+            average_buffers(self.run.model, self.world.size)
             state.epochs += 1
 
     def _note_batch(self, batch: Batch) -> None:
