@@ -84,6 +84,6 @@ def not_an_optimizer(model: nn.Module, optim: OptimConfig, lr: float) -> str:
 
 def test_a_factory_that_returns_something_else_is_told_so() -> None:
     with pytest.raises(UserError, match="returned a str, not a torch optimizer"):
-        build(nn.Linear(2, 2), OptimConfig(optimizer="tests.training.test_speed:not_an_optimizer"), 0.1)
+        build(nn.Linear(2, 2), OptimConfig(optimizer="tests.test_recipe_cifar10_speed:not_an_optimizer"), 0.1)
     with pytest.raises(UserError, match="adamw"):
         OptimConfig(optimizer="adamv")
