@@ -10,7 +10,7 @@ from lockstep.config import OptimConfig
 from lockstep.errors import UserError
 from lockstep.training.optimizers import MuonAdamW, _as_matrix, _dim_order, build
 
-NAMES = ("sgd", "adam", "adamw", "adadelta", "muon")
+NAMES = ("sgd", "adam", "adamw", "adadelta", "muon", "muon-sgd")
 
 
 def _model() -> nn.Sequential:

@@ -9,7 +9,7 @@ from tyro.conf import arg
 from lockstep.config.fields import Floats, require, require_at_least, require_finite
 from lockstep.errors import unknown
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta", "muon")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta", "muon", "muon-sgd")
 ScheduleName = Literal["constant", "linear", "step", "multistep", "cosine", "one-cycle"]
 
 # written out, because importing the models costs seconds and help should not; a test holds the two equal
@@ -77,7 +77,8 @@ class OptimConfig:
     """How the weights move."""
 
     optimizer: str = "sgd"
-    """sgd, adam, adamw, adadelta, muon (matrices and convolutions; AdamW for the rest), or package.module:factory."""
+    """sgd, adam, adamw, adadelta, muon (matrices and convolutions; AdamW for the rest), muon-sgd (cifar10-speed's: Muon
+    for filters, SGD for the rest), or package.module:factory."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
     """Peak learning rate, meant for batches of --base-batch-size."""
     momentum: float = 0.9

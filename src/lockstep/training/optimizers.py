@@ -1,8 +1,7 @@
 """Optimizers by name: torch's own, and Muon with AdamW for the parameters that Muon does not take."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from lockstep.config import OptimConfig
 from lockstep.config.objects import load_object
 from lockstep.errors import UserError
+from lockstep.recipe_cifar10_speed import MuonSGD
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
@@ -43,6 +43,8 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             optimizer = torch.optim.Adadelta(parameters, lr, weight_decay=decay)
         case "muon":
             optimizer = MuonAdamW(parameters, lr, momentum=momentum, weight_decay=decay, fused=fused)
+        case "muon-sgd":
+            optimizer = MuonSGD(parameters, lr, momentum=momentum, weight_decay=decay)
         case path:
             optimizer = load_object(path, "optimizer")(model, optim, lr)
             if not isinstance(optimizer, torch.optim.Optimizer):
@@ -55,32 +57,7 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
     return optimizer
 
 
-class GroupOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer that steps group by group, each by an algorithm of its own."""
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of all groups."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self.step_group(group)
-        return loss
-
-    @abstractmethod
-    def step_group(self, group: dict[str, Any]) -> None:
-        """Move one group's parameters."""
-
-
-class MuonAdamW(GroupOptimizer):
+class MuonAdamW(torch.optim.Optimizer):
     """torch's Muon for matrices and convolutions, torch's AdamW for all else, as one optimizer with one learning rate.
 
     Muon takes 2-D parameters only: a convolution [out, in, kh, kw] reaches it as a view [out, in * kh * kw] of the same
@@ -108,13 +85,18 @@ class MuonAdamW(GroupOptimizer):
         ]
         super().__init__(groups, {"lr": lr})
 
-    def step_group(self, group: dict[str, Any]) -> None:
-        """One step of the group's algorithm."""
-        if group["algorithm"] == "muon":
-            self._step_muon(group)
-        else:
-            self._adamw.state, self._adamw.param_groups = self.state, [group]
-            self._adamw.step()
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of each group by its own algorithm."""
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            if group["algorithm"] == "muon":
+                self._step_muon(group)
+            else:
+                self._adamw.state, self._adamw.param_groups = self.state, [group]
+                self._adamw.step()
+        return loss
 
     def _step_muon(self, group: dict[str, Any]) -> None:
         views = []
