@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from lockstep.config import Execution
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from lockstep.commands.forecast.measure import _Clock
 from lockstep.data.arrays import ArraySet

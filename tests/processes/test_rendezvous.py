@@ -5,7 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed import HashStore, Store, TCPStore
 
 from lockstep.errors import UserError
 from lockstep.processes import rendezvous

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from lockstep.errors import EXIT_HANG
 from lockstep.watch import alarm

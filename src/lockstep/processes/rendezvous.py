@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from lockstep.errors import UserError
 from lockstep.processes.network import address_towards, interface_of

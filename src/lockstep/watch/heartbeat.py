@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed import HashStore, PrefixStore, Store
 
 from lockstep.errors import EXIT_HANG
 from lockstep.processes import proc
@@ -229,8 +228,8 @@ def run_store(world: World) -> Store | None:
 
 
 def _backends(world: World) -> list[Any]:
-    if world.size == 1:
+    group = dist.group.WORLD if world.size > 1 else None
+    if group is None:
         return []
-    group = dist.distributed_c10d._get_default_group()
     # gloo alone serves every kind of device, and counts once
     return list(dict.fromkeys(group._get_backend(device) for device in group._device_types))

@@ -52,7 +52,7 @@ def all_reduce(
     """
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     from lockstep.processes.rendezvous import choose_interface
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket, HashStore
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.distributed import GradBucket, HashStore
 
 from lockstep.commands.forecast.link import probe, stolen_core_s
 from lockstep.commands.forecast.model import Curve, Reductions, Timeline
 from lockstep.config import Config
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.sources import ArraySet
+from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.ddp import LockstepDDP
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
@@ -214,5 +214,5 @@ def _blocking(run: Run, config: Config) -> tuple[int, ...]:
     """Sums of the batch statistics, forward and backward, of every synchronised layer and micro-batch: bytes."""
     if not config.model.sync_bn:
         return ()
-    sizes = [2 * m.num_features * 4 for m in run.model.modules() if isinstance(m, _BatchNorm)]
+    sizes = [2 * layer.num_features * 4 for layer in batch_norms(run.model)]
     return tuple(size for size in sizes for _ in range(2 * config.accumulate))

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from lockstep.checkpoint import weights
 from lockstep.commands.verify.causes import FLOAT64
-from lockstep.commands.verify.switches import batch_norms, switched_off
+from lockstep.commands.verify.switches import switched_off
 from lockstep.commands.verify.trace import SAMPLES, Job, Trace, read, write
 from lockstep.config.objects import load_object
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
@@ -96,7 +97,7 @@ class _Recorder:
         self.run, self.world, state = run, world, _state(run)
         self.trace = Trace(world.size, len(run.train), run.train.order.samples_per_epoch, list(state))
         self.trace.parameters = sum(isinstance(tensor, torch.nn.Parameter) for tensor in state.values())
-        self.trace.batch_norm = bool(batch_norms(run.model))
+        self.trace.batch_norm = any(layer.training for layer in batch_norms(run.model))
         self.parts: list[dict[str, Any]] = []  # this rank's of each step, to be put together with the others'
         self.samples: list[list[Tensor]] = []
         self.scales: list[Tensor] = []

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from lockstep.commands.verify import causes
 from lockstep.config import Config, LinkConfig
+from lockstep.parallel.batchnorm import batch_norms
 from lockstep.training.assemble import Run
 
 _CALIBRATION = 64  # samples that fixed statistics are taken from
@@ -35,11 +34,6 @@ def even_batch(config: Config, processes: Sequence[int]) -> int:
     """The next smaller batch size that all numbers of processes and pieces divide, or the least such."""
     unit = math.lcm(*processes, config.exact or 1) * (1 if config.exact else config.accumulate)
     return max(config.batch_size // unit, 1) * unit
-
-
-def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The layers that normalise by the statistics of their batch."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
 
 
 def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) -> AbstractContextManager[object]:
@@ -72,7 +66,7 @@ def _fix_statistics(run: Run, dtype: torch.dtype | None) -> None:
 
     Not those of the start, 0 and 1, by which a deep network's activations and gradients may grow without bound.
     """
-    layers = batch_norms(run.model)
+    layers = [layer for layer in batch_norms(run.model) if layer.training]
     for layer in layers:
         if layer.running_mean is None and layer.num_features:
             like = next(run.model.parameters()).new_zeros(layer.num_features)

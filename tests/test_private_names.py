@@ -1,0 +1,139 @@
+"""Names that torch and Python keep to themselves and that Lockstep uses all the same; which torch lacks one."""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import spawn
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import graph
+from torch.nn.modules import batchnorm
+
+SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
+DOCUMENTED = {"_exit", "_current_frames"}  # of os and sys: public, in spite of the underscore
+
+
+@dataclass(frozen=True)
+class Use:
+    """A private name: its files, what it gives them that no public name does, and whether it is there."""
+
+    files: tuple[str, ...]
+    why: str
+    there: Callable[[], bool]
+
+
+USED = {
+    "_BatchNorm": Use(
+        ("parallel/batchnorm.py",),
+        "what torch's, timm's and a user's batch normalisations have in common",
+        lambda: hasattr(batchnorm, "_BatchNorm"),
+    ),
+    "_compiled_call_impl": Use(
+        ("parallel/data_parallel.py",),
+        "whether module.compile() was called",
+        lambda: hasattr(nn.Module(), "_compiled_call_impl"),
+    ),
+    "_orig_mod": Use(
+        ("parallel/data_parallel.py", "parallel/strategy.py"),
+        "the module inside what torch.compile(module) returned",
+        lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
+    ),
+    "_get_ddp_logging_data": Use(
+        ("parallel/ddp.py",),
+        "DDP's clocks",
+        lambda: hasattr(nn.parallel.DistributedDataParallel, "_get_ddp_logging_data"),
+    ),
+    "_get_default_store": Use(
+        ("processes/failures.py", "watch/heartbeat.py"),
+        "the store through which the ranks met, whoever opened it",
+        lambda: hasattr(dist.distributed_c10d, "_get_default_store"),
+    ),
+    "_get_backend": Use(
+        ("watch/heartbeat.py",),
+        "what counts a group's collectives on a device",
+        lambda: hasattr(dist.ProcessGroup, "_get_backend"),
+    ),
+    "_device_types": Use(
+        ("watch/heartbeat.py",),
+        "the devices that a group has a backend for",
+        lambda: hasattr(dist.ProcessGroup, "_device_types"),
+    ),
+    "_get_sequence_number_for_group": Use(
+        ("watch/heartbeat.py",),
+        "how many collectives this rank has begun: who is behind in a hang",
+        lambda: hasattr(dist.ProcessGroupGloo, "_get_sequence_number_for_group"),
+    ),
+    "_engine_run_backward": Use(
+        ("watch/hang.py",),
+        "the frame of a backward pass, in a stack",
+        lambda: hasattr(graph, "_engine_run_backward"),
+    ),
+    "_inheriting": Use(
+        ("processes/launcher.py",),
+        "whether multiprocessing is importing the main script in a worker",
+        lambda: "current_process()._inheriting = True" in inspect.getsource(spawn),
+    ),
+}
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and name.startswith("_") and not name.startswith("__")
+
+
+def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of what a file uses from elsewhere: attributes, imports, and names given as text."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        names: list[object] = []
+        match node:
+            case ast.Attribute(attr=name):
+                names = [name]
+            case ast.ImportFrom(module=module, names=imported):
+                names = [*str(module).split("."), *(alias.name for alias in imported)]
+            case ast.Import(names=imported):
+                names = [part for alias in imported for part in alias.name.split(".")]
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=name), *_]):
+                names = [name]
+            case ast.Compare(comparators=[ast.Constant(value=name)]):
+                names = [name]
+        yield from ((node.lineno, str(name)) for name in names if is_private(name) and name not in own)
+
+
+def test_every_private_name_in_the_sources_is_listed_here() -> None:
+    found: dict[str, set[str]] = {name: set() for name in USED}
+    unknown = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        file = path.relative_to(SOURCE).as_posix()
+        for line, name in private_names(ast.parse(path.read_text())):
+            if name in USED:
+                found[name].add(file)
+            elif name not in DOCUMENTED:
+                unknown.append(f"{file}:{line}: {name} is private: use a public name, or list it in {__file__}")
+    assert not unknown, "\n".join(unknown)
+    assert {name: tuple(sorted(files)) for name, files in found.items()} == {k: use.files for k, use in USED.items()}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_the_private_name_is_still_there(name: str) -> None:
+    use = USED[name]
+    assert use.there(), f"torch {torch.__version__} has no {name}; {', '.join(use.files)} need it: {use.why}"
+
+
+def test_a_new_private_name_would_be_seen() -> None:
+    program = """
+from torch._C._distributed_c10d import Store
+import torch._dynamo
+def _own(): ...
+class Kept:
+    def __init__(self): self._kept = _own()
+print(Kept()._kept, group._secret, getattr(group, "_hidden", 0), name == "_frame", "_text")
+"""
+    found = {name for _, name in private_names(ast.parse(program))}
+    assert found == {"_C", "_distributed_c10d", "_dynamo", "_secret", "_hidden", "_frame"}
