@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from lockstep.config import Config
 from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.ddp import DDPSync
-from lockstep.parallel.strategy import parallelize
+from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 
@@ -120,7 +119,7 @@ def step_without_optimizer(run: Run, world: World, config: Config) -> None:
 def float_all_reduce(run: Run, world: World, config: Config) -> None:
     """Exact mode's slices, but their gradients added as floats, by DDP's own average."""
     model = parallelize(run.model, world)
-    run.step.model, run.step.sync = model, DDPSync(model)
+    run.step.model, run.step.sync = model, sync_of(model)
 
 
 def sum_for_average(run: Run, world: World, config: Config) -> None:

@@ -69,7 +69,9 @@ def test_real_optimizers_frozen_parameters_and_initial_lr(name: str) -> None:
     assert isinstance(optimizer, torch.optim.Optimizer)
     held = [p for group in optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in held} == {id(p) for p in model.parameters() if p.requires_grad}
-    assert all(group["initial_lr"] == group["lr"] == 0.3 for group in optimizer.param_groups)
+    assert all(group["initial_lr"] == group["lr"] for group in optimizer.param_groups)
+    peaks = {group["lr"] for group in optimizer.param_groups}
+    assert 0.3 in peaks if name == "muon-sgd" else peaks == {0.3}  # SGD's rates there are its own
     with pytest.raises(UserError, match="no parameter to train"):
         build(model.requires_grad_(False), config, 0.1)
 
