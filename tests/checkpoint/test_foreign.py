@@ -13,7 +13,8 @@ from torch import nn
 
 from lockstep import cli
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.foreign import Export, export, load_weights, read_weights
+from lockstep.checkpoint.weights import load_foreign, read_foreign
+from lockstep.commands.export import Export, export
 from lockstep.errors import UserError
 from tests.checkpoint.moments import bits, model
 
@@ -30,9 +31,9 @@ def test_state_dicts_of_torch_load(tmp_path: Path, prefix: str, nest: str | None
     state: Any = prefixed(theirs.state_dict(), prefix)
     content = {"epoch": 3, "optimizer": {"lr": 0.1}, nest: state} if nest else state
     torch.save(content, path, _use_new_zipfile_serialization=not legacy)
-    assert bits(read_weights(path)) == bits(dict(state))
+    assert bits(read_foreign(path)) == bits(dict(state))
     stride = ours[0].weight.stride()
-    load_weights(nn.DataParallel(ours), path)
+    load_foreign(nn.DataParallel(ours), path)
     assert bits(ours.state_dict()) == bits(theirs.state_dict())
     assert ours[0].weight.stride() == stride
 
@@ -41,7 +42,7 @@ def test_state_dicts_of_torch_load(tmp_path: Path, prefix: str, nest: str | None
 def test_safetensors_load(tmp_path: Path, prefix: str) -> None:
     theirs, ours, path = model(0), model(1), tmp_path / "weights.pt"  # the content decides
     save_file(prefixed(theirs.state_dict(), prefix), path)
-    load_weights(ours, path)
+    load_foreign(ours, path)
     assert bits(ours.state_dict()) == bits(theirs.state_dict())
 
 
@@ -49,18 +50,18 @@ def test_parameters_load_as_weights_and_a_models_own_module_keeps_its_name(tmp_p
     own = nn.ModuleDict({"module": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
     torch.save(dict(own.named_parameters()), tmp_path / "w.pt")
     fresh = nn.ModuleDict({"module": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
-    load_weights(fresh, tmp_path / "w.pt")
+    load_foreign(fresh, tmp_path / "w.pt")
     assert bits(fresh.state_dict()) == bits(own.state_dict())
     clash = {"module.weight": torch.ones(1), "weight": torch.zeros(1)}
     torch.save(clash, tmp_path / "c.pt")
     with pytest.raises(UserError, match=r"unexpected: module\.weight"):
-        load_weights(nn.Linear(1, 1, bias=False), tmp_path / "c.pt")
+        load_foreign(nn.Linear(1, 1, bias=False), tmp_path / "c.pt")
 
 
 def test_another_models_weights_are_refused_by_name(tmp_path: Path) -> None:
     torch.save({"module.weight": torch.ones(3, 3)}, tmp_path / "w.pt")
     with pytest.raises(UserError, match=r"w\.pt does not fit Linear: missing: bias; another shape: weight \[3, 3\]"):
-        load_weights(nn.Linear(2, 2), tmp_path / "w.pt")
+        load_foreign(nn.Linear(2, 2), tmp_path / "w.pt")
 
 
 class _Bomb:
@@ -77,16 +78,16 @@ def test_what_would_have_to_run_is_refused_and_does_not(tmp_path: Path, name: st
     bomb = _Bomb(sentinel)
     path.write_bytes(pickle.dumps(bomb))
     with pytest.raises(UserError, match="neither a safetensors file nor one of weights alone"):
-        read_weights(path)
+        read_foreign(path)
     for legacy in (False, True):
         for content in (bomb, {"weight": torch.ones(1), "x": bomb}, {"state_dict": bomb}):
             torch.save(content, path, _use_new_zipfile_serialization=not legacy)
             with pytest.raises(UserError, match="reading them would run it") as caught:
-                read_weights(path)
+                read_foreign(path)
             assert "torch.save(model.state_dict(), path)" in caught.value.remedy
     torch.save(model(), path)
     with pytest.raises(UserError, match="would run it"):
-        read_weights(path)
+        read_foreign(path)
     assert not sentinel.exists()
     pickle.loads(pickle.dumps(bomb))
     assert sentinel.exists(), "it does something where it runs"
@@ -106,13 +107,13 @@ def test_what_would_have_to_run_is_refused_and_does_not(tmp_path: Path, name: st
 def test_a_file_without_a_state_dict_is_told(tmp_path: Path, content: Any, message: str) -> None:
     torch.save(content, tmp_path / "w.pt")
     with pytest.raises(UserError, match=message):
-        read_weights(tmp_path / "w.pt")
+        read_foreign(tmp_path / "w.pt")
 
 
 def test_a_missing_one_is_told(tmp_path: Path) -> None:
     for path in (tmp_path / "w.pt", tmp_path):
         with pytest.raises(UserError, match="no weights at"):
-            read_weights(path)
+            read_foreign(path)
 
 
 @given(
@@ -122,7 +123,7 @@ def test_no_bytes_do_anything_but_fail(octets: bytes, start: bytes, tmp_path_fac
     path = tmp_path_factory.mktemp("w") / "w"
     path.write_bytes(start + octets)
     with pytest.raises(UserError):
-        read_weights(path)
+        read_foreign(path)
 
 
 @pytest.fixture

@@ -22,10 +22,6 @@ _HIDDEN = re.compile(r"\.(?P<why>writing|removing|replaced)-[0-9a-f]{8}-(?P<name
 Phase = Callable[[str], None]  # called between the phases of a write, with the name of the one that begins
 
 
-def nowhere(_: str) -> None:
-    """The phase hook that does nothing."""
-
-
 @dataclass(frozen=True)
 class Written:
     """A checkpoint that is on the device."""
@@ -51,7 +47,7 @@ def steps(folder: Path) -> dict[int, Path]:
     return {step: path for step, path in sorted(found.items()) if path.name == name_of(step)}
 
 
-def write(snapshot: Snapshot, folder: Path, at: Phase = nowhere) -> Written:
+def write(snapshot: Snapshot, folder: Path, at: Phase = lambda _: None) -> Written:
     """Make `folder/step-...` of a snapshot: when this returns it is on the device, before that it isn't there at all.
 
     A checkpoint of the same step is replaced. All others are left as they are, whatever happens.
@@ -188,7 +184,7 @@ def tidy(folder: Path) -> list[str]:
     return done
 
 
-def prune(folder: Path, keep: int, best: int | None = None, at: Phase = nowhere) -> list[int]:
+def prune(folder: Path, keep: int, best: int | None = None, at: Phase = lambda _: None) -> list[int]:
     """Remove all checkpoints but the last `keep` and that of step `best`; returns the removed steps.
 
     Raises:

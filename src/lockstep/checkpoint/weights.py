@@ -1,9 +1,11 @@
-"""A model's weights as a safetensors file, and their digest."""
+"""A model's weights: their digest, as a safetensors file, and out of somebody else's file."""
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -15,6 +17,8 @@ from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import unwrap
 
 _SHOWN = 4  # entries of each kind that a mismatch lists
+_NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things
+_SAVE = "Save the weights alone: torch.save(model.state_dict(), path), or as safetensors."
 _PREFIXES = ("module.", "_orig_mod.")  # what DDP, DataParallel and torch.compile put before every name
 
 
@@ -80,6 +84,63 @@ def read(path: str | Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         remedy = "Take another checkpoint, or export or download the file again."
         raise UserError(f"{path} is damaged or not a safetensors file: {error}", remedy) from error
+
+
+def read_foreign(path: str | Path) -> dict[str, Tensor]:
+    """The weights in somebody's file, on the CPU, by the names that they have there.
+
+    Read are safetensors files and those of torch.save, the latter by `torch.load(weights_only=True)` alone, which
+    builds tensors and plain containers and calls nothing else. The state_dict may lie under "state_dict",
+    "model_state_dict" or "model". The content decides, not the file's name.
+
+    Raises:
+        UserError: for a missing file, and for one that holds anything else.
+    """
+    path = Path(path)
+    try:
+        by_torch = path.is_file() and not _looks_like_safetensors(path)
+        found: Any = _read_torch(path) if by_torch else read(path)
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror or error}", "Is it yours to read?") from error
+    for name in _NESTS:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+            break
+    if not isinstance(found, Mapping) or not found:
+        raise UserError(f"{path} holds no state_dict but a {type(found).__name__}", _SAVE)
+    if strange := [
+        str(name) for name, value in found.items() if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]:
+        raise UserError(f"{path} holds a dict with entries that are no weights: {', '.join(strange[:4])}", _SAVE)
+    return {name: value.detach() for name, value in found.items()}
+
+
+def load_foreign(model: nn.Module, path: str | Path) -> None:
+    """Copy the weights in somebody's file into the model, on its own device; a wrapper's prefix is no obstacle.
+
+    Raises:
+        UserError: as `read_foreign`, and where names or shapes are not the model's.
+    """
+    fit(model, read_foreign(path), str(path))
+
+
+def _looks_like_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(9)
+    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:  # given a path, torch goes by its ending
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # hostile or damaged bytes end in errors of any type
+        raise UserError(
+            f"{path} is neither a safetensors file nor one of weights alone: {(str(error).splitlines() or [''])[0]}",
+            "Files that need code to be read are refused, because reading them would run it. " + _SAVE,
+        ) from error
 
 
 def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

@@ -5,17 +5,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from lockstep.checkpoint.snapshot import Buffers, Snapshot, snapshot
-from lockstep.checkpoint.store import Phase, nowhere, prune, write
+from lockstep.checkpoint.store import Phase, prune, write
 from lockstep.errors import UserError
 from lockstep.watch.journal import CheckpointRecord
-
-_T = TypeVar("_T")
 
 
 class Writer:
@@ -28,7 +26,7 @@ class Writer:
         at: called in the writing thread with the name of each phase of a write as it begins.
     """
 
-    def __init__(self, folder: Path, keep: int, timeout_s: float = 600.0, at: Phase = nowhere) -> None:
+    def __init__(self, folder: Path, keep: int, timeout_s: float = 600.0, at: Phase = lambda _: None) -> None:
         self.folder, self.keep, self.timeout_s, self.at = folder, keep, timeout_s, at
         self._buffers = Buffers()
         self._thread: threading.Thread | None = None
@@ -60,9 +58,8 @@ class Writer:
         stall_ms = (time.perf_counter() - began) * 1000
         self._step = step
         # a daemon: a disk that never answers must not keep the process from ending
-        self._thread = threading.Thread(
-            target=self._write, args=(taken, best, began, stall_ms), name="checkpoint", daemon=True
-        )
+        write = (taken, best, began, stall_ms)
+        self._thread = threading.Thread(target=self._write, args=write, name="checkpoint", daemon=True)
         self._thread.start()
         return (time.perf_counter() - began) * 1000
 
@@ -95,7 +92,7 @@ class Writer:
 
     def finished(self) -> list[CheckpointRecord]:
         """The checkpoints that came to the device since the last call, with what they cost; never waits."""
-        return _drained(self._saved)
+        return [self._saved.get_nowait() for _ in range(self._saved.qsize())]
 
     def failure(self) -> Exception | None:
         """The newest write that failed since the last call, as its error; never waits.
@@ -103,8 +100,10 @@ class Writer:
         All older checkpoints are as they were, and the next `save` is tried. The training loop asks where the ranks
         agree on things, so that all of them stop together.
         """
-        found = _drained(self._failed)
-        return found[-1] if found else None
+        error = None
+        while not self._failed.empty():
+            error = self._failed.get_nowait()
+        return error
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for the write that is going on, at the end of a run. `finished` has the last one afterwards.
@@ -126,7 +125,3 @@ class Writer:
                 "Its storage is slow or gone: look at it, save less often, or continue in another folder.",
             )
         self._thread = None
-
-
-def _drained(queue: SimpleQueue[_T]) -> list[_T]:
-    return [queue.get_nowait() for _ in range(queue.qsize())]

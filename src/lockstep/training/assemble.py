@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
-from lockstep.checkpoint.foreign import load_weights
+from lockstep.checkpoint.weights import load_foreign
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
 from lockstep.data.augment import Augment
@@ -107,7 +107,7 @@ def build_model(config: Config, images: ImageSet) -> nn.Module:
         pixels, _ = images.read(first, None)
         fit_to(Augment(images.mean, images.std, image_size=size)(pixels, torch.from_numpy(first), None))
     if config.model.init:
-        load_weights(model, config.model.init)
+        load_foreign(model, config.model.init)
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
 
 
