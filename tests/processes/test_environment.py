@@ -10,12 +10,12 @@ from lockstep.config import Execution
 from lockstep.errors import UserError
 from lockstep.processes.environment import (
     JOB,
-    find_place,
     first_host,
     launcher_ranks,
     over_slurm_nodes,
     set_torchrun_variables,
     tasks_per_node,
+    translated,
 )
 from lockstep.processes.rendezvous import open_store, ports
 
@@ -94,7 +94,7 @@ def test_a_given_port_is_respected() -> None:
     ids=["nothing", "alone", "batch script", "one a node"],
 )
 def test_who_is_alone_has_no_place(environ: dict[str, str]) -> None:
-    assert find_place(environ) is None
+    assert translated(environ) == {}
     assert not launcher_ranks(dict(environ))
 
 

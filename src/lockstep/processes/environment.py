@@ -6,7 +6,7 @@ Those of the others are translated to torchrun's, which all else reads. How the 
 import os
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lockstep.config import Execution
 from lockstep.errors import UserError
@@ -14,30 +14,6 @@ from lockstep.processes.rendezvous import ports
 
 JOB = "LOCKSTEP_JOB"  # of a run whose ranks find their port themselves; torchrun's runs have a port in MASTER_PORT
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A process's place in a run."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str  # rank 0's
-    job: str  # a name that no other run on these hosts has at the same time
-
-    def variables(self) -> dict[str, str]:
-        """As torchrun would have set them."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_size),
-            "MASTER_ADDR": self.host,
-            "MASTER_PORT": str(ports(self.job)[0]),
-            JOB: self.job,
-        }
 
 
 def launcher_ranks(environ: MutableMapping[str, str] = os.environ) -> list[int] | None:
@@ -59,30 +35,32 @@ def set_torchrun_variables(environ: MutableMapping[str, str]) -> None:
     """Where mpirun or srun started this process, add torchrun's variables; MASTER_ADDR and MASTER_PORT are kept."""
     if any(environ.get(name) for name in _TORCHRUN):
         return
-    found = find_place(environ)
-    if found is None:
-        return
     given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
-    environ.update(found.variables() | given)
-    if "MASTER_PORT" in given:
-        del environ[JOB]
+    if found := translated(environ):
+        environ.update(found | given)
+        if "MASTER_PORT" in given:
+            del environ[JOB]
 
 
-def find_place(environ: Mapping[str, str]) -> Place | None:
-    """The place that an MPI or Slurm gave this process; None without one, where it is alone, or alone on its node.
+def translated(environ: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's variables and JOB, by those of an MPI or Slurm; empty where this process is alone, or on its node.
 
     Open MPI comes first: its ranks may be started through srun, whose variables then count its helpers. A PMI whose
     rank is not Slurm's is another MPI's, started through srun likewise.
     """
     if environ.get("OMPI_COMM_WORLD_RANK"):
-        found: Place | None = _open_mpi(environ)
-    elif environ.get("SLURM_STEP_ID") and not _is_other_pmi(environ):
-        found = _slurm(environ)
-    elif environ.get("PMI_RANK"):
-        found = _pmi(environ)
-    else:
-        return None
-    return found if found is not None and found.size > 1 else None
+        return _open_mpi(environ)
+    if environ.get("SLURM_STEP_ID") and not _is_other_pmi(environ):
+        return _slurm(environ)
+    return _pmi(environ) if environ.get("PMI_RANK") else {}
+
+
+def _variables(rank: int, size: int, local_rank: int, local_size: int, host: str, job: str) -> dict[str, str]:
+    """As torchrun would have set them; `job` is a name that no other run on these hosts has at the same time."""
+    if size == 1:
+        return {}
+    ranks = dict(zip(_TORCHRUN, map(str, (rank, size, local_rank, local_size)), strict=True))
+    return ranks | {"MASTER_ADDR": host, "MASTER_PORT": str(ports(job)[0]), JOB: job}
 
 
 def over_slurm_nodes(execution: Execution, environ: Mapping[str, str] = os.environ) -> Execution:
@@ -103,39 +81,36 @@ def over_slurm_nodes(execution: Execution, environ: Mapping[str, str] = os.envir
 
 def _is_other_pmi(environ: Mapping[str, str]) -> bool:
     """True where a PMI counts this process otherwise than Slurm does."""
-    pmi, slurm = (
-        tuple(environ.get(name) for name in names)
-        for names in (("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
-    )
-    return bool(pmi[0]) and pmi != slurm
+    slurm = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
+    return bool(environ.get("PMI_RANK")) and (environ.get("PMI_RANK"), environ.get("PMI_SIZE")) != slurm
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Place:
+def _open_mpi(environ: Mapping[str, str]) -> dict[str, str]:
     names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
-    return _placed(environ, names, f"mpi-{job}", "mpirun -x MASTER_ADDR=HOST-OF-RANK-0")
+    return _mpi(environ, names, f"mpi-{job}", "mpirun -x MASTER_ADDR=HOST-OF-RANK-0")
 
 
-def _pmi(environ: Mapping[str, str]) -> Place:
+def _pmi(environ: Mapping[str, str]) -> dict[str, str]:
     names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]
-    return _placed(environ, names, f"pmi-{os.getppid()}", "mpiexec -genv MASTER_ADDR HOST-OF-RANK-0")
+    return _mpi(environ, names, f"pmi-{os.getppid()}", "mpiexec -genv MASTER_ADDR HOST-OF-RANK-0")
 
 
-def _placed(environ: Mapping[str, str], names: list[str], job: str, remedy: str) -> Place:
+def _mpi(environ: Mapping[str, str], names: list[str], job: str, remedy: str) -> dict[str, str]:
     rank, size, local_rank, local_size = _numbers(environ, names, "mpirun")
     if local_size < size and not environ.get("MASTER_ADDR"):
         raise UserError(
             f"ranks on several hosts ({names[3]}={local_size} of {names[1]}={size}), and MASTER_ADDR is not set",
             f"Set it to rank 0's host: {remedy}.",
         )
-    return Place(rank, size, local_rank, local_size, environ.get("MASTER_ADDR") or "127.0.0.1", job)
+    return _variables(rank, size, local_rank, local_size, environ.get("MASTER_ADDR") or "127.0.0.1", job)
 
 
 def _slurm_job(environ: Mapping[str, str]) -> str:
     return "slurm-" + ".".join(environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
 
 
-def _slurm(environ: Mapping[str, str]) -> Place | None:
+def _slurm(environ: Mapping[str, str]) -> dict[str, str]:
     names = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID"]
     rank, size, local_rank, node = _numbers(environ, names, "srun", local_size=False)
     per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -143,10 +118,10 @@ def _slurm(environ: Mapping[str, str]) -> Place | None:
         shown = " ".join(f"{name}={environ.get(name)}" for name in (*names, "SLURM_STEP_TASKS_PER_NODE"))
         raise UserError(f"a contradictory Slurm environment: {shown}", "Start with srun, which sets all of them.")
     if set(per_node) == {1}:
-        return None  # see `over_slurm_nodes`
+        return {}  # see `over_slurm_nodes`
     # on one node its name is not asked for: it need not resolve
     host = first_host(environ.get("SLURM_STEP_NODELIST", "")) if len(per_node) > 1 else "127.0.0.1"
-    return Place(rank, size, local_rank, per_node[node], environ.get("MASTER_ADDR") or host, _slurm_job(environ))
+    return _variables(rank, size, local_rank, per_node[node], environ.get("MASTER_ADDR") or host, _slurm_job(environ))
 
 
 def _numbers(
