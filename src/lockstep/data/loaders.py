@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.ahead import ahead
+from lockstep.data.prefetch import prefetch
 from lockstep.data.augment import Augment
 from lockstep.data.order import Order
 from lockstep.data.readers import Read, Request
@@ -119,7 +119,7 @@ class TrainLoader:
                     yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
 
         batches, augment = self.read(requests()), self.augment
-        prepared = ahead(
+        prepared = prefetch(
             ((augment(images, mine, epoch), labels) for images, labels, mine in batches), self.world.device
         )
         share_bytes = self.order.batch_size // self.world.size * math.prod(self.images.shape) * 4

@@ -20,7 +20,7 @@ def _current(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(device)
 
 
-def ahead(batches: Iterator[Tensors], device: torch.device) -> Iterator[Tensors]:
+def prefetch(batches: Iterator[Tensors], device: torch.device) -> Iterator[Tensors]:
     """The same batches, each taken from `batches` one step early, its work on a stream of its own.
 
     So the copies and kernels of batch k + 1 are in the device's queues before step k, and run beside it even where the

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import ahead as module
-from lockstep.data.ahead import ahead
+from lockstep.data import prefetch as module
+from lockstep.data.prefetch import prefetch
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import TrainLoader
@@ -68,7 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[list[Any], list[in
             yield (FakeTensor(number, log),)
 
     seen = []
-    for (tensor,) in ahead(made(), torch.device("cuda:0")):
+    for (tensor,) in prefetch(made(), torch.device("cuda:0")):
         assert current == ["main"], "training goes on where it was"
         log.append(("step", tensor.number))  # type: ignore[attr-defined]
         seen.append(tensor.number)  # type: ignore[attr-defined]
@@ -107,7 +107,7 @@ def test_without_streams_nothing_is_taken_early() -> None:
             taken.append(number)
             yield (torch.tensor(number),)
 
-    for number, (tensor,) in enumerate(ahead(made(), CPU)):
+    for number, (tensor,) in enumerate(prefetch(made(), CPU)):
         assert tensor.item() == number
         assert taken == list(range(number + 1))
 
@@ -123,7 +123,7 @@ def test_an_error_in_preparing_comes_through_and_leaves_the_stream(monkeypatch: 
         yield
 
     with pytest.raises(ValueError, match="sample 3"):
-        list(ahead(broken(), torch.device("cuda:0")))
+        list(prefetch(broken(), torch.device("cuda:0")))
     assert current == ["main"]
 
 
