@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from lockstep.data import prefetch as module
-from lockstep.data.prefetch import prefetch
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.order import Order
+from lockstep.data.prefetch import prefetch
 from lockstep.data.readers import resident, streaming
 from lockstep.processes.world import World
 

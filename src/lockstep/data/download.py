@@ -21,6 +21,7 @@ from lockstep.errors import UserError
 
 PROBE_SECONDS = 4.0  # for all mirrors together, so that a machine without a network hears of it at once
 STALL_SECONDS = 30.0  # a download that sends nothing for this long has failed
+REPLACE = "Delete it and run again to have it downloaded, or put the published file in its place."
 _ELSEWHERE = "name another folder with --data-dir DIR or the environment's LOCKSTEP_DATA"
 
 
@@ -65,17 +66,16 @@ def ensure(release: Release, root: Path) -> None:
 def verify(path: Path, size: int | None, checksum: str, called: str = "") -> None:
     """Raise UserError where a file, `called` so or by its path, has not this size (None: any) and checksum."""
     called = called or str(path)
-    remedy = "Delete it and run again to have it downloaded, or put the published file in its place."
     found_size = path.stat().st_size
     if size is not None and found_size != size:
         short = "short" if found_size < size else "too long"
-        raise UserError(f"{called} is {short}: {found_size} bytes instead of {size}", remedy)
+        raise UserError(f"{called} is {short}: {found_size} bytes instead of {size}", REPLACE)
     algorithm = "md5" if len(checksum) == 32 else "sha256"
     with path.open("rb") as file:
         # told that this is no security matter, FIPS builds compute MD5 too
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     if found != checksum:
-        raise UserError(f"{called} is damaged: its {algorithm} is {found} instead of {checksum}", remedy)
+        raise UserError(f"{called} is damaged: its {algorithm} is {found} instead of {checksum}", REPLACE)
 
 
 def _complete(release: Release, root: Path, missing: Sequence[str]) -> None:
@@ -131,10 +131,7 @@ def _unpack(archive: Path, names: Sequence[str], into: Path) -> None:
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the file system, as a full disk; a damaged package has no errno
-        raise UserError(
-            f"{archive} cannot be unpacked: {error}",
-            "Delete it and run again to have it downloaded, or put the published package in its place.",
-        ) from error
+        raise UserError(f"{archive} cannot be unpacked: {error}", REPLACE) from error
 
 
 def _reach(mirrors: Sequence[str], package: str) -> dict[str, str]:

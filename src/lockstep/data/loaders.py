@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.prefetch import prefetch
+from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
 from lockstep.data.order import Order
+from lockstep.data.prefetch import prefetch
 from lockstep.data.readers import Read, Request
-from lockstep.data.sources import ImageSet
 from lockstep.processes.world import World, share_of
 
 _T = TypeVar("_T")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.data.arrays import ArraySet, Column, Part, map_files
-from lockstep.data.download import Release, ensure
+from lockstep.data.download import REPLACE, Release, ensure
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 
@@ -60,10 +60,7 @@ def records(path: Path, shape: tuple[int, int, int], label_bytes: int) -> Part:
     stride = label_bytes + math.prod(shape)
     size = _size(path)
     if size == 0 or size % stride:
-        raise UserError(
-            f"{path} is damaged: {size} bytes are no whole number of records of {stride}",
-            "Delete it and run again to have it downloaded, or put the published file in its place.",
-        )
+        raise UserError(f"{path} is damaged: {size} bytes are no whole number of records of {stride}", REPLACE)
     return Part(size // stride, Column(path, label_bytes, stride), Column(path, label_bytes - 1, stride))
 
 
@@ -89,7 +86,7 @@ def _idx_header(path: Path, dimensions: int) -> list[int]:
     if magic != 0x0800 + dimensions or size != length + math.prod(sizes) or sizes[0] == 0:  # 0x08: unsigned bytes
         raise UserError(
             f"{path} is damaged: it is no IDX file of {dimensions} dimension(s), or not as long as its header says",
-            "Delete it and run again to have it downloaded, or put the published file in its place.",
+            REPLACE,
         )
     return sizes
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lockstep.data.sources import ArraySet, ImageSet
+from lockstep.data.arrays import ArraySet, ImageSet
 from lockstep.errors import UserError
 from lockstep.processes.devices import has_streams, to_device
 from lockstep.processes.memory import free_bytes
@@ -40,7 +40,7 @@ def resident(images: ArraySet, device: torch.device) -> Read:
 
 def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
     """Read through `workers` processes that stay alive between epochs (0: in this process)."""
-    requested = _Requested()
+    requested = _RequestSampler()
     context = None
     if workers:
         # fork would copy a process that runs threads (OpenMP, gloo), and a lock held by one stays locked for ever
@@ -48,7 +48,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
         context.set_forkserver_preload(["__main__", __name__])  # torch is imported once, not once a worker
         start_helpers()
     loader: DataLoader[Any] = DataLoader(
-        _Requestable(images),
+        _RequestDataset(images),
         sampler=requested,
         batch_size=None,
         num_workers=workers,
@@ -73,7 +73,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
     return through_workers
 
 
-class _Requested(Sampler[Request]):
+class _RequestSampler(Sampler[Request]):
     """What the loader is asked for next; read in this process, in order."""
 
     requests: Iterable[Request] = ()
@@ -82,7 +82,7 @@ class _Requested(Sampler[Request]):
         return iter(self.requests)
 
 
-class _Requestable(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
+class _RequestDataset(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
     """An image set that answers a request in a worker process."""
 
     def __init__(self, images: ImageSet) -> None:

@@ -5,15 +5,13 @@ from pathlib import Path
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
-from lockstep.data.arrays import ArraySet, ImageSet
+from lockstep.data.arrays import ImageSet
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
 from lockstep.errors import unknown
 from lockstep.processes.world import World
 
 DATASETS = (*OFFICIAL, "folder")
-
-__all__ = ["DATASETS", "ArraySet", "ImageSet", "load", "resolve_data_dir"]
 
 
 def resolve_data_dir(flag: str) -> Path:

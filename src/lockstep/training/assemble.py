@@ -14,11 +14,11 @@ from lockstep import models
 from lockstep.checkpoint.weights import load_foreign
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.data import sources
+from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.order import Order
 from lockstep.data.readers import reader
-from lockstep.data.sources import ImageSet
 from lockstep.errors import UserError
 from lockstep.parallel import exact
 from lockstep.parallel.strategy import spread

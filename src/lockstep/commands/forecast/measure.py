@@ -18,8 +18,8 @@ from torch.distributed import GradBucket, HashStore
 from lockstep.commands.forecast.link import probe, stolen_core_s
 from lockstep.commands.forecast.model import Curve, Reductions, Timeline
 from lockstep.config import Config
+from lockstep.data.arrays import ArraySet
 from lockstep.data.loaders import TrainLoader
-from lockstep.data.sources import ArraySet
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.ddp import LockstepDDP
 from lockstep.parallel.sync import GradientSync
