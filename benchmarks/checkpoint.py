@@ -26,8 +26,8 @@ from torch import nn
 
 from lockstep import models
 from lockstep.checkpoint.writer import Writer
-from lockstep.files import fsync
 from lockstep.processes.devices import device_name
+from lockstep.processes.files import fsync
 
 
 def torch_save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

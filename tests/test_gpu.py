@@ -21,7 +21,7 @@ from lockstep.data.augment import Augment
 from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.data.readers import reader
 from lockstep.parallel.data_parallel import driven
-from lockstep.parallel.ddp import distributed
+from lockstep.parallel.ddp import LockstepDDP
 from lockstep.parallel.sharded import shard, whole
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.devices import device_name
@@ -78,7 +78,7 @@ def _group_of_one(world: World, kind: str, precision: str, how: str) -> tuple[li
     backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(device)}"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     alone, model, single = _model(device), _model(torch.device("cpu")), World.single(device)
-    wrapped = shard(model, single) if how == "fsdp" else distributed(model.to(device), single, compress=how)
+    wrapped = shard(model, single) if how == "fsdp" else LockstepDDP(model.to(device), single, compress=how)
     found = _trained(alone, alone, device, precision), _trained(model, wrapped, device, precision)
     dist.barrier(device_ids=None if kind == "cpu" else [0])
     dist.destroy_process_group()

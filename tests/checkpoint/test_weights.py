@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from lockstep import files
 from lockstep.checkpoint.weights import digest, load, save
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import unwrap
+from lockstep.processes import files
 
 # torch 2.11 says so of itself when it imports its compiler
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")

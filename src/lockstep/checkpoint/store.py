@@ -14,7 +14,7 @@ from pathlib import Path
 from lockstep.checkpoint.format import MANIFEST, STATE, FileRecord, Manifest, safetensors_pieces
 from lockstep.checkpoint.snapshot import Snapshot
 from lockstep.errors import UserError
-from lockstep.files import fsync, write_error
+from lockstep.processes.files import fsync, write_error
 
 _CHUNK = 4 << 20  # bytes hashed and written at a time: both release the interpreter, so training goes on beside them
 _HIDDEN = re.compile(r"\.(?P<why>writing|removing|replaced)-[0-9a-f]{8}-(?P<name>step-\d+)")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.format import octets
 from lockstep.errors import UserError
-from lockstep.files import atomic_write, write_error
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import unwrap
+from lockstep.processes.files import atomic_write, write_error
 
 _SHOWN = 4  # entries of each kind that a mismatch lists
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things

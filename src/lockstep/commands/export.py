@@ -9,7 +9,7 @@ from tyro.conf import arg
 from lockstep.commands.shared.arguments import one_name, parse
 from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
-from lockstep.files import atomic_write, write_error
+from lockstep.processes.files import atomic_write, write_error
 
 
 @dataclass(frozen=True)

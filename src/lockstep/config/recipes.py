@@ -75,7 +75,7 @@ def cifar10_speed() -> Config:
     """CIFAR-10 to 94 % in eight epochs, after airbench94_muon (arXiv:2404.00498).
 
     `lockstep train cifar10-speed`: 94.06 % and 93.88 % (seeds 0, 1), 7.2 minutes each on two CPU cores. Evaluation is
-    over six views of an image (--tta shift), as in the published figure. Its parts: recipe_cifar10_speed.py.
+    over six views of an image (--tta shift), as in the published figure. Its parts: models/cifar10_speed.py.
     """
     return Config(
         recipe="cifar10-speed",

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep import recipe_cifar10_speed
 from lockstep.config.objects import load_object
 from lockstep.errors import UserError, unknown
-from lockstep.models import cifar, small
+from lockstep.models import cifar, cifar10_speed, small
 
 _SMALL: dict[str, Callable[[int, int, int], nn.Module]] = {
     "digits_net": small.digits_net,
     "lenet5": small.lenet5,
     "mlp": small.mlp,
     "mnist_net": small.mnist_net,
-    "speed_net": recipe_cifar10_speed.SpeedNet,
+    "speed_net": cifar10_speed.SpeedNet,
 }
 _TIMM = "timm/"
 

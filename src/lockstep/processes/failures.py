@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
-from lockstep.files import atomic_write
+from lockstep.processes.files import atomic_write
 from lockstep.processes.signals import exit_now, stop_requested
 
 FAILURES = "LOCKSTEP_FAILURES"  # the environment variable that names the folder of the files

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lockstep.config import OptimConfig
 from lockstep.config.objects import load_object
 from lockstep.errors import UserError
-from lockstep.recipe_cifar10_speed import MuonSGD
+from lockstep.models.cifar10_speed import MuonSGD
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:

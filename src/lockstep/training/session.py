@@ -16,10 +16,10 @@ from lockstep.checkpoint.verified import newest
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
-from lockstep.files import write_json
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.exact import rounding
 from lockstep.parallel.sharded import is_sharded, local
+from lockstep.processes.files import write_json
 from lockstep.processes.memory import peaks_gib
 from lockstep.processes.world import World
 from lockstep.training import resume

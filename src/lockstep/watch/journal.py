@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
-from lockstep.files import finite
+from lockstep.processes.files import finite
 
 
 class RunRecord(TypedDict):

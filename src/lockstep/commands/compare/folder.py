@@ -10,7 +10,7 @@ from lockstep.commands.compare import page, picture, tables
 from lockstep.commands.compare.plan import Plan
 from lockstep.config.plain import diff_configs
 from lockstep.errors import UserError
-from lockstep.files import atomic_write, write_error
+from lockstep.processes.files import atomic_write, write_error
 
 
 def claim(plan: Plan, place: Mapping[str, Any]) -> Path:

@@ -11,7 +11,7 @@ import psutil
 
 from lockstep.commands.doctor.finding import Finding, graded, within
 from lockstep.commands.doctor.plan import Plan
-from lockstep.files import atomic_write
+from lockstep.processes.files import atomic_write
 
 _MIB, _GIB = 2**20, 2**30
 _CHUNK, _WRITTEN = 4 * _MIB, 64 * _MIB

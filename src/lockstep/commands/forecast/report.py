@@ -11,8 +11,8 @@ from rich.table import Table
 from lockstep.commands.forecast.measure import Measured
 from lockstep.commands.forecast.model import Forecast, Limits, Link
 from lockstep.commands.forecast.plan import Group, Layout, Plan
-from lockstep.files import write_error, write_json
 from lockstep.processes.devices import device_type
+from lockstep.processes.files import write_error, write_json
 
 _COLUMNS = ("N", "step ms", "images/s", "speed-up", "efficiency", "compute ms", "all-reduce ms", "hidden", "bottleneck")
 

@@ -15,7 +15,7 @@ from lockstep.commands.verify.switches import adapted
 from lockstep.commands.verify.trace import Job, Trace, read
 from lockstep.config import Config
 from lockstep.errors import UserError
-from lockstep.files import write_json
+from lockstep.processes.files import write_json
 from lockstep.processes.launcher import launch
 
 Start = Callable[..., list[Any]]  # launcher.launch, or what stands in for it

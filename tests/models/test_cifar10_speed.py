@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lockstep import recipe_cifar10_speed as experiment
 from lockstep.config import OptimConfig
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
-from lockstep.recipe_cifar10_speed import MuonSGD, orthogonal
+from lockstep.models import cifar10_speed as experiment
+from lockstep.models.cifar10_speed import MuonSGD, orthogonal
 from lockstep.training.optimizers import build
 
 
@@ -88,7 +88,7 @@ def not_an_optimizer(model: nn.Module, optim: OptimConfig, lr: float) -> str:
 
 def test_a_factory_that_returns_something_else_is_told_so() -> None:
     with pytest.raises(UserError, match="returned a str, not a torch optimizer"):
-        build(nn.Linear(2, 2), OptimConfig(optimizer="tests.test_recipe_cifar10_speed:not_an_optimizer"), 0.1)
+        build(nn.Linear(2, 2), OptimConfig(optimizer="tests.models.test_cifar10_speed:not_an_optimizer"), 0.1)
     with pytest.raises(UserError, match="adamw"):
         OptimConfig(optimizer="adamv")
 
