@@ -23,7 +23,7 @@ from lockstep.commands.forecast.model import (
     limits,
     moved,
 )
-from lockstep.commands.forecast.plan import LINKS, Layout, Plan, layout, own_cost
+from lockstep.commands.forecast.plan import LINKS, Group, Layout, Plan, layout, own_cost
 from lockstep.commands.forecast.report import describe
 from lockstep.config import Config, LinkConfig
 from lockstep.config.flags import split_arguments
@@ -255,14 +255,14 @@ def test_a_stated_link_has_the_cost_of_the_software_too() -> None:
 def test_where_processes_run() -> None:
     # all on this machine of 4 cores: threads are shared out, and more processes than cores share them
     assert [layout(plan(), n, 4, 0) for n in (1, 2, 8)] == [
-        Layout(1, 4, 1, 1.0),
-        Layout(2, 2, 2, 1.0),
-        Layout(8, 1, 4, 2.0),
+        Layout(1, Group(4, 1, False), 1.0),
+        Layout(2, Group(2, 2, True), 1.0),
+        Layout(8, Group(1, 4, True), 2.0),
     ]
     # over a network each has a machine of its own, or shares one with those that the plan says
-    assert layout(plan(interconnect="10gbit"), 8, 4, 0) == Layout(8, 4, 1, 1.0)
-    assert layout(plan(interconnect="10gbit", per_machine=2), 8, 4, 0) == Layout(8, 2, 2, 1.0)
-    assert layout(plan(), 8, 16, 4) == Layout(8, 2, 4, 1.0)
+    assert layout(plan(interconnect="10gbit"), 8, 4, 0) == Layout(8, Group(4, 1, True), 1.0)
+    assert layout(plan(interconnect="10gbit", per_machine=2), 8, 4, 0) == Layout(8, Group(2, 2, True), 1.0)
+    assert layout(plan(), 8, 16, 4) == Layout(8, Group(2, 4, True), 1.0)
     assert plan(nproc=(1, 3)).piece(3) == 22  # the largest share
 
 

@@ -115,8 +115,11 @@ def measure(world: World, configs: Sequence[Config], reduces: bool, seconds: flo
     """
     config, execution = configs[0], configs[0].execution
     load_data(config, world)  # one process of a machine downloads what is missing
-    run, clock = assemble(config, World.single(world.device)), _Clock(world.device)
-    loaders = {config.batch_size // config.accumulate: _loader(config, run) for config in configs}
+    alone, clock = World.single(world.device), _Clock(world.device)
+    run = assemble(config, alone)
+    loaders = {each.batch_size // each.accumulate: train_loader(each, run.train.images, alone) for each in configs}
+    for loader in loaders.values():
+        loader.read = run.train.read  # they share one set of workers
     resident = isinstance(run.train.images, ArraySet) and execution.loader != "streaming"
     prefetched = world.device.type != "cpu" or (not resident and execution.workers > 0)
     filling = 1 + 2 * execution.workers * prefetched  # steps until the loader has found its pace
@@ -155,13 +158,6 @@ def measure(world: World, configs: Sequence[Config], reduces: bool, seconds: flo
         probes,
         stolen,
     )
-
-
-def _loader(config: Config, run: Run) -> TrainLoader:
-    """A loader of another batch size over the run's set; they share one set of workers."""
-    loader = train_loader(config, run.train.images, run.train.world)
-    loader.read = run.train.read
-    return loader
 
 
 def _steps(run: Run, loader: TrainLoader, clock: _Clock, count: int) -> list[list[float]]:

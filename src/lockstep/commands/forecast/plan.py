@@ -102,7 +102,7 @@ class Plan:
 
 
 class Group(NamedTuple):
-    """Processes that are measured in one go."""
+    """Processes that are measured in one go, for all numbers of processes to which they apply."""
 
     threads: int  # of each
     together: int  # on one machine
@@ -119,14 +119,8 @@ class Layout:
     """Where N processes run: how they share the machines."""
 
     processes: int
-    threads: int  # of each
-    together: int  # what can be measured at once on one machine
+    group: Group  # as which it is measured, as far as one machine holds so many at once
     crowding: float  # threads for each core, at least 1
-
-    @property
-    def group(self) -> Group:
-        """Numbers of processes with the same group are measured in one go."""
-        return Group(self.threads, self.together, self.processes > 1)
 
 
 def layout(plan: Plan, processes: int, cores: int, gpus: int) -> Layout:
@@ -136,7 +130,8 @@ def layout(plan: Plan, processes: int, cores: int, gpus: int) -> Layout:
     local = min(processes, plan.per_machine or (processes if here else 1))
     threads = execution.threads or max(1, cores // local)
     together = min(local, gpus or max(1, cores // threads))
-    return Layout(processes, threads, together, 1.0 if gpus else max(1.0, local * threads / cores))
+    group = Group(threads, together, reduces=processes > 1)
+    return Layout(processes, group, 1.0 if gpus else max(1.0, local * threads / cores))
 
 
 def own_cost(stated: Link, loopback: Link) -> Link:

@@ -46,7 +46,7 @@ class Report:
             "efficiency": speedup / forecast.processes,
             "hidden": forecast.hidden,
             "bottleneck": forecast.bottleneck,
-            "threads": where.threads,
+            "threads": where.group.threads,
             "loader_images_per_s": where.processes * rates[nearest] / where.crowding,  # of all processes
         }
 

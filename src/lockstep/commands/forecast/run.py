@@ -45,8 +45,8 @@ def forecast(plan: Plan, log: Callable[[str], None] = lambda _: None) -> Report 
     def step(where: Layout) -> Forecast:
         found = measured[where.group]
         own = found.curve.at(plan.piece(where.processes))
-        shared = where.threads, where.crowding
-        return model.forecast(where.processes, own, link, sends, *shared, prefetched=found.prefetched)
+        shared = where.group.threads, where.crowding, found.prefetched
+        return model.forecast(where.processes, own, link, sends, *shared)
 
     steps = [step(where) for where in layouts]
     last, most = layouts[-1].processes, plan.config.batch_size // plan.config.accumulate
