@@ -158,6 +158,7 @@ def forecast(
     own: Timeline,
     link: Link,
     sends: Reductions,
+    *,
     threads: int = 1,
     crowding: float = 1.0,
     prefetched: bool = False,

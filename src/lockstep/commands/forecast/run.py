@@ -44,9 +44,15 @@ def forecast(plan: Plan, log: Callable[[str], None] = lambda _: None) -> Report 
 
     def step(where: Layout) -> Forecast:
         found = measured[where.group]
-        own = found.curve.at(plan.piece(where.processes))
-        shared = where.group.threads, where.crowding, found.prefetched
-        return model.forecast(where.processes, own, link, sends, *shared)
+        return model.forecast(
+            where.processes,
+            found.curve.at(plan.piece(where.processes)),
+            link,
+            sends,
+            threads=where.group.threads,
+            crowding=where.crowding,
+            prefetched=found.prefetched,
+        )
 
     steps = [step(where) for where in layouts]
     last, most = layouts[-1].processes, plan.config.batch_size // plan.config.accumulate
