@@ -18,9 +18,9 @@ _MIX2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 
-def stream(seed: int, *words: int | str) -> int:
-    """The 64-bit key of one purpose, as `stream(seed, "flip", epoch)`; distinct words give independent keys."""
-    text = repr((seed, *words)).encode()
+def stream(seed: int, *parts: int | str) -> int:
+    """The 64-bit key of one purpose, as `stream(seed, "flip", epoch)`; distinct parts give independent keys."""
+    text = repr((seed, *parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 

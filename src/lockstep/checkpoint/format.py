@@ -65,19 +65,16 @@ def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     end = 0
     for name in names:
-        dtype, shape = _real(tensors[name]), list(tensors[name].shape)
+        dtype, shape = tensors[name].dtype, list(tensors[name].shape)
+        if tensors[name].is_complex():
+            dtype, shape = dtype.to_real(), [*shape, 2]
         start, end = end, end + tensors[name].nbytes
-        shape += [2] if tensors[name].is_complex() else []
         header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
         yield octets(tensors[name]).numpy().data
-
-
-def _real(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -99,7 +96,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def encode(value: Any, where: str, tensor: Callable[[str, Tensor], str] | None = None) -> Any:
     """A tree of plain values as JSON, from which `decode` makes the same types and the same bits again.
 
-    What JSON has no word for stands under a key with a dollar sign. `tensor(where, t)` files a tensor away and returns
+    What JSON lacks stands under a key with a dollar sign. `tensor(where, t)` files a tensor away and returns
     the name to find it by.
 
     Raises:
@@ -172,7 +169,7 @@ def _no_constant(name: str) -> None:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest says of a file."""
+    """A file's entry in the manifest."""
 
     bytes: int
     sha256: str

@@ -28,7 +28,7 @@ class Written:
 
     path: Path
     step: int
-    digest: str  # of its manifest: what the journal notes, so that a forged one is told from it
+    digest: str  # of its manifest: kept in the journal, so that a forged checkpoint is found out
     bytes: int
 
 
@@ -53,7 +53,7 @@ def write(snapshot: Snapshot, folder: Path, at: Phase = lambda _: None) -> Writt
     A checkpoint of the same step is replaced. All others are left as they are, whatever happens.
 
     Raises:
-        UserError: where the disk is full, read-only, gone, or fails: the path, the system's words and the remedy.
+        UserError: where the disk is full, read-only, gone, or fails: the path, the system's reason and the remedy.
     """
     target = folder / name_of(snapshot.step)
     temporary = folder / f".writing-{os.urandom(4).hex()}-{target.name}"

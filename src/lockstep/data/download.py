@@ -72,7 +72,7 @@ def verify(path: Path, size: int | None, checksum: str, called: str = "") -> Non
         raise UserError(f"{called} is {short}: {found_size} bytes instead of {size}", REPLACE)
     algorithm = "md5" if len(checksum) == 32 else "sha256"
     with path.open("rb") as file:
-        # told that this is no security matter, FIPS builds compute MD5 too
+        # FIPS builds compute MD5 only where it is marked as no security matter
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     if found != checksum:
         raise UserError(f"{called} is damaged: its {algorithm} is {found} instead of {checksum}", REPLACE)

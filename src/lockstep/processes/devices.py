@@ -16,7 +16,7 @@ _LOOK = {
 
 
 def device_name(device: torch.device) -> str:
-    """A device in words, for records: what decides, with the software, how its kernels round."""
+    """A device's name for records: what decides, with the software, how its kernels round."""
     if device.type == "cpu":
         return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     module = torch.get_device_module(device)

@@ -1,4 +1,4 @@
-"""Who am I among the processes of a run, and how do we talk."""
+"""The processes of a run, as one of them sees it: its rank, and the collectives."""
 
 import os
 import time

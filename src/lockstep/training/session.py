@@ -157,7 +157,7 @@ def _record_hang(folder: Path, record: HangRecord) -> None:
 
 def _leave_terminal(bar: ProgressBar, folder: Path) -> None:
     """Go on without the terminal that was closed: writing to it would fail."""
-    bar.silence()
+    bar.disable()
     log = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

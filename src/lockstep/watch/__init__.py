@@ -1,1 +1,1 @@
-"""What a run tells: progress, journal, mirrors, alarms."""
+"""What a run reports: progress, journal, mirrors of it, hangs, ranks that differ."""

@@ -88,7 +88,7 @@ def respond(
         answer: this rank's position, with more fields given.
         watched: the rank whose heartbeat this one follows, silent for `silent_s` by now.
     """
-    here = proc.machine()
+    me, here = str(board.rank), proc.machine()
     try:
         began = time.monotonic()
         seen = {
@@ -103,7 +103,8 @@ def respond(
         while time.monotonic() - began < _ANSWER_S and not board.has("answer"):
             time.sleep(_POLL_S)
         lowest = next(rank for rank in range(board.size) if board.has("answer", rank))
-        if (board.rank == lowest or not _wait_for_report(board)) and _claim_report(board):
+        may_report = board.rank == lowest or not _wait_for_report(board)
+        if may_report and board.store.compare_set("reporter", "", me) == me.encode():  # the first rank that asks
             answers = board.read("answer")
             reporter.write(report(reporter.timeout, board.size, answers, board.read("at"), str(reporter.file or "")))
             board.store.set("reported", "1")
@@ -134,12 +135,6 @@ def report_alone(board: Board, reporter: Reporter, answer: Callable[[], Position
 def store_error(error: Exception) -> str:
     """Why the store no longer answers, in a line."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
-def _claim_report(board: Board) -> bool:
-    """True for the first rank that asks."""
-    me = str(board.rank)
-    return bool(board.store.compare_set("reporter", "", me) == me.encode())
 
 
 def _wait_for_report(board: Board) -> bool:

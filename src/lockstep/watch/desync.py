@@ -111,12 +111,12 @@ def digests(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
 def digest(tensor: Tensor) -> Tensor:
     """The digest of a dense tensor's bits in logical order (of any memory format): int64, 0-dim, on its device."""
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().contiguous().view(-1)
-    words = flat.view(_INTEGERS[flat.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    size = _AT_ONCE.get(words.device.type, _AT_ONCE_ELSEWHERE)
-    places = torch.arange(min(size, len(words)), dtype=torch.int64, device=words.device) * _PLACE
-    for start in range(0, len(words), size):
-        part = words[start : start + size].to(torch.int64)
+    integers = flat.view(_INTEGERS[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=integers.device)
+    size = _AT_ONCE.get(integers.device.type, _AT_ONCE_ELSEWHERE)
+    places = torch.arange(min(size, len(integers)), dtype=torch.int64, device=integers.device) * _PLACE
+    for start in range(0, len(integers), size):
+        part = integers[start : start + size].to(torch.int64)
         key = (start * _PLACE * _PLACE) & ((1 << 64) - 1)  # what `bits` makes of the same place's part of `places`
         total += bits(key, part + places[: len(part)]).sum()
     return total

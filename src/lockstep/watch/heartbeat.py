@@ -32,7 +32,7 @@ _generations = itertools.count()  # all ranks make their watches in the same ord
 
 
 class Heartbeat(AbstractContextManager["Heartbeat"]):
-    """Watch a run inside `with Heartbeat(...) as beat:`; the main thread says where it is by `beat.at(step, phase)`.
+    """Watch a run inside `with Heartbeat(...) as beat:`; the main thread notes where it is by `beat.at(step, phase)`.
 
     Where a rank's main thread neither calls `at` nor enters a collective for `hang_timeout` seconds, or its process is
     silent for that long, one report goes to stderr and to hang-report.txt in the run folder, and every rank exits with

@@ -14,10 +14,9 @@ class ProgressBar:
 
     def __init__(self, total_steps: int, epochs: int, enabled: bool, done: int = 0) -> None:
         self.console = Console(highlight=False)
-        self.epochs, self.total, self.done = epochs, total_steps, done
+        self.epochs, self.total, self.start = epochs, total_steps, done
         self.enabled, self.live = enabled, enabled and self.console.is_terminal
         self.began = self.written = time.monotonic()
-        self.start = done
         self.drawn = float("-inf")
         if self.live:
             columns = ("[bold]{task.fields[epoch]}", "step {task.completed}/{task.total}", "{task.fields[numbers]}")
@@ -54,7 +53,7 @@ class ProgressBar:
         if self.enabled:
             self.console.print(text, markup=False, soft_wrap=True)
 
-    def silence(self) -> None:
+    def disable(self) -> None:
         """Write no more: the terminal is gone, and writing to it would fail."""
         self.enabled = self.live = False
 
