@@ -11,8 +11,8 @@ import threading
 import time
 import urllib.request
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,24 +87,19 @@ def _complete(release: Release, root: Path, missing: Sequence[str]) -> None:
     mirrors = [mirror for mirror, reason in reasons.items() if not reason]
     if not mirrors and (absent or not wanted):
         raise _unavailable(release, root, missing, reasons)
-    with _writable(folder, release), tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:
-        for package, members in wanted.items():
-            archive = at_hand.get(package) or Path(scratch, package)
-            if package in absent and (reasons := _download(mirrors, archive, release.packages[package][0])):
-                raise _unavailable(release, root, missing, reasons)
-            names = [name for name in members if name in missing]
-            _unpack(archive, names, Path(scratch))
-            for name in names:
-                verify(Path(scratch) / name, *release.files[name], f"{name} in {archive}")
-            for name in names:  # same file system: a name appears with the whole file behind it
-                (Path(scratch) / name).replace(folder / name)
-
-
-@contextmanager
-def _writable(folder: Path, release: Release) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        yield
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:
+            for package, members in wanted.items():
+                archive = at_hand.get(package) or Path(scratch, package)
+                if package in absent and (reasons := _download(mirrors, archive, release.packages[package][0])):
+                    raise _unavailable(release, root, missing, reasons)
+                names = [name for name in members if name in missing]
+                _unpack(archive, names, Path(scratch))
+                for name in names:
+                    verify(Path(scratch) / name, *release.files[name], f"{name} in {archive}")
+                for name in names:  # same file system: a name appears with the whole file behind it
+                    (Path(scratch) / name).replace(folder / name)
     except OSError as error:
         raise UserError(
             f"{release.name}: cannot write its files to {folder}: {error}",
