@@ -21,7 +21,7 @@ from lockstep.config import (
 from lockstep.errors import UserError
 
 
-def floats(low: float, high: float = 1e6, **open_ends: bool) -> st.SearchStrategy[float]:
+def floats(low: float, high: float = 1e6, **open_ends: Any) -> st.SearchStrategy[float]:
     return st.floats(low, high, allow_nan=False, **open_ends)
 
 
@@ -101,15 +101,18 @@ def _configs(draw: st.DrawFn) -> Config:
         case "compressed":
             parts |= {"link": LinkConfig(draw(st.sampled_from(["fp16", "bf16", "powersgd:4"])))}
         case "local":
-            outer = {"outer_lr": draw(floats(0, exclude_min=True)), "outer_momentum": draw(floats(0, 0.99))}
+            outer: dict[str, Any] = {
+                "outer_lr": draw(floats(0, exclude_min=True)),
+                "outer_momentum": draw(floats(0, 0.99)),
+            }
             parts |= {"link": LinkConfig(sync_every=draw(st.integers(2, 99)), **outer)}
             parts |= {"optim": replace(parts["optim"], ema=0.0), "model": replace(parts["model"], sync_bn=False)}
     try:
-        chosen = {
+        chosen: dict[str, Any] = {
             "precision": draw(st.sampled_from(get_args(Precision))),
             "tta": draw(st.sampled_from(["none", "shift"])),
         }
-        return Config(**chosen, **numbers, **parts)
+        return Config(**{**chosen, **numbers, **parts})
     except UserError:  # two fields that exclude each other
         assume(False)
         raise

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lockstep import cli
-from lockstep.watch.journal import Record, read
 from tests.data.formats import tree, write_folders
+from tests.journals import read
 from tests.subprocesses import Command, Ended, lockstep, run_lockstep
 
 USER_CODE = """
@@ -299,7 +299,7 @@ def test_an_error_of_the_user_s_data_set_on_all_ranks_is_told_once(place: Path) 
     assert re.search(r"lockstep: rank [01]: FileNotFoundError: my files are on the other disk\n$", ended.err)
 
 
-Journal = Callable[[], list[Record]]
+Journal = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def running(place: Path) -> Iterator[Callable[..., tuple[Command, Journal]]]:
         command = lockstep("train", *endless.split(), *flags, cwd=place, fresh=fresh)
         started.append(command)
 
-        def journal() -> list[Record]:
+        def journal() -> list[dict[str, Any]]:
             path = place / "run/journal.jsonl"
             return read(path) if path.exists() else []
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lockstep as ls
-from lockstep.watch.journal import read
+from tests.journals import read
 from tests.subprocesses import Command, run_lockstep
 
 ROOT = Path(__file__).parents[1]

@@ -60,10 +60,11 @@ def floor(module: str) -> int:
 def imported(module: str, source: str) -> Iterator[tuple[int, str]]:
     """(line, module of ours) for each import anywhere in the source; TYPE_CHECKING blocks included."""
     for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{module}:{node.lineno}: write the whole name, not a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:

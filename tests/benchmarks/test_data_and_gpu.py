@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ from torch import nn
 
 import data
 from lockstep.config import Config
+from lockstep.data.arrays import ArraySet
+from lockstep.training.assemble import load_data
 
 CPU = torch.device("cpu")
 
@@ -88,7 +91,7 @@ def test_the_order_is_observed_case_by_case(monkeypatch: pytest.MonkeyPatch) -> 
         assert command[1:3] == [order.__file__, "--observe"]
         return SimpleNamespace(stdout=json.dumps(order.observe(command[3], int(command[4]))))
 
-    monkeypatch.setattr(order.subprocess, "run", run)  # each in a process of its own takes seconds
+    monkeypatch.setattr("order.subprocess.run", run)  # each in a process of its own takes seconds
     result = order.measure([10**12], sampler_samples=300_000, repeats=1)
     rows, [shown] = result["rows"], result["tables"]
     assert list(rows) == ["lockstep 1000000000000", "sampler 300000"]
@@ -136,18 +139,19 @@ def test_a_part_that_fails_keeps_what_it_had_and_leaves_the_others(
 
 def test_the_tutorials_loop_stops_when_its_time_is_up() -> None:
     late = part(until=time.perf_counter())
-    config = gpu.replace(late.config("mnist"), epochs=50, batch_size=16)
+    config = replace(late.config("mnist"), epochs=50, batch_size=16)
     found = gpu.run_tutorial(config, late, lambda model: torch.optim.SGD(model.parameters(), lr=0.01))
     assert found["epochs"] == 1
     assert late.notes == ["Data: random images of mnist's shape, 64 of them; top-1 says nothing."]
 
 
 def test_the_tutorials_samples_are_the_sets() -> None:
-    images, _ = gpu.load_data(part().config("cifar10"), part().world)
-    samples = gpu.Samples(images, np.array)
+    images, _ = load_data(part().config("cifar10"), part().world)
+    assert isinstance(images, ArraySet)
+    samples = gpu.Samples(images, lambda image: torch.from_numpy(np.array(image)))
     for index in (0, 63):
         pixels, label = samples[index]
-        assert np.array_equal(pixels.transpose(2, 0, 1), images.read(np.array([index]))[0][0].numpy())
+        assert torch.equal(pixels.permute(2, 0, 1), images.read(np.array([index]), None)[0][0])
         assert label == index % 10
 
 

@@ -17,7 +17,9 @@ OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
     "sgd without state": lambda p: torch.optim.SGD(p, 0.1),
     "adam": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
-    "adamw": lambda p: torch.optim.AdamW([{"params": p[:1], "weight_decay": 0.0}, {"params": p[1:]}], 0.01),
+    "adamw": lambda p: torch.optim.AdamW(
+        list[dict[str, Any]]([{"params": p[:1], "weight_decay": 0.0}, {"params": p[1:]}]), 0.01
+    ),
     "adam, lr tensor": lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
     "adadelta": torch.optim.Adadelta,
     "adagrad": torch.optim.Adagrad,
@@ -35,7 +37,7 @@ OPTIMIZERS: dict[str, Make] = {
 def model(seed: int = 0, dtype: torch.dtype = torch.float32, channels_last: bool = False) -> nn.Sequential:
     torch.manual_seed(seed)
     layers = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
-    return layers.to(dtype=dtype, memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return layers.to(dtype).to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
@@ -43,7 +45,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: in
     for step in range(first, last):
 
         @torch.no_grad()
-        def closure(step: int = step) -> Tensor:
+        def closure(step: int = step) -> Any:
             generator = torch.Generator().manual_seed(step)
             for parameter in net.parameters():
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)

@@ -163,7 +163,7 @@ def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path
         export(tmp_path, Export())
     for form in ("torch", "safetensors"):
         with pytest.raises(UserError, match=r"can't write .*nowhere/w"):
-            export(run, Export(form, out=str(tmp_path / "nowhere" / "w")))  # type: ignore[arg-type]
+            export(run, Export(form, out=str(tmp_path / "nowhere" / "w")))
 
 
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,6 +248,7 @@ def test_a_forged_manifest_may_not_name_other_files_or_sizes() -> None:
     for name in ("../model.safetensors", "/etc/passwd", "model.pt", "a/b", "manifest.json", ""):
         with pytest.raises(Damaged, match="names a file that no checkpoint has"):
             Manifest.from_bytes(_forged(files={**files, name: entry}))
+    bad: Any
     for bad in ({**entry, "bytes": -1}, {**entry, "bytes": True}, {**entry, "bytes": 1e3}, {**entry, "sha256": "AB"},
                 {**entry, "sha256": entry["sha256"].upper()}, {"bytes": 3}, [], None):  # fmt: skip
         with pytest.raises(Damaged, match="no size and SHA-256"):
@@ -255,6 +256,7 @@ def test_a_forged_manifest_may_not_name_other_files_or_sizes() -> None:
     for name in (MODEL, OPTIMIZER, STATE):
         with pytest.raises(Damaged, match=f"lacks {name}"):
             Manifest.from_bytes(_forged(files={key: value for key, value in files.items() if key != name}))
+    entries: Any
     for entries in ({"step": -1}, {"step": True}, {"step": "460"}, {"step": None}, {"files": []}):
         with pytest.raises(Damaged, match="lacks a step"):
             Manifest.from_bytes(_forged(**entries))

@@ -5,7 +5,7 @@ import math
 import pickle
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -82,7 +82,7 @@ class _Odd(torch.optim.SGD):
             "deep": [[], {}, ()],
         }
         self.state[second]["shared"] = shared
-        self.state["all of them"] = {"seen": 3, "sum": torch.tensor([1 + 2j, math.nan])}  # type: ignore[index]
+        self.state["all of them"] = {"seen": 3, "sum": torch.tensor([1 + 2j, math.nan])}
         self.param_groups[0]["extra"] = {"schedule": (1, [2.5, None]), "tensor": torch.tensor(3, dtype=torch.int32)}
 
 
@@ -110,7 +110,7 @@ def test_what_an_optimizer_can_not_keep_is_named_and_nothing_written(tmp_path: P
     with pytest.raises(UserError, match=r"state\.0\.mask of optimizer is a tensor of layout"):
         snapshot(1, net, sparse)
     tuples = torch.optim.SGD(net.parameters(), 0.1)
-    tuples.state[(1, 2)] = {"x": 1}  # type: ignore[index]
+    tuples.state[(1, 2)] = {"x": 1}
     with pytest.raises(UserError, match="state for a tuple"):
         snapshot(1, net, tuples)
 
@@ -125,7 +125,7 @@ def test_wrappers_scaler_and_average_come_along(tmp_path: Path) -> None:
     scalers[0].load_state_dict({**scalers[0].state_dict(), "scale": 256.0, "_growth_tracker": 17})
     loaded = _through_disk(tmp_path, 2, nn.DataParallel(first), optimizers[0], scalers[0], averages[0])
     assert loaded.has_ema
-    restore(loaded, torch.compile(second), optimizers[1], scalers[1], averages[1])
+    restore(loaded, cast(nn.Module, torch.compile(second)), optimizers[1], scalers[1], averages[1])
     for before, after in ((first, second), (averages[0], averages[1]), (scalers[0], scalers[1])):
         assert bits(after.state_dict()) == bits(before.state_dict())
     assert scalers[1].state_dict()["_growth_tracker"] == 17
@@ -299,7 +299,7 @@ def test_on_a_gpu(tmp_path: Path, name: str, fused: bool) -> None:
     train(second, other, 3, 5)
     assert bits(second.state_dict()) == bits(first.state_dict())
     on_cpu = model(2)  # and on another device
-    more = {"momentum": 0.9, "weight_decay": 0.1} if name == "muon" else {}
-    cpu_optimizer = type(other)(on_cpu.parameters(), 0.01, **more)
+    more: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1} if name == "muon" else {}
+    cpu_optimizer = cast(Any, type(other))(on_cpu.parameters(), 0.01, **more)
     restore(verify(tmp_path / "step-000000003"), on_cpu, cpu_optimizer)
     train(on_cpu, cpu_optimizer, 3, 4)

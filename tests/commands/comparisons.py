@@ -1,7 +1,7 @@
 """Made journals and results, for the tests of compare."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.commands.compare.cells import measure
@@ -22,7 +22,7 @@ def journal(
     ledger: str = LEDGER,
     status: str = "completed",
     memory: Sequence[float] = (0.5, 0.75),
-) -> list[dict[str, Any]]:
+) -> list[Any]:
     """A run whose log windows of `steps` steps took so many seconds each."""
     per_epoch = len(seconds) // epochs
     records: list[dict[str, Any]] = [{"kind": "run", "device": "cpu (AVX2)"}]
@@ -43,10 +43,10 @@ def result(step_s: float, **more: Any) -> dict[str, Any]:
     return measure(journal([10 * step_s] * 10, **more))
 
 
-def row(name: str, rounds: dict[int, dict[str, Any]], not_measured: str = "") -> Row:
+def row(name: str, rounds: Mapping[int, Mapping[str, Any]], not_measured: str = "") -> Row:
     strategy, _, count = name.rpartition(" x")
     command = f"lockstep train digits --strategy ddp --nproc {count}"
-    return Row(name, strategy, int(count), int(count), 1, 0, command, not_measured, rounds)
+    return Row(name, strategy, int(count), int(count), 1, 0, command, not_measured, dict(rounds))
 
 
 def results(rows: Sequence[Row], baseline: str = "single x1", repeats: int = 3) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from lockstep.commands.compare import cells, tables
 from lockstep.commands.compare import run as running
 from lockstep.commands.compare.cells import NotMeasured, measure, printed_error
 from lockstep.commands.compare.plan import Cell, Plan
-from lockstep.commands.compare.results import FIGURES, aggregate, interval
+from lockstep.commands.compare.results import FIGURES, aggregate
 from lockstep.commands.compare.strategies import BASES, Strategy, parse
+from lockstep.commands.shared.measured import interval
 from lockstep.config import Config, DataConfig, Execution, LinkConfig
 from lockstep.config.recipes import recipe
 from lockstep.errors import UserError

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from lockstep.commands.doctor.checks import findings
 from lockstep.commands.doctor.collectives import SIZES
-from lockstep.commands.doctor.finding import Finding, as_json, graded, healthy, show, summary
+from lockstep.commands.doctor.finding import Finding, Status, as_json, graded, healthy, show, summary
 from lockstep.commands.doctor.plan import PARTS, Plan
 from lockstep.errors import UserError
 from tests.subprocesses import Command, run_lockstep
@@ -71,7 +71,8 @@ def test_what_is_printed() -> None:
 
 
 def test_the_first_case_that_is_true_decides() -> None:
-    worse, bad = (True, "fail", "Do that."), (True, "warn", "Do.")
+    worse: tuple[bool, Status, str] = (True, "fail", "Do that.")
+    bad: tuple[bool, Status, str] = (True, "warn", "Do.")
     assert graded("a", "m", {"n": 1}, worse, bad) == Finding("a", "fail", "m", "Do that.", {"n": 1})
     assert graded("a", "m", {}, (False, "fail", "Do that."), bad) == Finding("a", "warn", "m", "Do.")
     assert graded("a", "m", {}, (False, "fail", "Do that.")) == Finding("a", "ok", "m")

@@ -70,8 +70,8 @@ def bash(
             os.killpg(job.pid, signal.SIGKILL)  # as Slurm ends what a job file has left behind
     said = {name: (folder / f"{name}.words").read_text().split("\0\n")[:-1] for name in doings}
     asked = [" ".join(call.split("\0")) for name in ("scancel", "scontrol") for call in said[name]]
-    words = said["srun"][0].split("\0") if said["srun"] else []
-    return code, words, [call for call in asked if not call.startswith("show")]
+    arguments = said["srun"][0].split("\0") if said["srun"] else []
+    return code, arguments, [call for call in asked if not call.startswith("show")]
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.watch.journal import read
+from tests.journals import read
 from tests.slurm import slurm
 from tests.subprocesses import Command, Ended, run_lockstep
 

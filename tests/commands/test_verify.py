@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConf
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.world import World
-from lockstep.watch import journal
 from tests.ranks import RankFailed, run_ranks
 from tests.subprocesses import run_lockstep
 
@@ -52,7 +51,7 @@ def _plan(*nproc: int, patch: str = "", steps: int = 4, out: str = "", **given: 
     groups = {"data": DataConfig, "model": ModelConfig, "optim": OptimConfig, "link": LinkConfig}
     parts: dict[str, Any] = {name: part(cls) for name, cls in groups.items()}
     execution = Execution(device="cpu", threads=1, eval_batch_size=7, out=out, workers=1)
-    config = Config(epochs=3, execution=execution, **parts, **given)
+    config = Config(epochs=3, execution=execution, **{**parts, **given})
     return Plan(nproc=nproc, steps=steps, patch=f"{HERE}:{patch}" if patch else "", config=config)
 
 
@@ -92,14 +91,21 @@ def _train(world: World, config: Config, folder: str) -> None:
 
 
 def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
-    fields = {"model": "dropping_net", "exact": 4, "flip": True, "ema": 0.9, "clip_norm": 0.1, "warmup_epochs": 1}
+    fields: dict[str, Any] = {
+        "model": "dropping_net",
+        "exact": 4,
+        "flip": True,
+        "ema": 0.9,
+        "clip_norm": 0.1,
+        "warmup_epochs": 1,
+    }
     report = _verify(_plan(1, 2, steps=100, **fields))
     base = report.base
     assert report.holds
     assert (len(base.loss), base.steps_per_epoch) == (12, 4)  # three epochs are all there is
     config = _plan(1, 2, **fields).config_for(3)
     run_ranks(_train, 3, config, str(tmp_path), timeout=120)
-    end = journal.read(tmp_path / "journal.jsonl")[-1]
+    end = read(tmp_path / "journal.jsonl")[-1]
     assert (end["steps"], end["ledger_sha256"], end["weights_sha256"]) == (12, base.ledger[-1], base.weights_sha256)
     assert base.metrics is not None
     assert (end["top1"], end["loss"]) == (base.metrics["top1"], base.metrics["loss"])
@@ -138,7 +144,7 @@ def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64() -> None
 
 # Wrong variants, each named, and nothing else with it
 
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "local batch norm": ({"patch": "local_batch_norm", "model": "normed_net", "sync_bn": True}, "batch statistics"),
     "plain mode's batch norm": ({"model": "normed_net"}, "batch statistics"),
     "plain mode's dropout": ({"model": "dropping_net", "sync_bn": True}, "dropout"),
@@ -295,7 +301,7 @@ def test_a_difference_is_placed_at_its_first_step_and_tensor() -> None:
     other[1:, 0, 2] += 1e-7  # rounding
     other[3:, 1, 1] += 0.5
     rows = agreement.compare(_trace(values), _trace(other, 2), per_step=1e-6)
-    assert rows.row("weights") == agreement.Row("weights", "within tolerance", pytest.approx(5e-8), 2, "w")
+    assert rows.row("weights") == agreement.Row("weights", "within tolerance", cast(float, pytest.approx(5e-8)), 2, "w")
     assert rows.row("buffers") == agreement.Row("buffers", "different", 0.25, 4, "b")
     assert rows.row("ledger").verdict == "equal"
     bits = agreement.compare(_trace(values), _trace(other, 2), per_step=0.0)
@@ -380,7 +386,7 @@ def test_suspects_are_those_that_the_traces_show() -> None:
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=4), st.integers(1, 300), st.integers(1, 4), st.booleans())
 def test_an_even_batch_is_divided_by_all(processes: list[int], batch: int, pieces: int, exact: bool) -> None:
     batch = max(batch, pieces)
-    config = Config(batch_size=batch, **({"exact": pieces} if exact else {"accumulate": pieces}))
+    config = Config(batch_size=batch, exact=pieces if exact else 0, accumulate=1 if exact else pieces)
     even = even_batch(config, processes)
     assert all(even % (n if exact else n * pieces) == 0 for n in processes)
     assert not exact or even % pieces == 0
@@ -429,7 +435,7 @@ def test_expected_draws_do_not_depend_on_the_seed(layer: nn.Module) -> None:
     x = torch.randn(4, 3, 8)
 
     def twice() -> list[torch.Tensor]:
-        return [torch.manual_seed(seed) and layer(x) for seed in (1, 2)]
+        return [layer(x) for seed in (1, 2) if torch.manual_seed(seed)]
 
     drawn = twice()
     assert not torch.equal(*drawn)  # else this would prove nothing

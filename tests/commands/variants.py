@@ -113,7 +113,7 @@ def evaluate_means(run: Run, world: World, config: Config) -> None:
 
 
 def step_without_optimizer(run: Run, world: World, config: Config) -> None:
-    run.step = run.step.__call__  # type: ignore[assignment, method-assign]
+    run.step = run.step.__call__  # type: ignore[assignment]
 
 
 def float_all_reduce(run: Run, world: World, config: Config) -> None:
@@ -138,7 +138,7 @@ class _Drifting:
 
     def __init__(self, run: Run, world: World) -> None:
         self.step, self.optimizer, self.world = run.step, run.step.optimizer, world
-        self.weight = next(run.model.parameters())
+        self.weight: Tensor = next(run.model.parameters())
 
     def __call__(self, batch: Batch) -> Tensor:
         loss = self.step(batch)
@@ -179,6 +179,7 @@ class _Centred(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(()))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -64,9 +64,10 @@ def test_unknown_entries_are_named_and_missing_ones_keep_their_default() -> None
     values["optim"]["lamb"] = 1
     with pytest.raises(UserError, match=r"config\.optim has unknown entries: lamb"):
         Config.from_dict(values)
+    wrong: Any
     for wrong in ([], 3, "x", None):
         with pytest.raises(UserError, match="not a group of entries"):
-            Config.from_dict(wrong)  # type: ignore[arg-type]
+            Config.from_dict(wrong)
     with pytest.raises(UserError, match="--epochs 0 trains nothing"):
         Config.from_dict({"epochs": 0})
 

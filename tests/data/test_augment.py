@@ -1,6 +1,7 @@
 """Augmentation against a slow reference that works pixel by pixel, and its law: a sample is the same everywhere."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,7 +121,7 @@ def test_evaluation_draws_nothing(case: tuple[Augment, Tensor, Tensor, int]) -> 
     assert torch.equal(augment(images, ids, None), augment(images, ids + 1, None))
 
 
-def drawn(seed: int, epoch: int, **options: int) -> Tensor:
+def drawn(seed: int, epoch: int, **options: Any) -> Tensor:
     """500 samples of one image, of which every pixel is different."""
     image = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8).expand(500, 1, 8, 8)
     return Augment((0.0,), (1.0,), seed, **options)(image, torch.arange(500), epoch)

@@ -1,6 +1,8 @@
 import io
 import pickle
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from torch import Tensor
 from torchvision.transforms import RandomResizedCrop, v2
 
 from lockstep.config import DataConfig
 from lockstep.data import folder
-from lockstep.data.folder import EXTENSIONS, centre_crop, crop_box, decode, load_folders
+from lockstep.data.folder import EXTENSIONS, FolderSet, centre_crop, crop_box, decode, load_folders
 from lockstep.data.sources import load
 from lockstep.errors import UserError
 from lockstep.processes.world import World
@@ -23,7 +26,7 @@ draws22 = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)
 sides = st.integers(1, 700)
 
 
-def test_classes_and_files_are_sorted_and_labelled(tmp_path):
+def test_classes_and_files_are_sorted_and_labelled(tmp_path: Path) -> None:
     write_folders(tmp_path, ("bee", "ant"), 6, SUFFIXES)
     for name in (".hidden.png", "notes.txt"):
         (tmp_path / "train/ant" / name).write_text("no image")
@@ -32,6 +35,7 @@ def test_classes_and_files_are_sorted_and_labelled(tmp_path):
     shutil.copy(tmp_path / "train/bee/0.png", tmp_path / "train/bee/more/0.png")
     train, val = load(DataConfig(dataset="folder", image_size=16), tmp_path, 0, World.single())
     assert (len(train), len(val), train.classes, train.shape) == (13, 12, ("ant", "bee"), (3, 16, 16))
+    assert isinstance(train, FolderSet)
     found = [train.path(i) for i in range(len(train))]
     assert [str(path.relative_to(tmp_path / "train")) for path in found] == sorted(
         str(path.relative_to(tmp_path / "train"))
@@ -45,15 +49,16 @@ def test_classes_and_files_are_sorted_and_labelled(tmp_path):
     assert torch.equal(images[6], images[12])  # the copy
 
 
-def test_the_default_size_is_224_and_test_may_stand_for_val(tmp_path):
+def test_the_default_size_is_224_and_test_may_stand_for_val(tmp_path: Path) -> None:
     write_folders(tmp_path)
     (tmp_path / "val").rename(tmp_path / "test")
     train, val = load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
     assert train.shape == val.shape == (3, 224, 224)
+    assert isinstance(val, FolderSet)
     assert val.root == tmp_path / "test"
 
 
-def test_a_crop_is_a_function_of_seed_epoch_and_sample(tmp_path):
+def test_a_crop_is_a_function_of_seed_epoch_and_sample(tmp_path: Path) -> None:
     write_folders(tmp_path, count=4)
     train, _ = load_folders(tmp_path, 24, 3, resized_crop=True)
     ids = np.arange(8)
@@ -74,7 +79,7 @@ def test_a_crop_is_a_function_of_seed_epoch_and_sample(tmp_path):
         assert not any(torch.equal(a, b) for a, b in zip(images, others, strict=True))
 
 
-def test_evaluation_and_training_without_random_crops_see_the_centre(tmp_path):
+def test_evaluation_and_training_without_random_crops_see_the_centre(tmp_path: Path) -> None:
     write_folders(tmp_path)
     plain, val = load_folders(tmp_path, 24, 3, resized_crop=False)
     random, _ = load_folders(tmp_path, 24, 3, resized_crop=True)
@@ -86,7 +91,7 @@ def test_evaluation_and_training_without_random_crops_see_the_centre(tmp_path):
 
 
 @given(height=sides, width=sides, draws=draws22)
-def test_a_crop_lies_inside_and_has_an_allowed_shape(height, width, draws):
+def test_a_crop_lies_inside_and_has_an_allowed_shape(height: int, width: int, draws: list[float]) -> None:
     top, left, h, w = crop_box(height, width, draws)
     assert 0 <= top <= top + h <= height
     assert 0 <= left <= left + w <= width
@@ -97,7 +102,7 @@ def test_a_crop_lies_inside_and_has_an_allowed_shape(height, width, draws):
         assert (w + 0.5) / (h - 0.5) >= 3 / 4 - 1e-9
 
 
-def test_crops_have_the_published_distribution():
+def test_crops_have_the_published_distribution() -> None:
     draws = np.random.default_rng(0).random((4000, 22))
     boxes = np.array([crop_box(400, 500, row) for row in draws])
     area, ratio = boxes[:, 2] * boxes[:, 3] / 200_000, np.log(boxes[:, 3] / boxes[:, 2])
@@ -117,19 +122,19 @@ def test_crops_have_the_published_distribution():
 
 @pytest.mark.parametrize(("height", "width"), [(60, 90), (90, 61), (33, 33), (20, 200), (8, 9)])
 @pytest.mark.parametrize("size", [28, 21])
-def test_the_centre_crop_is_torchvisions(height, width, size):
+def test_the_centre_crop_is_torchvisions(height: int, width: int, size: int) -> None:
     image = torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     theirs = v2.Compose([v2.Resize(round(size * 256 / 224), antialias=True), v2.CenterCrop(size)])(image)
     assert torch.equal(centre_crop(image, size), theirs)
 
 
-def decoded(image, kind, **options):
+def decoded(image: Image.Image, kind: str, **options: Any) -> Tensor:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return decode(buffer.getvalue())
 
 
-def test_every_mode_decodes_to_rgb():
+def test_every_mode_decodes_to_rgb() -> None:
     red = torch.tensor([200, 30, 40])
     rgb = Image.new("RGB", (5, 4), (200, 30, 40))
     for image, kind, options in (
@@ -157,10 +162,12 @@ def test_every_mode_decodes_to_rgb():
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}], ids=str)
-def test_a_jpeg_has_pillows_bits(mode, options, monkeypatch):
-    by_torchvision, decode_jpeg = [], folder._decode_jpeg
+def test_a_jpeg_has_pillows_bits(mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    decode_jpeg = folder._decode_jpeg
+    by_torchvision: list[Tensor] = []
+    assert decode_jpeg is not None
 
-    def noted(data):
+    def noted(data: Tensor) -> Tensor:
         by_torchvision.append(decode_jpeg(data))
         return by_torchvision[-1]
 
@@ -177,7 +184,7 @@ def test_a_jpeg_has_pillows_bits(mode, options, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_truncated_or_foreign_file_is_named_with_its_sample(suffix, tmp_path):
+def test_a_truncated_or_foreign_file_is_named_with_its_sample(suffix: str, tmp_path: Path) -> None:
     write_folders(tmp_path, ("a",), 3, (suffix,))
     train, _ = load_folders(tmp_path, 16, 0, resized_crop=True)
     path = train.path(1)
@@ -194,10 +201,10 @@ def test_a_truncated_or_foreign_file_is_named_with_its_sample(suffix, tmp_path):
         train.read(np.array([1]), 0)
 
 
-def test_the_fingerprint_follows_paths_sizes_and_classes(tmp_path):
+def test_the_fingerprint_follows_paths_sizes_and_classes(tmp_path: Path) -> None:
     write_folders(tmp_path)
 
-    def fingerprints():
+    def fingerprints() -> tuple[str, ...]:
         return tuple(images.fingerprint for images in load_folders(tmp_path, 16, 0, resized_crop=True))
 
     first = fingerprints()
@@ -212,8 +219,8 @@ def test_the_fingerprint_follows_paths_sizes_and_classes(tmp_path):
     assert renamed[0] not in (longer[0], first[0])
 
 
-def test_bad_layouts_are_user_errors(tmp_path):
-    def refused(match):
+def test_bad_layouts_are_user_errors(tmp_path: Path) -> None:
+    def refused(match: str) -> None:
         with pytest.raises(UserError, match=match) as caught:
             load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
         assert caught.value.remedy

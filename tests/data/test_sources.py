@@ -1,4 +1,5 @@
 import gzip
+import itertools
 import pickle
 import shutil
 import socket
@@ -7,18 +8,20 @@ import textwrap
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data import download, official
 from lockstep.data.arrays import ArraySet, check_labels
-from lockstep.data.official import CIFAR10, CIFAR100, DIGITS, DIGITS_ROOT, FASHION_MNIST, MNIST, load_official
+from lockstep.data.official import CIFAR10, CIFAR100, DIGITS, DIGITS_ROOT, FASHION_MNIST, MNIST, Official, load_official
 from lockstep.data.sources import DATASETS, load, resolve_data_dir
 from lockstep.errors import UserError
 from lockstep.processes.world import World
@@ -31,11 +34,11 @@ named = pytest.mark.parametrize("data", DOWNLOADED, ids=lambda data: data.releas
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch):
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of other machines are not looked up."""
     look_up = socket.getaddrinfo
 
-    def local_only(host, *args, **kwargs):
+    def local_only(host: Any, *args: Any, **kwargs: Any) -> Any:
         if host not in ("127.0.0.1", "localhost"):
             raise socket.gaierror(-2, "Name or service not known")
         return look_up(host, *args, **kwargs)
@@ -43,15 +46,17 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", local_only)
 
 
-def equal(images_and_labels, expected):
+def equal(images_and_labels: tuple[Tensor, Tensor], expected: tuple[np.ndarray, ...]) -> bool:
     return all(np.array_equal(a.numpy(), b) for a, b in zip(images_and_labels, expected, strict=True))
 
 
 # The bundled digits
 
 
-def test_digits_have_their_split_statistics_and_classes():
+def test_digits_have_their_split_statistics_and_classes() -> None:
     train, test = load(DataConfig(), Path("/nowhere"), 0, ALONE)
+    assert isinstance(train, ArraySet)
+    assert isinstance(test, ArraySet)
     images, labels = train.load_all()
     assert (len(train), len(test), train.shape) == (1437, 360, (1, 8, 8))
     assert train.mean[0] == pytest.approx(float(images.double().mean() / 255), abs=1e-4)
@@ -62,14 +67,14 @@ def test_digits_have_their_split_statistics_and_classes():
     assert train.fingerprint != test.fingerprint
 
 
-def test_digits_readme_names_source_licence_and_the_checksums_in_use():
+def test_digits_readme_names_source_licence_and_the_checksums_in_use() -> None:
     readme = (DIGITS_ROOT / "digits/README.md").read_text()
     for needed in ("UCI Machine Learning Repository", "Alpaydin", "Kaynak", "CC BY 4.0", "train.bin", "test.bin"):
         assert needed in readme
     assert all(checksum in readme for _, checksum in DIGITS.release.files.values())
 
 
-def test_damaged_digits_say_to_install_again(tmp_path):
+def test_damaged_digits_say_to_install_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Install lockstep again"):
         load_official(DIGITS, tmp_path, ALONE)
 
@@ -78,7 +83,7 @@ def test_damaged_digits_say_to_install_again(tmp_path):
 
 
 @named
-def test_official_files_give_the_samples_that_were_written(data, tmp_path):
+def test_official_files_give_the_samples_that_were_written(data: Official, tmp_path: Path) -> None:
     small, contents = write_official(data, tmp_path)
     sets = load_official(small, tmp_path, ALONE)
     for images, split in zip(sets, ("train", "test"), strict=True):
@@ -91,23 +96,23 @@ def test_official_files_give_the_samples_that_were_written(data, tmp_path):
 
 @settings(max_examples=30, deadline=None)
 @given(ids=st.lists(st.integers(0, 44), max_size=60))
-def test_read_is_the_gather_of_all_samples(ids, tmp_path_factory):
-    ids = np.array(ids, np.int64)
+def test_read_is_the_gather_of_all_samples(ids: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    chosen = np.array(ids, np.int64)
     for data in (CIFAR10, MNIST):  # five files and one
         root = tmp_path_factory.getbasetemp() / data.release.name
         if not root.exists():
             write_official(data, root, per_file=44)
         train, _ = load_official(resummed(data, root), root, ALONE)
         images, labels = train.load_all()
-        picked, their_labels = train.read(ids, 3)
+        picked, their_labels = train.read(chosen, 3)
         assert (picked.dtype, their_labels.dtype, picked.shape) == (torch.uint8, torch.int64, (len(ids), *data.shape))
-        assert torch.equal(picked, images[ids])
-        assert torch.equal(their_labels, labels[ids])
+        assert torch.equal(picked, images[chosen])
+        assert torch.equal(their_labels, labels[chosen])
 
 
 @named
 @pytest.mark.parametrize("wrong", [-1, 10**6])
-def test_an_id_outside_the_set_is_an_index_error(data, wrong, tmp_path):
+def test_an_id_outside_the_set_is_an_index_error(data: Official, wrong: int, tmp_path: Path) -> None:
     small, _ = write_official(data, tmp_path)
     train, _ = load_official(small, tmp_path, ALONE)
     with pytest.raises(IndexError):
@@ -116,7 +121,7 @@ def test_an_id_outside_the_set_is_an_index_error(data, wrong, tmp_path):
         train.read(np.array([len(train)]), None)
 
 
-def test_pixels_stay_in_the_file_and_pickling_takes_only_its_path(tmp_path):
+def test_pixels_stay_in_the_file_and_pickling_takes_only_its_path(tmp_path: Path) -> None:
     small, contents = write_official(CIFAR10, tmp_path, per_file=40)
     train, _ = load_official(small, tmp_path, ALONE)
     assert len(pickle.dumps(train)) < 4096
@@ -135,7 +140,7 @@ def test_pixels_stay_in_the_file_and_pickling_takes_only_its_path(tmp_path):
     assert train.read(np.array([0]))[0][0, 0, 0, 0] == raw[1] == again.read(np.array([0]))[0][0, 0, 0, 0]
 
 
-def test_fingerprints_tell_sets_and_splits_apart(tmp_path):
+def test_fingerprints_tell_sets_and_splits_apart(tmp_path: Path) -> None:
     prints = set()
     for number, data in enumerate((*DOWNLOADED, CIFAR10)):
         small, _ = write_official(data, tmp_path / str(number), per_file=5 + number)
@@ -147,7 +152,7 @@ def test_fingerprints_tell_sets_and_splits_apart(tmp_path):
 
 
 @named
-def test_a_label_out_of_range_names_file_and_sample(data, tmp_path):
+def test_a_label_out_of_range_names_file_and_sample(data: Official, tmp_path: Path) -> None:
     small, contents = write_official(data, tmp_path)
     name = data.train[-1]
     path = tmp_path / data.release.folder / name
@@ -165,7 +170,7 @@ def test_a_label_out_of_range_names_file_and_sample(data, tmp_path):
     classes=st.integers(1, 10),
     first_id=st.integers(0, 100),
 )
-def test_check_labels_finds_the_first_bad_one(labels, classes, first_id):
+def test_check_labels_finds_the_first_bad_one(labels: list[int], classes: int, first_id: int) -> None:
     bad = [place for place, label in enumerate(labels) if not 0 <= label < classes]
     if not bad:
         check_labels("set", np.array(labels, np.int64), classes, first_id)
@@ -183,7 +188,9 @@ def test_check_labels_finds_the_first_bad_one(labels, classes, first_id):
         (lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "is damaged: its md5 is "),
     ],
 )
-def test_a_damaged_file_is_named_with_the_remedy_and_left_alone(data, harm, message, tmp_path):
+def test_a_damaged_file_is_named_with_the_remedy_and_left_alone(
+    data: Official, harm: Any, message: str, tmp_path: Path
+) -> None:
     small, _ = write_official(data, tmp_path)
     for name in data.release.files:
         path = tmp_path / data.release.folder / name
@@ -199,7 +206,7 @@ def test_a_damaged_file_is_named_with_the_remedy_and_left_alone(data, harm, mess
     load_official(small, tmp_path, ALONE)
 
 
-def test_a_checksum_may_be_sha256(tmp_path):
+def test_a_checksum_may_be_sha256(tmp_path: Path) -> None:
     digests = [checksum for _, checksum in CIFAR100.release.files.values()]
     assert {len(digest) for digest in digests} == {64}
     path = tmp_path / "file"
@@ -209,7 +216,7 @@ def test_a_checksum_may_be_sha256(tmp_path):
         download.verify(path, 3, "0" * 64)
 
 
-def test_torn_layouts_are_errors_even_with_the_right_sum(tmp_path):
+def test_torn_layouts_are_errors_even_with_the_right_sum(tmp_path: Path) -> None:
     write_official(MNIST, tmp_path)
     folder = tmp_path / MNIST.release.folder
     images, labels = (folder / name for name in MNIST.train)
@@ -238,7 +245,7 @@ def test_torn_layouts_are_errors_even_with_the_right_sum(tmp_path):
 
 
 @named
-def test_without_a_network_the_error_says_which_files_go_where(data, tmp_path):
+def test_without_a_network_the_error_says_which_files_go_where(data: Official, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load(DataConfig(dataset=data.release.name), tmp_path / "data", 0, ALONE)
     for name in (*data.release.files, str(tmp_path / "data" / data.release.folder)):
@@ -248,7 +255,7 @@ def test_without_a_network_the_error_says_which_files_go_where(data, tmp_path):
     assert tree(tmp_path) == set()
 
 
-def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch):
+def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PROBE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts into its backlog and says nothing
         silent = mirrored(MNIST, f"http://127.0.0.1:{mute.getsockname()[1]}/")
@@ -257,7 +264,7 @@ def test_a_mirror_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch
     assert tree(tmp_path) == set()
 
 
-def test_a_name_look_up_that_never_ends_does_not_hold_the_run(tmp_path, monkeypatch):
+def test_a_name_look_up_that_never_ends_does_not_hold_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr(download, "PROBE_SECONDS", 0.2)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: over.wait(30) and [])
@@ -269,23 +276,25 @@ def test_a_name_look_up_that_never_ends_does_not_hold_the_run(tmp_path, monkeypa
         over.set()
 
 
-def test_a_download_that_stalls_ends_in_time_and_leaves_other_sockets_alone(tmp_path, monkeypatch):
+def test_a_download_that_stalls_ends_in_time_and_leaves_other_sockets_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(download, "STALL_SECONDS", 0.3)
     over, defaults = threading.Event(), []
 
     class Stalling(BaseHTTPRequestHandler):
-        def do_HEAD(self):
+        def do_HEAD(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "1000")
             self.end_headers()
 
-        def do_GET(self):
+        def do_GET(self) -> None:
             self.do_HEAD()
             self.wfile.write(b"half")
             defaults.append(socket.getdefaulttimeout())
             over.wait(30)
 
-        def log_message(self, format, *args):
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Stalling) as httpd:
@@ -305,7 +314,7 @@ def test_a_download_that_stalls_ends_in_time_and_leaves_other_sockets_alone(tmp_
 
 @named
 @pytest.mark.parametrize("beside", ["folder", "root"])
-def test_packages_at_hand_are_unpacked(data, beside, tmp_path):
+def test_packages_at_hand_are_unpacked(data: Official, beside: str, tmp_path: Path) -> None:
     small, contents = write_official(data, tmp_path)
     packed = pack(small, tmp_path, tmp_path / data.release.folder if beside == "folder" else tmp_path)
     before = tree(tmp_path)
@@ -316,7 +325,7 @@ def test_packages_at_hand_are_unpacked(data, beside, tmp_path):
 
 
 @named
-def test_only_what_is_missing_is_downloaded(data, tmp_path):
+def test_only_what_is_missing_is_downloaded(data: Official, tmp_path: Path) -> None:
     small, contents = write_official(data, tmp_path / "data")
     kept = next(iter(data.release.files))
     (tmp_path / kept).write_bytes((tmp_path / "data" / data.release.folder / kept).read_bytes())
@@ -336,7 +345,7 @@ def test_only_what_is_missing_is_downloaded(data, tmp_path):
 
 
 @named
-def test_a_download_with_a_wrong_sum_leaves_nothing(data, tmp_path):
+def test_a_download_with_a_wrong_sum_leaves_nothing(data: Official, tmp_path: Path) -> None:
     small, _ = write_official(data, tmp_path / "data")
     packed = pack(small, tmp_path / "data", tmp_path / "served")
     damaged = tmp_path / "served" / next(iter(packed.release.packages))
@@ -348,7 +357,7 @@ def test_a_download_with_a_wrong_sum_leaves_nothing(data, tmp_path):
 
 
 @named
-def test_a_damaged_package_at_hand_is_named_and_leaves_nothing(data, tmp_path):
+def test_a_damaged_package_at_hand_is_named_and_leaves_nothing(data: Official, tmp_path: Path) -> None:
     small, _ = write_official(data, tmp_path)
     packed = pack(small, tmp_path, tmp_path)
     package = tmp_path / list(packed.release.packages)[-1]
@@ -362,7 +371,7 @@ def test_a_damaged_package_at_hand_is_named_and_leaves_nothing(data, tmp_path):
         assert not any(name.endswith(".bin") or ".partial" in name for name in tree(tmp_path))
 
 
-def test_an_archive_that_lacks_a_file_is_named(tmp_path):
+def test_an_archive_that_lacks_a_file_is_named(tmp_path: Path) -> None:
     small, _ = write_official(CIFAR10, tmp_path)
     packed = pack(small, tmp_path, tmp_path)
     with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
@@ -371,7 +380,7 @@ def test_an_archive_that_lacks_a_file_is_named(tmp_path):
         load_official(packed, tmp_path, ALONE)
 
 
-def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
     small, _ = write_official(CIFAR10, tmp_path / "data")
     packed = pack(small, tmp_path / "data", tmp_path / "served")
     (tmp_path / "file").write_text("in the way")
@@ -383,10 +392,15 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
     assert "LOCKSTEP_DATA" in caught.value.remedy
 
 
-def _load_on_a_rank(world, data, root):
-    checks = []
+def _load_on_a_rank(world: World, data: Official, root: Path) -> Any:
+    checks: list[int] = []
+
+    def ensure(*args: Any) -> None:
+        checks.append(world.rank)
+        download.ensure(*args)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(official, "ensure", lambda *args: (checks.append(world.rank), download.ensure(*args)))
+        patch.setattr(official, "ensure", ensure)
         try:
             train, _ = load_official(data, root, world)
         except Exception as error:
@@ -394,7 +408,7 @@ def _load_on_a_rank(world, data, root):
     return train.fingerprint, train.load_all()[1].tolist(), checks
 
 
-def test_one_rank_downloads_while_the_others_wait(tmp_path):
+def test_one_rank_downloads_while_the_others_wait(tmp_path: Path) -> None:
     small, contents = write_official(MNIST, tmp_path / "data")
     packed = pack(small, tmp_path / "data", tmp_path / "served")
     with server(tmp_path / "served") as (address, got):
@@ -405,7 +419,7 @@ def test_one_rank_downloads_while_the_others_wait(tmp_path):
     assert [checks for _, _, checks in results] == [[0], [], []]
 
 
-def test_where_downloading_fails_the_first_rank_says_why_and_the_others_stop(tmp_path):
+def test_where_downloading_fails_the_first_rank_says_why_and_the_others_stop(tmp_path: Path) -> None:
     results = run_ranks(_load_on_a_rank, 2, mirrored(MNIST, "http://127.0.0.1:9/"), tmp_path)
     assert [kind for kind, _, _ in results] == ["UserError", "PeerError"]
     assert "t10k-labels-idx1-ubyte" in results[0][1]
@@ -413,7 +427,7 @@ def test_where_downloading_fails_the_first_rank_says_why_and_the_others_stop(tmp
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("data", [MNIST, CIFAR10], ids=lambda data: data.release.name)
-def test_the_real_files_have_the_published_statistics(data, real_data):
+def test_the_real_files_have_the_published_statistics(data: Official, real_data: Path) -> None:
     train, test = load_official(data, real_data, ALONE)
     assert (len(train), len(test)) == ({"mnist": 60_000, "cifar10": 50_000}[data.release.name], 10_000)
     images, labels = train.load_all()
@@ -431,14 +445,16 @@ def test_the_real_files_have_the_published_statistics(data, real_data):
 # Sets by name, and users' own
 
 
-def test_an_unknown_name_gets_the_nearest():
+def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(UserError, match="cifar10") as caught:
         load(DataConfig(dataset="cifar-10"), Path(), 0, ALONE)
     assert "Did you mean" in caught.value.remedy
     assert DATASETS == ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder")
 
 
-def test_the_data_folder_is_the_flag_else_the_environment_else_data(monkeypatch, tmp_path):
+def test_the_data_folder_is_the_flag_else_the_environment_else_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
     assert resolve_data_dir("") == tmp_path / "data"
@@ -448,21 +464,20 @@ def test_the_data_folder_is_the_flag_else_the_environment_else_data(monkeypatch,
 
 
 @pytest.fixture
-def user(tmp_path, monkeypatch):
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Writes a module of the user's into the current folder and loads `factory` of it."""
     monkeypatch.chdir(tmp_path)
+    count = itertools.count()
 
-    def sets(body, factory="make"):
-        sets.count += 1
-        name = f"users_module_{tmp_path.name}_{sets.count}".replace("-", "_")
+    def sets(body: str, factory: str = "make") -> Any:
+        name = f"users_module_{tmp_path.name}_{next(count)}".replace("-", "_")
         (tmp_path / f"{name}.py").write_text("import numpy as np, torch\n" + textwrap.dedent(body))
         return load(DataConfig(dataset=f"{name}:{factory}"), tmp_path / "sets", 0, ALONE)
 
-    sets.count = 0
     return sets
 
 
-def test_a_pair_of_tensors_becomes_an_array_set(user):
+def test_a_pair_of_tensors_becomes_an_array_set(user: Any) -> None:
     train, val = user("""
         def make():
             images = torch.arange(6 * 2 * 4 * 4).reshape(6, 2, 4, 4).to(torch.uint8)
@@ -480,7 +495,7 @@ def test_a_pair_of_tensors_becomes_an_array_set(user):
     assert torch.equal(pickle.loads(pickle.dumps(train)).load_all()[0], images)
 
 
-def test_float_images_pass_through_unchanged(user):
+def test_float_images_pass_through_unchanged(user: Any) -> None:
     train, val = user("""
         from torch.utils.data import TensorDataset, Subset
         images = torch.linspace(-2, 2, 5 * 3 * 2 * 2).reshape(5, 3, 2, 2)
@@ -498,7 +513,7 @@ def test_float_images_pass_through_unchanged(user):
     assert train.read(np.array([], np.int64), 0)[0].shape == (0, 3, 2, 2)
 
 
-def test_a_dataset_of_pil_images_becomes_uint8(user, tmp_path):
+def test_a_dataset_of_pil_images_becomes_uint8(user: Any, tmp_path: Path) -> None:
     train, _ = user("""
         from PIL import Image
         class Pictures:
@@ -517,7 +532,7 @@ def test_a_dataset_of_pil_images_becomes_uint8(user, tmp_path):
     assert (train.shape, labels.tolist(), train.mean) == ((3, 2, 4), [1, 2], (0.1, 0.2, 0.3))
 
 
-def test_an_image_set_of_the_users_is_taken_as_it_is(user):
+def test_an_image_set_of_the_users_is_taken_as_it_is(user: Any) -> None:
     train, val = user("""
         from lockstep.data.official import DIGITS, DIGITS_ROOT, load_official
         from lockstep.processes.world import World
@@ -570,13 +585,13 @@ def test_an_image_set_of_the_users_is_taken_as_it_is(user):
         ),
     ],
 )
-def test_a_wrong_return_says_what_is_expected(user, body, message):
+def test_a_wrong_return_says_what_is_expected(user: Any, body: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         user(body)
     assert caught.value.remedy
 
 
-def test_bad_samples_of_a_dataset_are_named(user):
+def test_bad_samples_of_a_dataset_are_named(user: Any) -> None:
     train, _ = user("""
         class D:
             classes = ["a", "b"]
@@ -601,14 +616,16 @@ def test_bad_samples_of_a_dataset_are_named(user):
         ("../x:make", "not of the form"),
     ],
 )
-def test_an_object_that_is_not_there_is_a_user_error(path, message):
+def test_an_object_that_is_not_there_is_a_user_error(path: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         load_object(path, "model")
     assert "--model" in str(caught.value)
     assert caught.value.remedy
 
 
-def test_objects_are_looked_for_in_the_current_folder_and_their_own_errors_pass(tmp_path, monkeypatch):
+def test_objects_are_looked_for_in_the_current_folder_and_their_own_errors_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users_objects.py").write_text("class A:\n    b = 5\n")
     assert load_object("users_objects:A.b", "model") == 5

@@ -2,6 +2,7 @@
 
 import copy
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ def _train(model: nn.Module, x: Tensor, target: Tensor, steps: int, total: int) 
     for _ in range(steps):
         y = model(x)
     (((y - target) ** 2).sum() / total).backward()
+    assert x.grad is not None
     return y.detach(), x.grad
 
 
@@ -91,7 +93,7 @@ def test_it_is_batch_norm_of_the_global_batch_on_any_number_of_ranks_and_uneven_
         norms = [m for m in reference.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         expected = [p.grad for m in norms for p in m.parameters()] + [reference[0].weight.grad]
         for position, grad in enumerate(expected):
-            summed = sum(torch.tensor(r["grads"][position]) for r in mine)
+            summed = torch.stack([torch.tensor(r["grads"][position]) for r in mine]).sum(0)
             torch.testing.assert_close(summed, grad, rtol=0, atol=1e-10)
         for rank in mine:
             assert rank["state"] == list(reference.state_dict()), split
@@ -112,16 +114,20 @@ def _statistics_of_large_offsets(world: World) -> list[float]:
     return [mean.item() - 1e4, squares.item(), count.item()]
 
 
+def _finite_gradients(model: nn.Module) -> bool:
+    return all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in model.parameters())
+
+
 def _edge_cases(world: World) -> dict[str, object]:
     # bf16 autocast: bf16 activations, float32 statistics; the compiled model; a batch of one value per rank
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
-    model = convert_sync_batchnorm(model, world)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    model = convert_sync_batchnorm(layers, world)
     images = torch.randn(2 * world.size, 3, 6, 6)[2 * world.rank : 2 * world.rank + 2]
     with torch.autocast("cpu", torch.bfloat16):
         y = model(images.to(memory_format=torch.channels_last))
         y.float().square().mean().backward()
-    compiled = torch.compile(copy.deepcopy(model).eval().train(), backend="aot_eager")
+    compiled: Any = torch.compile(copy.deepcopy(model).eval().train(), backend="aot_eager")
     compiled(images).sum().backward()
     single = convert_sync_batchnorm(nn.BatchNorm1d(2), world)
     one = single(torch.tensor([[float(world.rank), 2.0 * world.rank]]))
@@ -129,7 +135,7 @@ def _edge_cases(world: World) -> dict[str, object]:
         "without ghost": _without_ghost(world),
         "offsets": _statistics_of_large_offsets(world),
         "dtypes": [str(y.dtype), str(model[1].running_var.dtype), str(model[1].weight.grad.dtype)],
-        "finite": bool(torch.isfinite(y).all()) and all(bool(torch.isfinite(p.grad).all()) for p in model.parameters()),
+        "finite": bool(torch.isfinite(y).all()) and _finite_gradients(model),
         "running": model[1].running_mean.tolist(),
         "compiled": int(compiled._orig_mod[1].num_batches_tracked),
         "one": one.tolist(),
@@ -190,9 +196,10 @@ def test_conversion_keeps_everything_of_a_layer() -> None:
     converted = convert_sync_batchnorm(model, SINGLE)
     assert converted is model
     assert all(type(layer) is SyncBatchNorm and not layer.training for layer in model)
-    assert model[0] is model[2]
-    assert (model[0].eps, model[0].momentum, model[0].affine) == (0.5, None, True)
-    assert (model[1].affine, model[1].track_running_stats, model[1].running_mean) == (False, False, None)
+    first, second, third = cast(list[SyncBatchNorm], list(model))
+    assert first is third
+    assert (first.eps, first.momentum, first.affine) == (0.5, None, True)
+    assert (second.affine, second.track_running_stats, second.running_mean) == (False, False, None)
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     assert {k: v.dtype for k, v in model.state_dict().items()} == {k: v.dtype for k, v in state.items()}
     assert isinstance(convert_sync_batchnorm(nn.BatchNorm1d(2), SINGLE), SyncBatchNorm)
@@ -235,15 +242,16 @@ def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     model = convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)), SINGLE)
     with pytest.raises(ValueError, match="more than one value"), ghost(model):
         model(torch.randn(1, 2))  # a ghost alone in its world has nothing to be normalised by
-    assert not any(layer.ghost for layer in model)
+    layers = cast(list[SyncBatchNorm], list(model.children()))
+    assert not any(layer.ghost for layer in layers)
     with ghost(model):
-        assert all(layer.ghost for layer in model)
-    assert not any(layer.ghost for layer in model)
+        assert all(layer.ghost for layer in layers)
+    assert not any(layer.ghost for layer in layers)
     plain = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     before = copy.deepcopy(plain.state_dict())
     with preserved(local_buffers(plain)):
         plain(torch.randn(4, 2))
-        assert int(plain[0].num_batches_tracked) == 1
+        assert int(plain.state_dict()["0.num_batches_tracked"]) == 1
     with preserved(local_buffers(model)):
         model(torch.randn(4, 2))
     assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"

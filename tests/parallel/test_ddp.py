@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,7 +59,7 @@ class Counter:
     def __init__(self) -> None:
         self.calls = 0
 
-    def hook(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(self, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self.calls += 1
         return default_hooks.allreduce_hook(group, bucket)
 

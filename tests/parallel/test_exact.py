@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lockstep.checkpoint.weights import digest
-from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
+from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig, Precision
 from lockstep.errors import UserError
 from lockstep.parallel import exact
 from lockstep.processes.world import World
@@ -97,7 +97,7 @@ def test_the_canary_plain_ddp_differs() -> None:
     assert len(digests) == 2
 
 
-def poisoned(world: World, config: Config, precision: str) -> tuple[list[bool], str]:
+def poisoned(world: World, config: Config, precision: Precision) -> tuple[list[bool], str]:
     """One rank's slice overflows: what do the ranks' gradients say?"""
     run = assemble(dataclasses.replace(config, precision=precision), world)
     batch = next(run.train.epoch(0))

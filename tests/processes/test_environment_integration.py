@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.watch.journal import read
+from tests.journals import read
 from tests.slurm import slurm
 from tests.subprocesses import Command
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from lockstep.config.objects import load_object
 from lockstep.errors import PeerError, UserError
@@ -97,7 +98,7 @@ def test_what_a_lost_peer_looks_like(error: BaseException) -> None:
 
 def test_the_loss_that_gloo_and_the_store_really_report_is_known() -> None:
     with pytest.raises(dist.DistError) as caught:
-        dist.TCPStore("localhost", 1, is_master=False, timeout=load_object("datetime:timedelta", "x")(milliseconds=50))
+        TCPStore("localhost", 1, is_master=False, timeout=load_object("datetime:timedelta", "x")(milliseconds=50))
     assert is_peer_loss(caught.value)
 
 

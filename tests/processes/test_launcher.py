@@ -15,7 +15,7 @@ import torch
 import lockstep
 from lockstep.config import Execution
 from lockstep.errors import UserError
-from lockstep.processes import launcher
+from lockstep.processes import failures
 from lockstep.processes.devices import process_count
 from lockstep.processes.launcher import launch
 from lockstep.processes.proc import cores
@@ -225,4 +225,4 @@ def test_a_machine_that_stays_alone_says_so(tmp_path: Path) -> None:
 
 def test_public_names() -> None:
     assert lockstep.launch is launch
-    assert lockstep.WorkerFailed is launcher.WorkerFailed
+    assert lockstep.WorkerFailed is failures.WorkerFailed

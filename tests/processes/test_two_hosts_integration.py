@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from namespaces import Link, missing, two_hosts
 
-from lockstep.watch.journal import read
+from tests.journals import read
 from tests.subprocesses import Command, Ended
 
 pytestmark = pytest.mark.integration
@@ -55,9 +55,14 @@ def commands(link: Link, words: Words, train: tuple[str, ...], out: Path) -> Ite
         started = []
         for rank, host in enumerate(link.hosts):
             command = Command(*host.prefix, *words(rank, link, train), "--out", str(out))
-            stack.callback(lambda c=command: c.process.poll() is None and c.end(0))
             started.append(command)
+            stack.callback(_end, command)
         yield started
+
+
+def _end(command: Command) -> None:
+    if command.process.poll() is None:
+        command.end(0)
 
 
 def ended(started: list[Command], timeout: float = 120) -> list[Ended]:

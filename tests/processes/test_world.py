@@ -159,7 +159,7 @@ def test_with_gpus_those_asked_for_must_be_there_and_each_process_has_its_own(mo
     with pytest.raises(UserError, match="3 processes on this machine and 2 GPU\\(s\\)") as caught:
         join(Execution(), three).__enter__()
     assert "--nproc 2" in caught.value.remedy
-    alone = {}
+    alone: dict[str, str] = {}
     with join(Execution(gpus=(1,), threads=1), alone) as world:
         assert world.device == torch.device("cuda", 1)
 

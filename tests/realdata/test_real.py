@@ -14,7 +14,7 @@ from lockstep.data.official import CIFAR10, MNIST, Official, load_official
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train
-from lockstep.watch.journal import read
+from tests.journals import read
 from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
 

@@ -186,7 +186,7 @@ def plain(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
 @pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_ledger_and_the_samples_behind_it_are_the_same_on_any_number_of_ranks(n: int) -> None:
     ranks = ranks_of(n)
-    cases = [key for key in ranks[0] if key[0] == "data"]
+    cases: list[Any] = [key for key in ranks[0] if key[0] == "data"]
     assert {case[3][2] for case in cases} >= {0, 1}
     for case in cases:
         _, batch, fraction, (accumulate, _, _) = case

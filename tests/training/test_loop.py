@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -16,11 +17,11 @@ from lockstep.training.assemble import assemble
 from lockstep.training.loop import steps, train
 from lockstep.training.state import State
 from lockstep.training.window import Window
-from lockstep.watch.journal import Record, read
+from tests.journals import read
 from tests.ranks import run_ranks
 
 
-def journal_of(folder: Path, epochs: int, eval_every: int) -> list[Record]:
+def journal_of(folder: Path, epochs: int, eval_every: int) -> list[dict[str, Any]]:
     config = recipe("digits")
     config = replace(
         config,

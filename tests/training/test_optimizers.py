@@ -49,9 +49,9 @@ def _weights(model: nn.Module) -> torch.Tensor:
 )
 def test_a_name_is_torchs_optimizer_with_the_configs_values(name: str, theirs: object) -> None:
     ours, reference = _model(), _model()
-    config = OptimConfig(optimizer=name, momentum=0.8, weight_decay=0.01)  # type: ignore[arg-type]
+    config = OptimConfig(optimizer=name, momentum=0.8, weight_decay=0.01)
     _steps(ours, build(ours, config, 0.05), 3)
-    _steps(reference, theirs(reference.parameters()), 3)  # type: ignore[operator]
+    _steps(reference, theirs(reference.parameters()), 3)
     assert torch.equal(_weights(ours), _weights(reference))
 
 
@@ -64,7 +64,7 @@ def test_nesterov_reaches_sgd() -> None:
 def test_real_optimizers_frozen_parameters_and_initial_lr(name: str) -> None:
     model = _model()
     model[0].requires_grad_(False)
-    config = OptimConfig(optimizer=name)  # type: ignore[arg-type]
+    config = OptimConfig(optimizer=name)
     optimizer = build(model, config, 0.3)
     assert isinstance(optimizer, torch.optim.Optimizer)
     held = [p for group in optimizer.param_groups for p in group["params"]]
@@ -78,7 +78,7 @@ def test_real_optimizers_frozen_parameters_and_initial_lr(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_goes_round_through_a_dict_and_training_goes_on_the_same(name: str) -> None:
-    config = OptimConfig(optimizer=name)  # type: ignore[arg-type]
+    config = OptimConfig(optimizer=name)
     model = _model()
     optimizer = build(model, config, 0.01)
     _steps(model, optimizer, 3)
@@ -181,7 +181,7 @@ def test_muon_works_under_a_gradient_scaler() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "muon"])
 def test_on_a_gpu_the_kernels_are_fused_and_steps_are_the_cpus(name: str) -> None:
-    config = OptimConfig(optimizer=name)  # type: ignore[arg-type]
+    config = OptimConfig(optimizer=name)
     model = _model()
     optimizer = build(model.cuda(), config, 0.01)
     assert optimizer.param_groups[-1]["fused"] is True

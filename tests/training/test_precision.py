@@ -27,7 +27,7 @@ def test_tf32_goes_off_for_products_and_convolutions(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     configure(precision, CPU)
     assert _tf32() == (False, False)
-    assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+    assert torch.backends.cudnn.conv.fp32_precision != "tf32"  # type: ignore[attr-defined]
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -50,7 +50,7 @@ def test_what_a_device_lacks_is_refused_and_nothing_is_switched(monkeypatch: pyt
 @pytest.mark.parametrize("use", [configure, autocast, scaler])
 def test_a_misspelt_precision_is_not_fp32(use: object) -> None:
     with pytest.raises(UserError, match="Did you mean bf16"):
-        use("bf61", CPU)  # type: ignore[operator]
+        use("bf61", CPU)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,18 @@ import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
 from lockstep.errors import UserError
 from lockstep.processes.world import World
+from lockstep.training.assemble import assemble
 from lockstep.training.control import Agreement, Control
 from lockstep.training.loop import train
-from lockstep.watch.journal import read
+from lockstep.training.step import TrainStep
+from tests.journals import read
 from tests.ranks import RankFailed, run_ranks
 
 EXACT = Config(
@@ -138,31 +141,23 @@ def test_another_experiment_is_refused_with_a_diff(tmp_path: Path) -> None:
 
 def poisoned(world: World, config: Config, folder: str, step: int) -> list[int]:
     """Train with one rank's images of one step blown up; returns the steps that were left out."""
-    import lockstep.training.session as session
 
-    assemble = session.assemble
+    class Spoiled(TrainStep):
+        def __call__(self, batch: Any) -> Any:
+            if batch.step == step and world.rank == world.size - 1:
+                batch.images.fill_(float("nan"))
+            return super().__call__(batch)
 
     def spoiling(*args: Any) -> Any:
         run = assemble(*args)
-        take = run.step.__class__.__call__
-
-        class Spoiled(run.step.__class__):  # type: ignore[name-defined]
-            def __call__(self, batch: Any) -> Any:
-                if batch.step == step and world.rank == world.size - 1:
-                    batch.images.fill_(float("nan"))
-                return take(self, batch)
-
         run.step.__class__ = Spoiled
         return run
 
-    session.assemble = spoiling
     if world.rank == 0:
         Path(folder, "weights").mkdir(parents=True, exist_ok=True)
     world.barrier()
-    try:
+    with mock.patch("lockstep.training.session.assemble", spoiling):
         return train(config, world, Path(folder)).state.skipped
-    finally:
-        session.assemble = assemble
 
 
 def test_a_non_finite_loss_has_one_answer_on_all_ranks(tmp_path: Path) -> None:

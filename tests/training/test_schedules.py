@@ -25,7 +25,7 @@ def _optimizer() -> torch.optim.Optimizer:
 def _rates(scheduler: lr_scheduler.LRScheduler, steps: int) -> list[float]:
     rates = []
     for _ in range(steps):
-        rates.append(scheduler.get_last_lr()[0])
+        rates.append(float(scheduler.get_last_lr()[0]))
         scheduler.optimizer.step()
         scheduler.step()
     return rates
@@ -42,7 +42,7 @@ def _rates(scheduler: lr_scheduler.LRScheduler, steps: int) -> list[float]:
     ],
 )
 def test_epochs_begin_at_the_rates_of_torchs_schedulers(schedule: str, make: object) -> None:
-    theirs = _rates(make(_optimizer()), 9)  # type: ignore[operator]
+    theirs = _rates(make(_optimizer()), 9)
     ours = [factor(_config(schedule), epoch * 37, 37, 8) for epoch in range(9)]
     assert ours == pytest.approx(theirs, abs=1e-12)
 

@@ -77,7 +77,8 @@ class Masks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(CLASSES))
-        self.dropout, self.seen = nn.Dropout(), []
+        self.dropout = nn.Dropout()
+        self.seen: list[list[bool]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         mask = self.dropout(torch.ones(len(x), 40))
@@ -118,7 +119,7 @@ def test_dropout_is_not_disturbed_by_other_draws_from_torchs_generator() -> None
 # Processes: what follows runs once on each number of ranks
 
 
-def uneven(world: World) -> dict[str, Any]:
+def uneven(world: World) -> dict[tuple[int, int], Any]:
     """Batches that N does not divide, down to one sample, against the whole batch in one process."""
     found = {}
     for n in (1, 2, 5, 7):
@@ -315,8 +316,8 @@ def small_set() -> ArraySet:
 
 def training_parts(world: World) -> tuple[TrainLoader, TrainStep]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 2))
-    model = parallelize(model.to(world.device), world, sync_bn=True)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 2))
+    model = parallelize(net.to(world.device), world, sync_bn=True)
     augment = Augment((0.5,), (0.2,), 0, crop_padding=1, flip=True, cutout=2)
     images = small_set()
     loader = TrainLoader(images, Order(24, 8, 0), augment, world, reader(images, world.device), accumulate=2)

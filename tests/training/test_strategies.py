@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import load_file
 from torch import nn
 
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery
+from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery, Strategy
 from lockstep.errors import UserError
 from lockstep.processes.world import World
-from lockstep.watch.journal import read
+from tests.journals import read
 from tests.parallel.test_sharded import blocks
 from tests.ranks import run_ranks
 from tests.training.test_resume import all_of, end_of, trained
@@ -37,7 +37,7 @@ BASE = Config(
 STEPS = 15
 
 
-def with_strategy(strategy: str, **execution: Any) -> Config:
+def with_strategy(strategy: Strategy, **execution: Any) -> Config:
     return dataclasses.replace(BASE, execution=dataclasses.replace(BASE.execution, strategy=strategy, **execution))
 
 
@@ -143,7 +143,7 @@ def asked_to_stop(world: World, config: Config, folder: str, step: int) -> None:
             os.kill(os.getpid(), signal.SIGUSR1)
         updated(self, at)
 
-    LocalSync.updated = ask  # type: ignore[method-assign]
+    LocalSync.updated = ask  # type: ignore[method-assign, assignment]
     trained(world, config, folder)
 
 

@@ -136,7 +136,7 @@ def one_bit_each(world: World) -> dict[str, str]:
         "running mean": (2, model.module[1].running_mean),
         "counter": (2, model.module[1].num_batches_tracked),
     }
-    found = {}
+    found: dict[str, Any] = {}
     for name, (rank, tensor) in parts.items():
         for on in (True, False):
             if world.rank == rank:

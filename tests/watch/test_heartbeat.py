@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from lockstep.config import Execution
 from lockstep.data.readers import streaming
@@ -27,6 +27,7 @@ from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, join
 from lockstep.watch.alarm import REPORT
 from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
+from lockstep.watch.journal import HangRecord
 from lockstep.watch.stacks import dump_on_signal
 from tests.ranks import _CONTEXT
 
@@ -53,7 +54,7 @@ def process(scenario: Scenario, env: dict[str, str], folder: Path) -> None:
     rank = env["RANK"]
     sys.stderr = (folder / f"stderr-{rank}").open("w", encoding="utf-8")
 
-    def note(record: dict[str, Any]) -> None:
+    def note(record: HangRecord) -> None:
         (folder / f"record-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
 
     with (
@@ -235,7 +236,7 @@ def test_a_loader_whose_worker_sleeps(tmp_path: Path) -> None:
 def sleep_in_python(world: World, beat: Heartbeat, folder: Path) -> None:
     def at_step(step: int) -> None:
         while world.rank == 1 and step == 7:
-            (folder / "ready").exists() or (folder / "ready").touch()
+            (folder / "ready").touch()
             time.sleep(0.1)
 
     train(world, beat, folder, at_step)
@@ -331,7 +332,7 @@ def test_zero_seconds_watch_nothing() -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr("lockstep.watch.heartbeat.time.monotonic", lambda: now[0])
     return now

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from lockstep.errors import UserError
-from lockstep.watch import mirrors
 from lockstep.watch.journal import EvalRecord, Journal, Record, StepRecord, read
 from lockstep.watch.mirrors import open_mirrors
 
@@ -119,7 +118,7 @@ def test_wandb_offline_keeps_everything_under_the_run_folder(tmp_path: Path, mon
 def test_a_package_that_is_missing_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(mirrors.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("lockstep.watch.mirrors.importlib.util.find_spec", lambda _: None)
     with pytest.raises(UserError) as caught:
         open_mirrors(("csv", name), tmp_path, {})
     assert f"--log {name}" in caught.value.message

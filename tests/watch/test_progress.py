@@ -73,7 +73,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 def test_plain_lines_where_there_is_no_terminal(plain: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("lockstep.watch.progress.time.monotonic", lambda: float(next(clock)))
     bar = ProgressBar(100, 2, enabled=True)
     bar.write("a line that is longer than the forty columns of this console stays one line")
     for step in range(10, 60, 10):

@@ -1,0 +1,11 @@
+"""A run's journal as tests read it: any field of any record, by its name."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from lockstep.watch import journal
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a journal, untyped."""
+    return cast(list[dict[str, Any]], journal.read(path))
