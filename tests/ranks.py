@@ -68,14 +68,9 @@ def _collect(ranks: list[tuple[Any, Connection]], timeout: float) -> list[Any]:
     values: dict[int, Any] = {}
     failures: list[tuple[float, int, str]] = []
     waiting: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
-    while waiting and not failures:
-        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise RankFailed(f"no answer from rank(s) {sorted(waiting.values())} in {timeout} s")
-        if not values:
-            time.sleep(0.05)  # where one rank fails, the others lose their peer: let the first cause arrive too
-            ready = wait(list(waiting), timeout=0)
-        for pipe in ready:
+
+    def take(seconds: float) -> None:
+        for pipe in wait(list(waiting), timeout=seconds):
             assert isinstance(pipe, Connection)
             rank = waiting.pop(pipe)
             try:
@@ -86,7 +81,15 @@ def _collect(ranks: list[tuple[Any, Connection]], timeout: float) -> list[Any]:
                 values[rank] = value
             else:
                 failures.append((when, rank, value))
+
+    while waiting and not failures:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise RankFailed(f"no answer from rank(s) {sorted(waiting.values())} in {timeout} s")
+        take(left)
     if failures:
+        time.sleep(0.05)  # where one rank fails, the others lose their peer: let the first cause arrive too
+        take(0)
         _, rank, text = min(failures)
         raise RankFailed(f"rank {rank} of {len(ranks)}: {text}")
     return [values[rank] for rank in range(len(ranks))]
