@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from lockstep.config import Execution
 from lockstep.data.readers import streaming
@@ -27,7 +27,6 @@ from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, join
 from lockstep.watch.alarm import REPORT
 from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
-from lockstep.watch.journal import HangRecord
 from lockstep.watch.stacks import dump_on_signal
 from tests.ranks import _CONTEXT
 
@@ -54,7 +53,7 @@ def process(scenario: Scenario, env: dict[str, str], folder: Path) -> None:
     rank = env["RANK"]
     sys.stderr = (folder / f"stderr-{rank}").open("w", encoding="utf-8")
 
-    def note(record: HangRecord) -> None:
+    def note(record: dict[str, Any]) -> None:
         (folder / f"record-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
 
     with (
@@ -64,57 +63,108 @@ def process(scenario: Scenario, env: dict[str, str], folder: Path) -> None:
         scenario(world, beat, folder)
 
 
-def outcome(
-    scenario: Scenario,
-    n: int,
-    folder: Path,
-    fault: Callable[[list[Any]], None] | None = None,
-    store_in_rank_0: bool = False,
-    stuck: int = 0,
-) -> Outcome:
-    """Run a scenario on n ranks. `fault` gets the processes once the file `ready` is there.
+@dataclass(frozen=True)
+class Run:
+    """A scenario on n ranks. `fault` gets the processes once the file `ready` is there.
 
     Without it the scenario has a fault of its own, and the file tells when. `stuck` ranks won't end by themselves.
     """
-    store, port = None, 0
-    if store_in_rank_0:
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-            port = probe.getsockname()[1]
-    else:
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=DEADLINE))
-        port = store.port
-    env = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    env["TORCHELASTIC_USE_AGENT_STORE"] = str(store is not None)
-    processes = [
-        _CONTEXT.Process(target=process, args=(scenario, {**env, "RANK": str(r), "LOCAL_RANK": str(r)}, folder))
-        for r in range(n)
-    ]
-    for one in processes:
-        one.start()
-    deadline = time.monotonic() + DEADLINE
-    try:
-        if fault is not None:
-            while not (folder / "ready").exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            fault(processes)
-            (folder / "ready").touch()
-        while sum(one.exitcode is None for one in processes) > stuck and time.monotonic() < deadline:
-            time.sleep(0.05)
-        codes = [one.exitcode for one in processes]
-    finally:
+
+    scenario: Scenario
+    n: int
+    fault: Callable[[list[Any]], None] | None = None
+    store_in_rank_0: bool = False
+    stuck: int = 0
+
+    def steps(self, folder: Path) -> Generator[None, None, Outcome]:
+        """Start it, and give way where there is nothing to do but wait."""
+        store, port = None, 0
+        if self.store_in_rank_0:
+            with socket.socket() as probe:
+                probe.bind(("localhost", 0))
+                port = probe.getsockname()[1]
+        else:
+            patience = timedelta(seconds=DEADLINE)
+            store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=patience)
+            port = store.port
+        n = str(self.n)
+        env = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        env["TORCHELASTIC_USE_AGENT_STORE"] = str(store is not None)
+        ranks = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.n)]
+        processes = [_CONTEXT.Process(target=process, args=(self.scenario, mine, folder)) for mine in ranks]
         for one in processes:
-            one.kill()
-            one.join()
-    report = folder / REPORT
-    return Outcome(
-        codes,
-        "".join(path.read_text() for path in sorted(folder.glob("stderr-*"))),
-        report.read_text() if report.exists() else "",
-        [json.loads(path.read_text()) for path in sorted(folder.glob("record-*.json"))],
-        report.stat().st_mtime - (folder / "ready").stat().st_mtime if report.exists() else -1.0,
-    )
+            one.start()
+        deadline = time.monotonic() + DEADLINE
+        try:
+            if self.fault is not None:
+                while not (folder / "ready").exists():
+                    assert time.monotonic() < deadline
+                    yield
+                self.fault(processes)
+                (folder / "ready").touch()
+            while sum(one.exitcode is None for one in processes) > self.stuck and time.monotonic() < deadline:
+                yield
+            codes = [one.exitcode for one in processes]
+        finally:
+            for one in processes:
+                one.kill()
+                one.join()
+        report = folder / REPORT
+        return Outcome(
+            codes,
+            "".join(path.read_text() for path in sorted(folder.glob("stderr-*"))),
+            report.read_text() if report.exists() else "",
+            [json.loads(path.read_text()) for path in sorted(folder.glob("record-*.json"))],
+            report.stat().st_mtime - (folder / "ready").stat().st_mtime if report.exists() else -1.0,
+        )
+
+
+class Runs:
+    """The runs of all tests that were asked for, three at a time: what they mostly do is wait."""
+
+    def __init__(self, folders: dict[Run, Path]) -> None:
+        self.going = {run: run.steps(folder) for run, folder in folders.items()}
+        self.over: dict[Run, Outcome | Exception] = {}
+
+    def outcome(self, run: Run) -> Outcome:
+        while run not in self.over:
+            for each in list(self.going)[:3]:
+                try:
+                    next(self.going[each])
+                except StopIteration as end:
+                    self.over[each] = end.value
+                except Exception as error:
+                    self.over[each] = error
+                if each in self.over:
+                    del self.going[each]
+            time.sleep(0.02)
+        found = self.over[run]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        for steps in self.going.values():
+            steps.close()
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
+    asked = [item.callspec.params["found"] for item in items if "found" in item.fixturenames]
+    with contextlib.closing(Runs({run: tmp_path_factory.mktemp("run") for run in asked})) as all_of_them:
+        yield all_of_them
+
+
+@pytest.fixture
+def found(request: pytest.FixtureRequest, runs: Runs) -> Outcome:
+    """What became of the test's run, its parameter."""
+    return runs.outcome(request.param)
+
+
+def of(*args: Any, **options: Any) -> pytest.MarkDecorator:
+    """Give a test the outcome of this Run."""
+    return pytest.mark.parametrize("found", [Run(*args, **options)], indirect=True, ids=[args[0].__name__])
 
 
 def reported(found: Outcome, rank: int, *words: str) -> None:
@@ -151,9 +201,13 @@ def stop(rank: int) -> Callable[[list[Any]], None]:
     return lambda processes: os.kill(processes[rank].pid, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_stopped_rank(rank: int, tmp_path: Path) -> None:
-    found = outcome(only_train, 3, tmp_path, stop(rank))
+@pytest.mark.parametrize(
+    ("rank", "found"),
+    [(rank, Run(only_train, 3, stop(rank))) for rank in (0, 2)],
+    indirect=["found"],
+    ids=["0", "2"],
+)
+def test_a_stopped_rank(rank: int, found: Outcome) -> None:
     rest = [r for r in range(3) if r != rank]
     reported(
         found, rank,
@@ -165,8 +219,8 @@ def test_a_stopped_rank(rank: int, tmp_path: Path) -> None:
     assert "_engine_run_backward" in found.details
 
 
-def test_the_rank_that_holds_the_store_stopped(tmp_path: Path) -> None:
-    found = outcome(only_train, 3, tmp_path, stop(0), store_in_rank_0=True, stuck=1)
+@of(only_train, 3, stop(0), store_in_rank_0=True, stuck=1)
+def test_the_rank_that_holds_the_store_stopped(found: Outcome) -> None:
     assert found.codes == [None, EXIT_HANG, EXIT_HANG]
     assert found.said.count("hangs at step") == 2, found.said  # each for itself
     assert "the store where the ranks meet is lost: it does not answer" in found.said
@@ -185,8 +239,8 @@ def skip_a_collective(world: World, beat: Heartbeat, folder: Path) -> None:
     world.sum(torch.ones(5))
 
 
-def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
-    found = outcome(skip_a_collective, 3, tmp_path)
+@of(skip_a_collective, 3)
+def test_a_rank_that_skips_a_collective(found: Outcome) -> None:
     reported(found, 2, "rank 2 skipped a collective", "ranks 0, 1 wait for rank 2")
     assert found.codes == [EXIT_HANG] * 3
 
@@ -225,8 +279,8 @@ def lose_the_loader(world: World, beat: Heartbeat, folder: Path) -> None:
         beat.at(step, "loader")
 
 
-def test_a_loader_whose_worker_sleeps(tmp_path: Path) -> None:
-    found = outcome(lose_the_loader, 2, tmp_path)
+@of(lose_the_loader, 2)
+def test_a_loader_whose_worker_sleeps(found: Outcome) -> None:
     reported(found, 1, "rank 1 waits for its loader at step 5", "is sleeping", "rank 0 waits for rank 1", "all_reduce")
     assert "in dream" in found.said  # where the worker is
     assert "is sleeping" in found.records[0]["cause"]
@@ -236,7 +290,7 @@ def test_a_loader_whose_worker_sleeps(tmp_path: Path) -> None:
 def sleep_in_python(world: World, beat: Heartbeat, folder: Path) -> None:
     def at_step(step: int) -> None:
         while world.rank == 1 and step == 7:
-            (folder / "ready").touch()
+            (folder / "ready").exists() or (folder / "ready").touch()
             time.sleep(0.1)
 
     train(world, beat, folder, at_step)
@@ -251,14 +305,14 @@ def hold_the_interpreter(world: World, beat: Heartbeat, folder: Path) -> None:
     train(world, beat, folder, at_step)
 
 
-def test_a_rank_that_sleeps_in_python(tmp_path: Path) -> None:
-    found = outcome(sleep_in_python, 3, tmp_path)
+@of(sleep_in_python, 3)
+def test_a_rank_that_sleeps_in_python(found: Outcome) -> None:
     reported(found, 1, "rank 1 ", "at step 7", "at_step (watch/test_heartbeat.py:", "ranks 0, 2 wait for rank 1")
     assert found.codes == [EXIT_HANG] * 3
 
 
-def test_a_rank_whose_interpreter_is_held(tmp_path: Path) -> None:
-    found = outcome(hold_the_interpreter, 2, tmp_path, stuck=1)
+@of(hold_the_interpreter, 2, stuck=1)
+def test_a_rank_whose_interpreter_is_held(found: Outcome) -> None:
     reported(found, 1, "rank 1 (pid ", "is silent at step ", "its process is running", "as rank 0 sees it")
     assert "in at_step" in found.said
     assert found.codes == [EXIT_HANG, None]
@@ -270,8 +324,8 @@ def alone_and_asleep(world: World, beat: Heartbeat, folder: Path) -> None:
     time.sleep(1000)
 
 
-def test_a_world_of_one(tmp_path: Path) -> None:
-    found = outcome(alone_and_asleep, 1, tmp_path)
+@of(alone_and_asleep, 1)
+def test_a_world_of_one(found: Outcome) -> None:
     reported(found, 0, "rank 0 waits for its loader at step 3", "alone_and_asleep")
     assert found.codes == [EXIT_HANG]
 
@@ -316,10 +370,12 @@ def suspend_all(processes: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "fault"), [pytest.param(slow_and_well, None, marks=pytest.mark.slow), (interrupted, suspend_all)]
+    "found",
+    [pytest.param(Run(slow_and_well, 3), marks=pytest.mark.slow), Run(interrupted, 3, suspend_all)],
+    indirect=True,
+    ids=["slow_and_well", "interrupted"],
 )
-def test_no_false_alarm(scenario: Scenario, fault: Callable[[list[Any]], None] | None, tmp_path: Path) -> None:
-    found = outcome(scenario, 3, tmp_path, fault)
+def test_no_false_alarm(found: Outcome) -> None:
     assert found.codes == [0, 0, 0], found.said
     assert found.said == ""
     assert not found.records
@@ -332,7 +388,7 @@ def test_zero_seconds_watch_nothing() -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     now = [100.0]
     monkeypatch.setattr("lockstep.watch.heartbeat.time.monotonic", lambda: now[0])
     return now
