@@ -103,7 +103,7 @@ def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 names = [name]
             case ast.Compare(comparators=[ast.Constant(value=name)]):
                 names = [name]
-        yield from ((node.lineno, str(name)) for name in names if is_private(name) and name not in own)
+        yield from ((getattr(node, "lineno", 0), str(name)) for name in names if is_private(name) and name not in own)
 
 
 def test_every_private_name_in_the_sources_is_listed_here() -> None:

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.loaders import Batch, micro_batches
 from lockstep.errors import UserError
-from lockstep.parallel.ddp import DDPSync
 from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.parallel.sync import GradientSync
@@ -192,7 +191,7 @@ def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
 def _waits(world: World, late_s: float) -> float | None:
     """Milliseconds that this rank waited per step, where the last rank is late for each backward pass."""
     model = parallelize(network(), world)
-    sync = DDPSync(model)
+    sync = sync_of(model)
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
     for t in range(6):
         time.sleep(late_s if world.rank == world.size - 1 else 0)

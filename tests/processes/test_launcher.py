@@ -111,7 +111,7 @@ GUARD
 def run_script(folder: Path, text: str, *args: str, how: tuple[str, ...] = ()) -> Ended:
     script = folder / "script.py"
     script.write_text(text)
-    return Command(sys.executable, *how, str(script), *args, cwd=folder, warm=not how).end(120)
+    return Command(sys.executable, *how, str(script), *args, cwd=folder, warm=True).end(120)
 
 
 def free_port() -> int:
@@ -156,7 +156,7 @@ def test_under_torchrun_the_same_call_joins(tmp_path: Path) -> None:
 
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
     argv = (*TORCHRUN, "-m", "lockstep", "train", "--epochs", "1", "--out", "run")
-    ended = Command(sys.executable, *argv, cwd=tmp_path).end(120)
+    ended = Command(sys.executable, *argv, cwd=tmp_path, warm=True).end(120)
     assert (ended.code, ended.orphans) == (0, ()), ended.text
     assert ended.out.count("test accuracy") == ended.out.count("run folder") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, join
 from lockstep.watch.alarm import REPORT
 from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
+from lockstep.watch.journal import HangRecord
 from lockstep.watch.stacks import dump_on_signal
 from tests.ranks import _CONTEXT
 
@@ -53,7 +54,7 @@ def process(scenario: Scenario, env: dict[str, str], folder: Path) -> None:
     rank = env["RANK"]
     sys.stderr = (folder / f"stderr-{rank}").open("w", encoding="utf-8")
 
-    def note(record: dict[str, Any]) -> None:
+    def note(record: HangRecord) -> None:
         (folder / f"record-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
 
     with (
@@ -151,7 +152,7 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
-    asked = [item.callspec.params["found"] for item in items if "found" in item.fixturenames]
+    asked = [cast(Run, item.callspec.params["found"]) for item in items if "found" in item.fixturenames]
     with contextlib.closing(Runs({run: tmp_path_factory.mktemp("run") for run in asked})) as all_of_them:
         yield all_of_them
 
@@ -290,7 +291,7 @@ def test_a_loader_whose_worker_sleeps(found: Outcome) -> None:
 def sleep_in_python(world: World, beat: Heartbeat, folder: Path) -> None:
     def at_step(step: int) -> None:
         while world.rank == 1 and step == 7:
-            (folder / "ready").exists() or (folder / "ready").touch()
+            (folder / "ready").touch()
             time.sleep(0.1)
 
     train(world, beat, folder, at_step)
@@ -388,7 +389,7 @@ def test_zero_seconds_watch_nothing() -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr("lockstep.watch.heartbeat.time.monotonic", lambda: now[0])
     return now
