@@ -25,6 +25,7 @@ from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConf
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.world import World
+from tests import journals
 from tests.ranks import RankFailed, run_ranks
 from tests.subprocesses import run_lockstep
 
@@ -105,7 +106,7 @@ def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
     assert (len(base.loss), base.steps_per_epoch) == (12, 4)  # three epochs are all there is
     config = _plan(1, 2, **fields).config_for(3)
     run_ranks(_train, 3, config, str(tmp_path), timeout=120)
-    end = read(tmp_path / "journal.jsonl")[-1]
+    end = journals.read(tmp_path / "journal.jsonl")[-1]
     assert (end["steps"], end["ledger_sha256"], end["weights_sha256"]) == (12, base.ledger[-1], base.weights_sha256)
     assert base.metrics is not None
     assert (end["top1"], end["loss"]) == (base.metrics["top1"], base.metrics["loss"])
