@@ -6,7 +6,7 @@ the same way: what multiprocessing spawns, and its fork servers. So what runs is
 Tests about those, or about the start itself, execute the interpreter: see tests/subprocesses.py.
 
 A forked process becomes a child of the one that asked because the process between them ends at once: the kernel gives
-it to the nearest ancestor that is a subreaper (prctl(2)), which the one that asks has made of itself.
+it to the nearest ancestor that is a subreaper (prctl(2)), which the one that asks makes of itself meanwhile.
 """
 
 import atexit
@@ -55,8 +55,6 @@ class Server:
     def __init__(self, channel: socket.socket, environ: Mapping[str, str]) -> None:
         self.channel, self.owner, self.lock = channel, os.getpid(), threading.Lock()
         self.loaded_with = _loaded_with(environ)
-        if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
     def serves(self, args: Sequence[str], env: Mapping[str, str]) -> bool:
         """True where `python ARGS` in this environment would be the same process but for its imports."""
@@ -77,11 +75,18 @@ class Server:
             "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
         with self.lock:
+            _set_subreaper(True)
             socket.send_fds(self.channel, [json.dumps(request).encode()], list(fds.values()))
-            answer = self.channel.recv(_MESSAGE)
+            answer = self.channel.recv(_MESSAGE)  # it has its new parent
+            _set_subreaper(False)  # other orphans, as of Slurm's daemons, are not ours to wait for
         if not answer:
             raise RuntimeError("the server of warm processes has died")
         return int(answer)
+
+
+def _set_subreaper(on: bool) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, int(on), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 _server: Server | None = None
