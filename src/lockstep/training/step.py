@@ -78,7 +78,7 @@ class TrainStep:
                 group["lr"] = group["initial_lr"] * factor
         before = [b.clone() for b in self.model.buffers()] if self._skip_nonfinite else []
         summed = self._accumulate(batch)
-        if self._check_gradients and batch.sizes:
+        if self._check_gradients and batch.pieces:
             self._require_gradients()
         self.sync.finish()
         if self._skip_nonfinite and not self._finite():
@@ -109,14 +109,15 @@ class TrainStep:
             self.scaler.update()
 
     def _accumulate(self, batch: Batch) -> Tensor:
-        start, last = 0, len(batch.sizes) - 1
+        start, last = 0, len(batch.pieces) - 1
         images, labels = batch.images, batch.labels
         summed = None
-        for i, (size, key) in enumerate(zip(batch.sizes, batch.keys, strict=True)):
+        for i, piece in enumerate(batch.pieces):
+            size = piece.size
             if last:
                 images, labels = batch.images[start : start + size], batch.labels[start : start + size]
                 start += size
-            self._reseed(stream(self.seed, "dropout", batch.step, key))
+            self._reseed(stream(self.seed, "dropout", batch.step, piece.key))
             with self.sync.piece(size, last=i == last):
                 mean = self._pass(images, labels, size * self.sync.average_over / batch.count)
             loss = mean * self._count(size)
