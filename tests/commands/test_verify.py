@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,16 +23,16 @@ from lockstep.commands.verify.run import verify
 from lockstep.commands.verify.switches import ExpectedDraws, even_batch
 from lockstep.commands.verify.switching import candidates
 from lockstep.commands.verify.trace import Job, Trace, read, write
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig
+from lockstep.config import Config, Execution
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.world import World
 from tests import journals
+from tests.commands.plans import HERE, plan_for
 from tests.pool import Pool
 from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
 
-HERE = "tests.commands.variants"
 ROOT = Path(__file__).parents[2]
 
 
@@ -48,21 +48,6 @@ def _pool() -> Iterator[None]:
 _start: Callable[..., list[Any]]
 
 
-def _plan(*nproc: int, patch: str = "", steps: int = 4, out: str = "", **given: Any) -> Plan:
-    """A small run; further fields by name, whichever part of the config they belong to."""
-    given = {"batch_size": 24, "model": "bare_net", "dataset": "small", "lr": 0.05} | given
-    given |= {name: f"{HERE}:{given[name]}" for name in ("model", "dataset")}
-
-    def part(cls: type) -> Any:
-        return cls(**{field.name: given.pop(field.name) for field in fields(cls) if field.name in given})
-
-    groups = {"data": DataConfig, "model": ModelConfig, "optim": OptimConfig, "link": LinkConfig}
-    parts: dict[str, Any] = {name: part(cls) for name, cls in groups.items()}
-    execution = Execution(device="cpu", threads=1, eval_batch_size=7, out=out, workers=1)
-    config = Config(epochs=3, execution=execution, **{**parts, **given})
-    return Plan(nproc=nproc, steps=steps, patch=f"{HERE}:{patch}" if patch else "", config=config)
-
-
 def _verify(plan: Plan) -> Report:
     return verify(plan, start=_start)
 
@@ -75,7 +60,7 @@ def _names(report: Report) -> dict[int, list[str]]:
 
 
 def test_a_right_exact_run_has_the_same_bits_on_every_number_of_processes(tmp_path: Path) -> None:
-    plan = _plan(1, 2, 3, model="dropping_net", exact=4, flip=True, ema=0.9, steps=6, out=str(tmp_path / "kept"))
+    plan = plan_for(1, 2, 3, model="dropping_net", exact=4, flip=True, ema=0.9, steps=6, out=str(tmp_path / "kept"))
     report = _verify(replace(plan, json=str(tmp_path / "found.json")))
     assert report.holds
     assert not report.causes
@@ -107,11 +92,11 @@ def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
         "clip_norm": 0.1,
         "warmup_epochs": 1,
     }
-    report = _verify(_plan(1, 2, steps=100, **fields))
+    report = _verify(plan_for(1, 2, steps=100, **fields))
     base = report.base
     assert report.holds
     assert (len(base.loss), base.steps_per_epoch) == (12, 4)  # three epochs are all there is
-    config = _plan(1, 2, **fields).config_for(3)
+    config = plan_for(1, 2, **fields).config_for(3)
     run_ranks(_train, 3, config, str(tmp_path), timeout=120)
     end = journals.read(tmp_path / "journal.jsonl")[-1]
     assert (end["steps"], end["ledger_sha256"], end["weights_sha256"]) == (12, base.ledger[-1], base.weights_sha256)
@@ -127,7 +112,7 @@ def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_the_model_replaces_is_traced_too(tmp_path: Path) -> None:
-    job = Job(str(tmp_path), _plan(1, 2, model="centred_net").config_for(1), 3, "a run")
+    job = Job(str(tmp_path), plan_for(1, 2, model="centred_net").config_for(1), 3, "a run")
     trace_all(World.single(), [job])
     trace = read(tmp_path)
     means = trace.kept["samples/0.mean"].flatten().tolist()
@@ -136,7 +121,7 @@ def test_a_buffer_that_the_model_replaces_is_traced_too(tmp_path: Path) -> None:
 
 
 def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:
-    report = _verify(_plan(1, 2, 5, model="normed_net", sync_bn=True, flip=True, accumulate=2))
+    report = _verify(plan_for(1, 2, 5, model="normed_net", sync_bn=True, flip=True, accumulate=2))
     assert report.holds
     assert not report.causes
     verdicts = {row.quantity: row.verdict for row in report.comparisons[1].rows}
@@ -145,7 +130,7 @@ def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:
 
 
 def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64() -> None:
-    report = _verify(replace(_plan(1, 3), tolerance=1e-9))
+    report = _verify(replace(plan_for(1, 3), tolerance=1e-9))
     assert _names(report) == {3: ["rounding"]}
     assert report.holds  # as plain mode claims no more
 
@@ -179,7 +164,7 @@ SLOW = {"a random data set": pytest.mark.slow}  # it comes through loader worker
 @pytest.mark.parametrize("case", [pytest.param(name, marks=SLOW.get(name, ())) for name in WRONG])
 def test_a_wrong_variant_is_named(case: str) -> None:
     given, cause = WRONG[case]
-    report = _verify(_plan(1, 2, **given))
+    report = _verify(plan_for(1, 2, **given))
     assert _names(report) == {2: [cause]}
     assert not report.holds
     assert report.causes[2][0].finding
@@ -187,39 +172,39 @@ def test_a_wrong_variant_is_named(case: str) -> None:
 
 
 def test_a_missing_reshuffle_is_named_though_all_numbers_of_processes_agree() -> None:
-    report = _verify(_plan(1, 2, patch="no_reshuffle"))
+    report = _verify(plan_for(1, 2, patch="no_reshuffle"))
     assert _names(report) == {1: ["order"]}
     assert not report.holds
     assert "epoch 2 repeats epoch 1" in report.comparisons[0].row("ledger").detail
 
 
 def test_a_mean_of_means_is_named_where_shares_are_uneven_and_only_there() -> None:
-    report = _verify(_plan(1, 2, 5, patch="mean_of_means"))
+    report = _verify(plan_for(1, 2, 5, patch="mean_of_means"))
     assert _names(report) == {5: ["uneven shares"]}
     assert not report.holds
 
 
 def test_floats_added_by_ddp_are_not_exact_and_named() -> None:
-    report = _verify(_plan(1, 4, patch="float_all_reduce", exact=8, steps=8))
+    report = _verify(plan_for(1, 4, patch="float_all_reduce", exact=8, steps=8))
     assert _names(report) == {4: ["rounding"]}
     assert not report.holds
     assert report.comparisons[0].row("weights").largest < 1e-5
 
 
 def test_a_model_that_runs_in_float32_alone_is_diagnosed_there() -> None:
-    report = _verify(_plan(1, 2, patch="mean_of_means", model="narrow_net", batch_size=25))
+    report = _verify(plan_for(1, 2, patch="mean_of_means", model="narrow_net", batch_size=25))
     assert _names(report) == {2: ["uneven shares"]}
     assert "float64 failed" in report.causes[2][0].finding
 
 
 def test_a_diverging_run_is_refused() -> None:
     with pytest.raises(UserError, match="non-finite at step"):
-        _verify(_plan(1, 2, lr=1e38, steps=6))
+        _verify(plan_for(1, 2, lr=1e38, steps=6))
 
 
 def test_a_patched_step_needs_its_optimizer() -> None:
     with pytest.raises(WorkerFailed, match="an attribute `optimizer`"):
-        _verify(_plan(1, 2, patch="step_without_optimizer"))
+        _verify(plan_for(1, 2, patch="step_without_optimizer"))
 
 
 # The command

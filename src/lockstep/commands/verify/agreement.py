@@ -11,7 +11,7 @@ from lockstep.commands.verify.trace import KINDS, Trace
 REPORTED = 1e-12  # of float64 sums that are made for the trace alone, and so are added over ranks as they come
 _SMALL = 16.0  # times the tolerance for gradients, which are small sums of large terms
 
-_RESULTS = ("loss", "gradient norm", *KINDS)
+_RESULTS = ("loss", "gradient norm", "gradients", "optimizer", "weights", "buffers")  # as a step makes them
 _MATHS = ("images", "learning rate", *_RESULTS)  # what a re-run can find something about
 
 
@@ -63,7 +63,7 @@ def compare(base: Trace, other: Trace, per_step: float) -> Comparison:
     limits = per_step * np.arange(1, len(base.loss) + 1)
     found = [
         replace(rows.exact("ledger", base.ledger, other.ledger), where=note),
-        rows.shares(other if other.uncovered else base),
+        rows.shares(base, other),
         rows.exact("images", base.images, other.images),
         rows.numbers("learning rate", base.lr, other.lr, 0 * limits),
         rows.exact("skipped steps", base.skipped, other.skipped),

@@ -54,7 +54,7 @@ def _trace(world: World, job: Job) -> Trace:
         with torch.no_grad():
             for _, name, tensor in probes.state(run):
                 tensor.copy_(kept[f"final/{name}"])
-    recorder = _Recorder(run, world, watched=bool(config.exact))
+    recorder = _Recorder(run, world, exact=bool(config.exact))
     trace, count = recorder.trace, min(job.steps, config.epochs * len(run.train))
     state = State()
     if count:
@@ -100,7 +100,7 @@ class _OwnSync(GradientSync):
 class _Recorder:
     """Takes the steps of one rank and fills a trace, which is whole on rank 0."""
 
-    def __init__(self, run: Run, world: World, watched: bool) -> None:
+    def __init__(self, run: Run, world: World, exact: bool) -> None:
         if not isinstance(getattr(run.step, "optimizer", None), torch.optim.Optimizer):
             raise UserError(
                 "--patch left run.step without an optimizer, from which gradients and rates are read",
@@ -111,10 +111,11 @@ class _Recorder:
         run.step.optimizer.register_step_pre_hook(self._note_gradients)
         self.run, self.world, self.main = run, world, world.rank == 0
         self.trace = Trace(world.size, len(run.train), run.train.order.samples_per_epoch)
+        self.trace.exact = exact
         self.trace.batch_norm = any(layer.training for layer in batch_norms(run.model))
         self.parts: list[dict[str, Any]] = []  # this rank's of each step, to be put together with the others'
         self.tracks = probes.Tracks(world.device)
-        self.watch = probes.Watch() if watched else None
+        self.watch = probes.Watch() if exact else None
         if self.watch is not None:
             run.model.register_forward_hook(self.watch)
 

@@ -86,11 +86,17 @@ def replicas(trace: Trace) -> Row:
     )
 
 
-def shares(trace: Trace) -> Row:
-    """Whether the ranks' pieces took each sample of a batch once."""
-    if not trace.uncovered:
-        return Row("shares", "equal")
-    return Row("shares", "different", step=trace.uncovered[0] + 1, where="samples are missed or taken twice")
+def shares(base: Trace, other: Trace) -> Row:
+    """Whether the ranks' pieces took each sample of a batch once, and in exact mode were the same ones."""
+    for trace in (base, other):
+        if trace.uncovered:
+            where = f"samples are missed or taken twice with N = {trace.processes}"
+            return Row("shares", "different", step=trace.uncovered[0] + 1, where=where)
+    cuts = [[sorted(size for rank in step for size in rank) for step in trace.shares] for trace in (base, other)]
+    differing = [step for step, (a, b) in enumerate(zip(*cuts, strict=False), 1) if a != b]
+    if base.exact and differing:
+        return Row("shares", "different", step=differing[0], where="the pieces of a batch depend on N")
+    return Row("shares", "equal")
 
 
 def written(base: Trace, other: Trace, explained: bool, bits: bool) -> Row:

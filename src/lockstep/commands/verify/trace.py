@@ -52,6 +52,7 @@ class Trace:
     repeats: bool = False  # the second epoch has the first one's order
     draws: bool = False  # the step draws random numbers
     batch_norm: bool = False
+    exact: bool = False
     weights_sha256: str = ""  # as `train` writes it in its `end` record
     file_sha256: str = ""  # of the file final.safetensors that `train` would leave
     kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
