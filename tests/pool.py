@@ -72,10 +72,10 @@ class _Held:
                 ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
                 if not ready:
                     raise RankFailed(f"no answer in {timeout} s")
-                for pipe in ready:
-                    assert isinstance(pipe, Connection)
-                    rank = self.pipes.index(pipe)
-                    ok, values[rank] = pipe.recv()
+                for found in ready:
+                    assert isinstance(found, Connection)
+                    rank = self.pipes.index(found)
+                    ok, values[rank] = found.recv()
                     if not ok:
                         raise RankFailed(f"rank {rank} of {len(self.pipes)}: {values[rank]}")
         except (EOFError, BrokenPipeError) as error:

@@ -47,7 +47,7 @@ def test_digest_is_sha256_of_the_little_endian_elements_in_order() -> None:
 
 
 def test_the_same_weights_make_the_same_file(tmp_path: Path) -> None:
-    note = {name: name for name in "epoch step top1 classes normalisation".split()}
+    note = {name: name for name in ["epoch", "step", "top1", "classes", "normalisation"]}
     for i in range(12):  # the library's own order of the entries changes from file to file
         save(_model(), tmp_path / f"{i}.safetensors", note)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1

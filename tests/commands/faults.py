@@ -21,12 +21,20 @@ from tests.commands.variants import bare_net
 def _before_update(run: Run, change: Callable[[int], object]) -> None:
     """Call change(step, from 1) before each update: gradients are reduced and clipped by then."""
     calls = iter(range(1, 1 << 30))
-    run.step.optimizer.register_step_pre_hook(lambda *_: change(next(calls)) and None)
+
+    def hook(*_: object) -> None:
+        change(next(calls))
+
+    run.step.optimizer.register_step_pre_hook(hook)
 
 
 def _after_update(run: Run, change: Callable[[int], object]) -> None:
     calls = iter(range(1, 1 << 30))
-    run.step.optimizer.register_step_post_hook(lambda *_: change(next(calls)) and None)
+
+    def hook(*_: object) -> None:
+        change(next(calls))
+
+    run.step.optimizer.register_step_post_hook(hook)
 
 
 def _scale_gradients(run: Run, factor: float, names: tuple[str, ...] = (), step: int = 0) -> None:
@@ -136,7 +144,6 @@ def skipped_on_one_rank(run: Run, world: World, config: Config) -> None:
 
 def skipped_on_two(run: Run, world: World, config: Config) -> None:
     """The update of the third step is lost on two processes: all of them."""
-    run.step.optimizer.register_step_post_hook(lambda *_: None)
     kept: list[Tensor] = []
     if world.size == 2:
         _before_update(run, lambda step: kept.extend(p.detach().clone() for p in run.model.parameters() if step == 3))
@@ -155,8 +162,11 @@ def remainder_dropped(run: Run, world: World, config: Config) -> None:
 
     class Dropping(_Step):
         def __call__(self, batch: Batch) -> Tensor:
-            short = len(batch.pieces) > 2 and world.size == 2
-            return self.step(replace(batch, pieces=batch.pieces[:-1]) if short else batch)
+            if len(batch.pieces) < 3 or world.size == 1:
+                return self.step(batch)
+            pieces = batch.pieces[:-1]
+            left = sum(piece.size for piece in pieces)
+            return self.step(replace(batch, images=batch.images[:left], labels=batch.labels[:left], pieces=pieces))
 
     run.step = Dropping(run)  # type: ignore[assignment]
 
@@ -186,7 +196,7 @@ def decay_by_size(run: Run, world: World, config: Config) -> None:
 def average_of_one_rank(run: Run, world: World, config: Config) -> None:
     assert run.ema is not None
     if world.rank == 1:
-        run.ema.update_parameters = lambda model: None  # type: ignore[assignment,method-assign]
+        run.ema.update_parameters = lambda model: None  # type: ignore[method-assign]
 
 
 # Data
@@ -230,13 +240,18 @@ def shifted_labels(run: Run, world: World, config: Config) -> None:
         for images, labels, ids in read(requests):
             yield images, (labels + world.rank) % 3, ids
 
-    run.train.read = shifted  # type: ignore[assignment]
+    run.train.read = shifted
 
 
 def normalised_by_share(run: Run, world: World, config: Config) -> None:
     """Each process subtracts its own share's mean when it augments."""
     right = run.train.augment
-    run.train.augment = lambda images, ids, epoch: (lambda out: out - out.mean())(right(images, ids, epoch))  # type: ignore
+
+    def augment(images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
+        out = right(images, ids, epoch)
+        return out - out.mean()
+
+    run.train.augment = augment  # type: ignore[assignment]
 
 
 def warmup_by_share(run: Run, world: World, config: Config) -> None:

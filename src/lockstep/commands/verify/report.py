@@ -109,8 +109,7 @@ def _foot(report: Report) -> str:
         return f"{against} Asked for: the same bits (loss and gradient norm, added up for this table: {REPORTED:g})."
     each, end = report.plan.per_step, report.plan.per_step * len(report.base.loss)
     return (
-        f"{against} Tolerance: {each:g} for each step taken, {end:.1e} at the end; more is rounding where "
-        "float64 takes it away."
+        f"{against} Tolerance: {each:g} for each step taken, {end:.1e} at the end. Rounding is what float64 takes away."
     )
 
 

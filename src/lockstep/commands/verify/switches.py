@@ -51,7 +51,7 @@ def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) ->
     if causes.LEARNING_RATE in off:
         _pin_rates(run, lr)
     if causes.ALIGNMENT in off:
-        run.model.register_forward_pre_hook(lambda _, args: tuple(arg.clone() for arg in args), prepend=True)
+        run.model.register_forward_pre_hook(lambda _, args: tuple(arg.clone() for arg in args))
     return ExpectedDraws() if causes.DROPOUT in off else nullcontext()
 
 
