@@ -114,9 +114,9 @@ def all_agree(world: World) -> list[str]:
     found = []
     for name in ("sgd", "adam", "adadelta", "muon"):
         model, optimizer = trained(world, name)
-        found.append(compared(world, 7, model, optimizer, False))
+        found.append(compared(world, 7, model, optimizer, lambda buffer: False))
         model, optimizer = trained(world, name, buffers=True)
-        found.append(compared(world, 7, model, optimizer, True))
+        found.append(compared(world, 7, model, optimizer))
     return found
 
 
@@ -181,7 +181,7 @@ def other_forms(world: World) -> list[str]:
     found = [compared(world, 3, model, optimizer, True)]
     if world.rank == 1:
         del optimizer.state[model.module[0].weight]["momentum_buffer"]
-    found.append(compared(world, 4, model, optimizer, True))
+    found.append(compared(world, 4, model, optimizer))
     return found
 
 

@@ -99,7 +99,7 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
     """
     flags = known_flags(cls)
     positional, rest = [], []
-    queue = iter(arguments)
+    queue = iter([word for argument in arguments for word in _long_forms(argument, flags)])
     for argument in queue:
         if not argument.startswith("-"):
             positional.append(argument)
@@ -122,6 +122,13 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
             rest.append(value := following)
         flag.check(typed, value)
     return positional, rest
+
+
+def _long_forms(argument: str, flags: Collection[str]) -> tuple[str, ...]:
+    """What a switch stands for that is short for a flag and its value."""
+    values = {"--sync-bn": "global", "--no-sync-bn": "local"}
+    value = values.get(argument.replace("_", "-"))
+    return ("--batch-norm", value) if value and "--batch-norm" in flags else (argument,)
 
 
 def changed_flags(config: Any, usual: Any, hidden: Collection[str] = ()) -> list[list[str]]:

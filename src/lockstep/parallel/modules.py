@@ -25,15 +25,19 @@ def write_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
 def average_buffers(model: nn.Module, ranks: int) -> None:
     """Make the buffers of so many ranks the same: floats become their mean, all others rank 0's. All call it together.
 
-    Where batch normalisation is local, each rank's saw its share alone. Means are float64: equal ones keep their bits.
+    Where batch normalisation is local, each rank's saw its share alone. Averaged are the distances from rank 0's, in
+    float64, so that equal values keep their bits for any number of ranks, infinite ones too.
     """
     buffers = [torch.view_as_real(b) if b.is_complex() else b for b in model.buffers()]
     floats = [b for b in buffers if b.is_floating_point()]
     others = [b for b in buffers if not b.is_floating_point()]
     if ranks > 1 and floats:
-        flat = flattened(floats, torch.float64)
-        dist.all_reduce(flat)
-        write_flat(flat / ranks, floats)
+        mine = flattened(floats, torch.float64)
+        first = mine.clone()
+        dist.broadcast(first, 0)
+        distance = torch.where(mine == first, 0.0, mine - first)
+        dist.all_reduce(distance)
+        write_flat(first + distance / ranks, floats)
     if ranks > 1 and others:
         flat = flattened(others, torch.int64)
         dist.broadcast(flat, 0)
@@ -50,6 +54,39 @@ def preserved(tensors: Iterable[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in kept:
                 tensor.copy_(value)
+
+
+def buffers_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
+    """The modules' own buffers as they are now: module, name, buffer, copy. By name, since a forward pass may put
+    another tensor in a buffer's place."""
+    return [
+        (module, name, buffer, buffer.clone())
+        for module in modules
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+
+@torch.no_grad()
+def put_back(kept: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+    """The inverse of `buffers_of`."""
+    for module, name, buffer, value in kept:
+        buffer.copy_(value)
+        setattr(module, name, buffer)
+
+
+@contextmanager
+def without_gradients(model: nn.Module) -> Iterator[None]:
+    """Within, backward passes give every parameter a gradient of zeros, whatever comes; not where it is sharded.
+
+    A factor of 0 would let a dummy's infinities through, as NaN.
+    """
+    own = [p for p in model.parameters() if p.requires_grad and not hasattr(p, "full_tensor")]
+    hooks = [p.register_hook(torch.zeros_like) for p in own]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

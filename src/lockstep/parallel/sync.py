@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import nn
 
-from lockstep.parallel.batchnorm import ghost, local_buffers
-from lockstep.parallel.modules import average_buffers, preserved
+from lockstep.parallel.batchnorm import apart, ghost
+from lockstep.parallel.modules import average_buffers, buffers_of, put_back, without_gradients
 
 
 class GradientSync:
@@ -78,5 +78,9 @@ class BackwardSync(GradientSync, ABC):
 @contextmanager
 def ghost_piece(model: nn.Module, around: AbstractContextManager[None]) -> Iterator[None]:
     """Around the passes of a rank without a sample, whose dummy batch must leave no trace."""
-    with ghost(model), preserved(local_buffers(model)), around:
-        yield
+    kept = buffers_of(apart(model))
+    try:
+        with ghost(model), without_gradients(model), around:
+            yield
+    finally:
+        put_back(kept)
