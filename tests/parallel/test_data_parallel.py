@@ -90,7 +90,7 @@ def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ddp(world: World, sizes: list[int], accumulate: int) -> dict[str, list[float]]:
     model = network()
-    train(world, parallelize(model, world), sizes, accumulate)
+    train(world, parallelize(model, world, batch_norm="local"), sizes, accumulate)
     average_buffers(model, world.size)
     return state(model)
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import lockstep
 from lockstep.config import Config, ModelConfig
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import micro_batches
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import StepBatchNorm
+from lockstep.parallel.ddp import _BUFFER_FLAG
 from lockstep.parallel.local import LocalSync
 from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize
@@ -217,7 +217,8 @@ def test_in_local_sgd_a_rank_without_a_sample_moves_no_statistics(n: int) -> Non
 def _ddp(world: World) -> dict[str, Any]:
     """torch's own: a plain loop, plain batch norm, equal shares; buffers averaged at the end, as anybody would."""
     model = net()
-    ddp = DistributedDataParallel(model, **{lockstep.parallel.ddp._BUFFER_FLAG: False})  # type: ignore[attr-defined]
+    ddp = DistributedDataParallel(model)
+    setattr(ddp, _BUFFER_FLAG, False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for t in range(STEPS):
         images, labels = whole(4 * t)

@@ -141,17 +141,17 @@ def one_bit_each(world: World) -> dict[str, str]:
         for on in (True, False):
             if world.rank == rank:
                 flip(tensor, 0, 0)
-            message = compared(world, 40, model, optimizer, True)
+            message = compared(world, 40, model, optimizer)
             assert bool(message) == on
             found[name] = message or found[name]
     found["buffers left out"] = ""
     if world.rank == 0:
         flip(model.module[1].running_var, 1, 5)
-    found["buffers left out"] = compared(world, 40, model, optimizer, False)
+    found["buffers left out"] = compared(world, 40, model, optimizer, lambda buffer: False)
     if world.rank == 1:
         optimizer.param_groups[0]["lr"] *= 1 + 1e-15
         flip(model.module[3].weight, 7, 31)
-    found["two"] = compared(world, 41, model, optimizer, False)
+    found["two"] = compared(world, 41, model, optimizer, lambda buffer: False)
     return found
 
 
@@ -178,7 +178,7 @@ def other_forms(world: World) -> list[str]:
     model, optimizer = trained(world, "sgd", buffers=True)
     if world.rank == 1:
         flip(model.module[0].bias, 0, 3)
-    found = [compared(world, 3, model, optimizer, True)]
+    found = [compared(world, 3, model, optimizer)]
     if world.rank == 1:
         del optimizer.state[model.module[0].weight]["momentum_buffer"]
     found.append(compared(world, 4, model, optimizer))
