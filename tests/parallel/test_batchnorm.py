@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import SyncBatchNorm, _global_statistics, ghost
-from lockstep.parallel.modules import average_buffers
+from lockstep.parallel.batchnorm import SyncBatchNorm, _global_statistics, apart, ghost
+from lockstep.parallel.modules import average_buffers, preserved
 from lockstep.parallel.norms import convert_sync_batchnorm
 from lockstep.processes.world import World
 from tests.ranks import run_ranks
@@ -233,7 +233,7 @@ def test_bad_inputs_are_named() -> None:
         layer(torch.randn(4, 2))
 
 
-def test_ghost_lasts_as_long_as_its_context() -> None:
+def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     model = convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)), SINGLE)
     with pytest.raises(ValueError, match="more than 1 value"), ghost(model):
         model(torch.randn(1, 2))  # a ghost alone in its world has nothing to be normalised by
@@ -242,6 +242,15 @@ def test_ghost_lasts_as_long_as_its_context() -> None:
     with ghost(model):
         assert all(layer.ghost for layer in layers)
     assert not any(layer.ghost for layer in layers)
+    plain = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    before = copy.deepcopy(plain.state_dict())
+    with preserved(apart(plain)):
+        plain(torch.randn(4, 2))
+        assert int(plain.state_dict()["0.num_batches_tracked"]) == 1
+    with preserved(apart(model)):
+        model(torch.randn(4, 2))
+    assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))
 
 
 def test_momentum_none_is_the_plain_average_of_batches() -> None:

@@ -31,6 +31,8 @@ COUNTS = (16, 16, 2, 14)  # of the batches, in turn: whole groups of 4, fewer sa
 class Net(nn.Module):
     """Two batch norms, of which one is used twice, on maps of 4x4 and 1x1; smooth everywhere; float64."""
 
+    center: Tensor
+
     def __init__(self, spread: bool = False) -> None:
         super().__init__()
         self.spread = spread
@@ -118,7 +120,7 @@ def averaged(world: World) -> list[bool]:
     ]
 
 
-def alone(world: World) -> dict[str, Tensor]:
+def alone(world: World) -> dict[str, float]:
     """Local SGD, where a rank without a sample must not move its statistics: only rank 0 has one."""
     model = net()
     sync = LocalSync(model, world, 5)
@@ -264,7 +266,8 @@ def test_the_library_says_when_it_changed_a_model(capsys: pytest.CaptureFixture[
 
 def test_a_loop_of_ones_own_is_normalised_group_by_group() -> None:
     """Without TrainStep each forward pass is a batch, whose running statistics move at once."""
-    layer, parts = nn.BatchNorm1d(3).double(), [nn.BatchNorm1d(3).double() for _ in range(3)]
+    layer: Any = nn.BatchNorm1d(3).double()
+    parts: list[Any] = [nn.BatchNorm1d(3).double() for _ in range(3)]
     parallelize(layer, SINGLE, batch_norm="groups:4")
     x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for _ in range(2):

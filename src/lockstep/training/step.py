@@ -11,7 +11,7 @@ from lockstep.data.pieces import Piece
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven
-from lockstep.parallel.modules import buffers_of, put_back
+from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import sync_of, unwrap
@@ -63,7 +63,7 @@ class TrainStep:
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
         self.sync.bind(optimizer)
-        self.autocast = autocast(precision, device)
+        self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
         self._reseed = _reseed(driven(model))
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
@@ -83,15 +83,15 @@ class TrainStep:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
-        before = buffers_of(self.model.modules()) if self._skip_nonfinite else []
+        before = Kept(self.model.modules()) if self._skip_nonfinite else None
         summed = self._accumulate(batch)
         end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._require_gradients()
         self.sync.finish()
-        if self._skip_nonfinite and not self._finite():
+        if before is not None and not self._finite():
             self.skipped += 1
-            put_back(before)
+            before.restore()
         else:
             self._update()
         for parameter in self.parameters:  # a fortieth of the time of optimizer.zero_grad, which does the same
@@ -116,20 +116,19 @@ class TrainStep:
             self.scaler.update()
 
     def _accumulate(self, batch: Batch) -> Tensor:
-        start, last = 0, len(batch.pieces) - 1
-        images, labels = batch.images, batch.labels
-        summed = None
-        for i, piece in enumerate(batch.pieces):
-            size = piece.size
-            if last:
-                images, labels = batch.images[start : start + size], batch.labels[start : start + size]
-                start += size
-            self._reseed(stream(self.seed, "dropout", batch.step, piece.key))
-            with self.sync.piece(size, last=i == last):
-                mean = self._pass(images, labels, size * self.sync.average_over / batch.count, piece, batch.count)
-            loss = mean * self._count(size)
-            summed = loss if summed is None else summed + loss
-        return batch.images.new_zeros((), dtype=self._dtype) if summed is None else summed
+        sizes = [piece.size for piece in batch.pieces]
+        images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
+
+        def reseed(i: int) -> None:
+            self._reseed(stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
+
+        def take(model: nn.Module, i: int) -> Tensor:
+            weight = sizes[i] * self.sync.average_over / batch.count
+            return self._pass(model, images[i], labels[i], weight, batch.pieces[i], batch.count)
+
+        means = self.sync.passes(self.model, sizes, reseed, take)
+        losses = [mean * self._count(size) for mean, size in zip(means, sizes, strict=True)]
+        return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
 
     def _count(self, size: int) -> Tensor:
         """A number of samples as a kept scalar on the host, which costs a device nothing to multiply by.
@@ -141,11 +140,13 @@ class TrainStep:
             found = self._counts[size] = torch.tensor(size, dtype=self._dtype)
         return found
 
-    def _pass(self, images: Tensor, labels: Tensor, weight: float, piece: Piece, count: int) -> Tensor:
-        """Forward and backward of one piece; returns its mean loss, detached."""
+    def _pass(
+        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, piece: Piece, count: int
+    ) -> Tensor:
+        """Forward and backward of one piece of a batch of `count`; returns its mean loss, detached."""
         images, labels = self._some(images, labels)
         with self.autocast(), announced(self._norms, piece, len(images), count):
-            mean = self.loss(self._forward(images), labels)
+            mean = self.loss(_outputs(model, images), labels)
         weighted = mean if weight == 1 else mean * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
         return mean.detach() if weight else torch.zeros_like(mean)
@@ -165,17 +166,6 @@ class TrainStep:
         images, labels = self._example
         return (images, labels) if len(images) > 1 else (images.repeat_interleave(2, 0), labels.repeat_interleave(2, 0))
 
-    def _forward(self, images: Tensor) -> Any:
-        try:
-            return self.model(images)
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise UserError(
-                f"batch norm has a single value for a channel, which has no spread: {error}",
-                "Leave the short last batch out by --drop-last, or choose another --batch-size.",
-            ) from error
-
     def _clip(self) -> None:
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
@@ -184,12 +174,25 @@ class TrainStep:
         """On the first step: name the parameters that took no part, which DDP would report by number, a step later."""
         self._check_gradients = False
         named = {id(p): name for name, p in unwrap(self.model).named_parameters()}
-        unused = [named.get(id(p), "?") for p in self.parameters if p.requires_grad and p.grad is None]
+        unused = [named.get(id(p), "?") for p in self.parameters if p.requires_grad and not self.sync.received(p)]
         if unused:
             raise UserError(
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
                 "Use them in forward(), freeze them with requires_grad_(False), or pass --find-unused-parameters.",
             )
+
+
+def _outputs(model: nn.Module, images: Tensor) -> Any:
+    """The model's outputs; raises UserError where batch norm has nothing to take statistics of."""
+    try:
+        return model(images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            f"batch norm has a single value for a channel, which has no spread: {error}",
+            "Leave the short last batch out by --drop-last, or choose another --batch-size.",
+        ) from error
 
 
 def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:

@@ -92,7 +92,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
     if optim.scale_lr != "none":
         lines.append(
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
-            f"{optim.base_batch_size or config.batch_size} = {config.lr:g}"
+            f"{optim.base_batch_size} = {config.lr:g}"
         )
     return lines + _statistics(config, world, run, copies)
 
