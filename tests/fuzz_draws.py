@@ -1,10 +1,10 @@
 """Random command lines for tests/fuzz_law.py: small runs on the bundled digits, of a few steps."""
 
 import random
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from lockstep.config import ModelConfig
-
+Give = Callable[..., None]
 VARIANTS = "tests.commands.variants"
 _TINY = (  # name, least image size, how often
     ("mlp", 4, 16),
@@ -25,7 +25,6 @@ _TINY = (  # name, least image size, how often
 NORMED = {"timm/test_resnet", "timm/test_efficientnet", "shufflenet_v2_x0_5", "mobilenet_v3_small"} | {
     f"{VARIANTS}:{name}" for name in ("normed_net", "dropping_net")
 }
-BATCH_NORM = "batch_norm" in {field.name for field in fields(ModelConfig)}  # else there is --sync-bn alone
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def draw(rng: random.Random) -> Drawn:
     if sometimes(0.3):
         give("accumulate", rng.randint(1, min(4, batch // max(nproc))))
     give("precision", rng.choices(["fp32", "bf16", "fp16"], [6, 3, 2])[0])
-    local = _batch_norm(rng, give, exact, batch)
+    local = _batch_norm(rng, give, batch)
     _optimizer(rng, give)
     _augmentation(rng, give, size or 8)
     if sometimes(0.15):
@@ -98,21 +97,15 @@ def draw(rng: random.Random) -> Drawn:
     return Drawn(recipe, tuple(flags), nproc, exact, stop, local, model in NORMED)
 
 
-def _batch_norm(rng: random.Random, give: object, exact: int, batch: int) -> bool:
+def _batch_norm(rng: random.Random, give: Give, batch: int) -> bool:
     """Flags of batch norm; returns whether local statistics were asked for."""
-    assert callable(give)
-    if not BATCH_NORM:
-        if not exact:
-            give("sync-bn")
-        return False
     kind = rng.choice(["", "", "global", "local", "groups"])
     if kind:
         give("batch-norm", f"groups:{rng.randint(2, max(2, batch // 2))}" if kind == "groups" else kind)
     return kind == "local"
 
 
-def _optimizer(rng: random.Random, give: object) -> None:
-    assert callable(give)
+def _optimizer(rng: random.Random, give: Give) -> None:
     name, lr = rng.choice([("sgd", 0.05), ("adam", 1e-3), ("adamw", 3e-3), ("adadelta", 1.0), ("muon", 0.02)])
     give("optimizer", name)
     give("lr", lr)
@@ -136,8 +129,7 @@ def _optimizer(rng: random.Random, give: object) -> None:
         give("schedule", rng.choice(["constant", "linear", "step", "cosine", "one-cycle"]))
 
 
-def _augmentation(rng: random.Random, give: object, size: int) -> None:
-    assert callable(give)
+def _augmentation(rng: random.Random, give: Give, size: int) -> None:
     give("crop-padding", rng.choice([0, 0, 1, 2]))
     if rng.random() < 0.3:
         give("crop-fill", "reflect")
