@@ -9,7 +9,7 @@ from lockstep.commands.shared.arguments import planned
 from lockstep.commands.verify.plan import Plan
 from lockstep.errors import UserError
 from tests import fuzz_law
-from tests.fuzz_draws import draw
+from tests.fuzz_draws import Drawn, draw
 from tests.pool import Pool
 
 
@@ -37,7 +37,7 @@ SMALL = (
 
 
 def test_a_train_that_leaves_something_else_is_seen() -> None:
-    drawn = fuzz_law.Drawn("digits", SMALL, (1, 2), 3, 1, False, False)
+    drawn = Drawn("digits", SMALL, (1, 2), 3, 1, False, False)
     right = fuzz_law.trained
     with Pool() as pool:
         assert fuzz_law.tried(drawn, pool) == ("exact, resumed", [])
