@@ -29,14 +29,14 @@ class GradientSync:
         self,
         model: nn.Module,
         sizes: Sequence[int],
-        reseed: Callable[[int], object],
+        reseed: Callable[[int], int],
         take: Callable[[nn.Module, int], Tensor],
     ) -> list[Tensor]:
         """Take this rank's pieces of a step through the model, and return what `take` does of each.
 
         Args:
             sizes: samples of each piece.
-            reseed: `reseed(i)` seeds the process's generators for piece i.
+            reseed: `reseed(i)` seeds the generators that draw for piece i, and returns their seed.
             take: `take(model, i)` is the forward and backward pass of piece i through that module.
         """
         results = []
