@@ -22,6 +22,7 @@ class Reassigning(nn.Module):
 
     center: Tensor
     mask: Tensor
+    highest: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +42,8 @@ class ActNorm(nn.Module):
     """Scale and shift are those of the first batch: by a flag, in buffers; with counters of other types."""
 
     seen: Tensor
+    batches: Tensor
+    phase: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -97,7 +97,7 @@ def test_slices_begin_at_aligned_addresses_on_every_rank_of_every_number_of_them
 def test_parameters_in_memory_of_others_are_moved() -> None:
     net = mlp()
     memory = np.zeros(33 * 81 + 1, np.float32)[1:].reshape(33, 81)
-    net[1].weight = nn.Parameter(torch.from_numpy(memory))  # type: ignore[index]
+    net[1].weight = nn.Parameter(torch.from_numpy(memory))
     ExactSync(net, SINGLE, 8)
     assert all(p.data_ptr() % 64 == 0 for p in net.parameters())
 
@@ -208,13 +208,13 @@ def test_copies_follow_what_is_changed_between_steps() -> None:
     step(first)
     step(second)
     copy = sync.replicas.copies[0]
-    assert copy.weight.data_ptr() == net.weight.data_ptr()  # type: ignore[union-attr]
+    assert copy.weight.data_ptr() == net.weight.data_ptr()
     with torch.no_grad():
         net.weight.data = net.weight.detach().clone()
     net.eval()
     step(third)
     assert sync.replicas.copies[0] is copy
-    assert copy.weight.data_ptr() == net.weight.data_ptr()  # type: ignore[union-attr]
+    assert copy.weight.data_ptr() == net.weight.data_ptr()
     assert not copy.training
     net.where = "else"
     step(third)

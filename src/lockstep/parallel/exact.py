@@ -90,7 +90,8 @@ class ExactSync(GradientSync):
         self.fired = WeakKeyDictionary[
             nn.Module, set[int]
         ]()  # parameters whose gradient has come, of the slice under way
-        self.replicas = Replicas(model, threads if world.device.type == "cpu" else 1, self._listen)
+        self.at_once = min(threads, slices) if world.device.type == "cpu" else 1
+        self.replicas = Replicas(model, self.at_once, self._listen)
 
     def _listen(self, module: nn.Module) -> None:
         """Have the gradients of the model or a copy of it delivered."""
@@ -131,6 +132,9 @@ class ExactSync(GradientSync):
         results = self._side_by_side(len(sizes), reseed, work)
         for i in range(len(sizes)):
             self.buffers.add(changes[i])
+        if self.at_once != self.replicas.most:
+            self.at_once = self.replicas.most
+            self.world.print(f"--exact {self.slices} takes one slice after the other: {self.replicas.reason}")
         return results
 
     def _side_by_side(

@@ -15,6 +15,7 @@ class GradientSync:
     """The training step's view of the other ranks; as it stands here, there are none."""
 
     average_over = 1  # the factor by which the ranks' summed gradients are divided
+    at_once = 1  # pieces in threads of this process, where there are several
     exact = False  # pieces are the same on every N, and may be taken in several threads
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
