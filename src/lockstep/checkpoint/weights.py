@@ -1,6 +1,7 @@
 """A model's weights: their digest, as a safetensors file, and out of somebody else's file."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,24 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
     try:
         with atomic_write(path) as temporary:
             save_file(tensors, temporary, metadata)
+            _sort_metadata(Path(temporary))
     except (OSError, SafetensorError) as error:  # the latter is how safetensors reports what the system refused
         raise write_error(path, error) from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put a safetensors file's metadata in order, in place: they come in one that differs from process to process.
+
+    Format: 8 bytes of the header's length, little-endian, the header in JSON, padded with spaces, the tensors.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header |= {"__metadata__": dict(sorted(header["__metadata__"].items()))} if "__metadata__" in header else {}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:  # it is the same text but for its order
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def load(model: nn.Module, path: str | Path) -> None:
@@ -84,6 +101,15 @@ def read(path: str | Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         remedy = "Take another checkpoint, or export or download the file again."
         raise UserError(f"{path} is damaged or not a safetensors file: {error}", remedy) from error
+
+
+def note_of(path: str | Path) -> dict[str, str]:
+    """What `save` was told beside the weights; nothing for a file that can't be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return {}
 
 
 def read_foreign(path: str | Path) -> dict[str, Tensor]:
@@ -121,7 +147,10 @@ def load_foreign(model: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: as `read_foreign`, and where names or shapes are not the model's.
     """
-    fit(model, read_foreign(path), str(path))
+    found = read_foreign(path)
+    if broken := [name for name, t in found.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
+        raise UserError(f"{path} holds weights that are not finite: {_first(broken)}", "Take an earlier file.")
+    fit(model, found, str(path))
 
 
 def _looks_like_safetensors(path: Path) -> bool:
@@ -153,12 +182,18 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     own = state_tensors(model)
     found = {name if name in own or _bare(name) in tensors else _bare(name): t for name, t in tensors.items()}
     problems = {
-        "missing": [name for name in own if name not in found],
+        # old files don't have batch norm's count of batches, and torch takes it to be 0
+        "missing": [name for name in own if name not in found and not name.endswith("num_batches_tracked")],
         "unexpected": [name for name in found if name not in own],
         "another shape": [
             f"{name} {list(found[name].shape)}, the model has {list(tensor.shape)}"
             for name, tensor in own.items()
             if name in found and found[name].shape != tensor.shape
+        ],
+        "no floating-point numbers": [
+            f"{name} is {found[name].dtype}"
+            for name, tensor in own.items()
+            if name in found and tensor.is_floating_point() and not found[name].is_floating_point()
         ],
     }
     if any(problems.values()):
