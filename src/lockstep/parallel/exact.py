@@ -23,7 +23,7 @@ from lockstep.errors import UserError
 from lockstep.parallel.buckets import Bucket, buckets_of
 from lockstep.parallel.exact_buffers import ExactBuffers
 from lockstep.parallel.modules import as_real, copy_from_first, unequal
-from lockstep.parallel.slices import Replicas, generators, seed_all
+from lockstep.parallel.slices import Replicas, generators, seed_others
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.devices import device_name
 from lockstep.processes.world import World
@@ -152,7 +152,9 @@ class ExactSync(GradientSync):
             return results
         results, drew = [], False
         for i in range(count):
-            seed_all(reseed(i))
+            seed_others(seed := reseed(i))
+            if self.world.device.type != "cpu":  # the host's generator, beside the device's
+                torch.default_generator.manual_seed(seed)
             before = generators() if self.replicas.most > 1 else ()
             results.append(work(self.model, i))
             drew = drew or bool(before and generators() != before)

@@ -143,8 +143,7 @@ def generators() -> tuple[Any, ...]:
     return bytes(torch.get_rng_state().numpy()), state[1].tobytes(), state[2:], random.getstate()  # type: ignore
 
 
-def seed_all(seed: int) -> None:
-    """Seed all three."""
-    torch.default_generator.manual_seed(seed)
+def seed_others(seed: int) -> None:
+    """Seed numpy's and Python's."""
     np.random.seed(seed % 2**32)
     random.seed(seed)
