@@ -36,6 +36,7 @@ class Drawn:
     nproc: tuple[int, ...]
     exact: int
     stop: int  # the step after which a run is stopped, to go on with another number of processes; 0: it isn't
+    threads: int  # of an exact run on the first number of processes that must leave the same; 0: none is tried
     local: bool  # batch statistics of a process's share were asked for
     normed: bool  # the model has batch norm
 
@@ -92,9 +93,11 @@ def draw(rng: random.Random) -> Drawn:
         give("loader", "streaming")
         give("workers", 0)
     give("eval-batch-size", rng.choice([100, 250, 360, 37] if small else [90, 120]))
-    give("threads", 2 if sometimes(0.1) and max(nproc) <= 2 else 1)
+    threads = 2 if sometimes(0.1) and max(nproc) <= 2 else 1
+    give("threads", threads)
     stop = rng.randint(1, 2) if sometimes(0.4) else 0
-    return Drawn(recipe, tuple(flags), nproc, exact, stop, local, model in NORMED)
+    others = 3 - threads if exact and sometimes(0.4) else 0
+    return Drawn(recipe, tuple(flags), nproc, exact, stop, others, local, model in NORMED)
 
 
 def _batch_norm(rng: random.Random, give: Give, batch: int) -> bool:

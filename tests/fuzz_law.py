@@ -121,6 +121,13 @@ def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
             what = f"stopped after step {drawn.stop} with N = {first} and gone on with N = {last}"
             wrong.append(f"{what}: {', '.join(unlike)} differ from the straight run's")
         kind += ", resumed"
+    if drawn.threads:
+        config = plan.config_for(plan.nproc[0]).with_execution(threads=drawn.threads)
+        with _asked():
+            end = trained(pool, [(config, 0)])
+        if unlike := [name for name in names if end[name] != ends[plan.nproc[0]][name]]:
+            wrong.append(f"{', '.join(unlike)} depend on the threads: N = {plan.nproc[0]} with {drawn.threads}")
+        kind += ", threads"
     return kind, wrong
 
 
