@@ -138,8 +138,10 @@ def log(live: Session, window: Window) -> None:
 def compare(live: Session) -> None:
     """Stop the run where the ranks no longer hold the same weights."""
     live.beat.at(live.state.steps, "comparison of ranks")
-    same_buffers = bool(live.config.exact) or any(isinstance(m, SyncBatchNorm) for m in live.run.model.modules())
-    desync.check(live.world, live.state.steps, live.run.model, live.run.step.optimizer, buffers=same_buffers)
+    model = live.run.model
+    same = model.modules() if live.config.exact else (m for m in model.modules() if isinstance(m, SyncBatchNorm))
+    buffers = {id(buffer) for module in same for buffer in module.buffers(recurse=False)}
+    desync.check(live.world, live.state.steps, model, live.run.step.optimizer, lambda buffer: id(buffer) in buffers)
 
 
 def finish_epoch(live: Session) -> None:
@@ -174,8 +176,13 @@ def evaluate_and_keep(live: Session) -> None:
     best = metrics.top1 > state.best_top1
     if best:
         state.best_top1, state.best_step = metrics.top1, state.steps
-    note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(metrics.top1)}
-    for name in ("final", "best") if best else ("final",):
-        path = live.folder / "weights" / f"{name}.safetensors"
-        weights.save(run.evaluated, path, note, here=live.world.rank == 0)
     state.metrics = metrics
+    for name in ("final", "best") if best else ("final",):
+        save_weights(run, state, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
+
+
+def save_weights(run: Run, state: State, path: Path, here: bool) -> None:
+    """Write the weights that were evaluated last, with where the run was; `here`: on this rank (weights.save)."""
+    assert state.metrics is not None
+    note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(state.metrics.top1)}
+    weights.save(run.evaluated, path, note, here=here)

@@ -1,14 +1,18 @@
 """One optimizer step over a global batch: forward, backward, clip, update."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
+from lockstep.data.pieces import Piece
 from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.modules import Kept
+from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
@@ -64,6 +68,8 @@ class TrainStep:
         self._reseed = _reseed(driven(model))
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
+        self._norms = step_batch_norms(model)
+        self._example: tuple[Tensor, Tensor] | None = None  # of images and labels, for steps without a sample
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
         self.skipped = 0  # steps left out because of a gradient that was not finite
@@ -79,6 +85,7 @@ class TrainStep:
                 group["lr"] = group["initial_lr"] * factor
         before = Kept(self.model.modules()) if self._skip_nonfinite else None
         summed = self._accumulate(batch)
+        end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._require_gradients()
         self.sync.finish()
@@ -116,7 +123,8 @@ class TrainStep:
             self._reseed(stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
 
         def take(model: nn.Module, i: int) -> Tensor:
-            return self._pass(model, images[i], labels[i], sizes[i] * self.sync.average_over / batch.count)
+            weight = sizes[i] * self.sync.average_over / batch.count
+            return self._pass(model, images[i], labels[i], weight, batch.pieces[i], batch.count)
 
         means = self.sync.passes(self.model, sizes, reseed, take)
         losses = [mean * self._count(size) for mean, size in zip(means, sizes, strict=True)]
@@ -132,16 +140,31 @@ class TrainStep:
             found = self._counts[size] = torch.tensor(size, dtype=self._dtype)
         return found
 
-    def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, weight: float) -> Tensor:
-        """Forward and backward of one piece; returns its mean loss, detached."""
-        if weight == 0:
-            # No sample, but the other ranks' collectives wait: two blank images (one would upset batch norm).
-            images, labels = images.new_zeros(2, *images.shape[1:]), labels.new_zeros(2, *labels.shape[1:])
-        with self.autocast():
-            mean = self.loss(model(images), labels)
+    def _pass(
+        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, piece: Piece, count: int
+    ) -> Tensor:
+        """Forward and backward of one piece of a batch of `count`; returns its mean loss, detached."""
+        images, labels = self._some(images, labels)
+        with self.autocast(), announced(self._norms, piece, len(images), count):
+            mean = self.loss(_outputs(model, images), labels)
         weighted = mean if weight == 1 else mean * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
         return mean.detach() if weight else torch.zeros_like(mean)
+
+    def _some(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The same; for no sample, as the other ranks' collectives wait, two of an earlier step.
+
+        Not blank ones: a model may divide by its input's spread. And not one, which has no batch statistics.
+        """
+        if len(images):
+            if self._example is None or len(self._example[0]) < min(2, len(images)):
+                self._example = images[:2].clone(), labels[:2].clone()
+            return images, labels
+        if self._example is None:
+            ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)
+            self._example = ramp.view(2, *images.shape[1:]).to(images.dtype), labels.new_zeros(2, *labels.shape[1:])
+        images, labels = self._example
+        return (images, labels) if len(images) > 1 else (images.repeat_interleave(2, 0), labels.repeat_interleave(2, 0))
 
     def _clip(self) -> None:
         if self.clip_norm:
@@ -157,6 +180,19 @@ class TrainStep:
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
                 "Use them in forward(), freeze them with requires_grad_(False), or pass --find-unused-parameters.",
             )
+
+
+def _outputs(model: nn.Module, images: Tensor) -> Any:
+    """The model's outputs; raises UserError where batch norm has nothing to take statistics of."""
+    try:
+        return model(images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            f"batch norm has a single value for a channel, which has no spread: {error}",
+            "Leave the short last batch out by --drop-last, or choose another --batch-size.",
+        ) from error
 
 
 def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:
