@@ -14,7 +14,6 @@ from lockstep.config import Config, Execution
 from lockstep.errors import UserError, unknown
 from lockstep.processes.world import World
 
-
 _NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel")
 
 
