@@ -59,7 +59,11 @@ def draw(rng: random.Random) -> Drawn:
     model, least, _ = rng.choices(_TINY, [often for *_, often in _TINY])[0]
     give("model", model)
     small = least < 20
-    size = rng.choice([0, 8, *range(least, 14)]) if small else rng.choice([least, least + 1, 40])
+    size = (
+        rng.choice([0, 8, *range(least, 14)])
+        if small
+        else rng.choice([least, least + 16] if "vit" in model else [least, least + 1, 40])
+    )
     if size:
         give("image-size", size)
     batch = rng.randint(5, 40) if small else rng.randint(5, 14)

@@ -77,6 +77,8 @@ def fuzz(seconds: float, seed: int, configurations: int, say: Callable[[str], No
             except TooSlow:
                 tally.kinds["without an answer in time"] += 1
                 continue
+            except Exception as error:
+                kind, wrong = "crashed", [f"{type(error).__name__}: ...{str(error).strip()[-_SHOWN:]}"]
             tally.kinds[kind] += 1
             for what in wrong:
                 text = f"seed {seed}, configuration {number}: {what}\n  {drawn.line('verify')}"
