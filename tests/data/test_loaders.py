@@ -18,8 +18,9 @@ from lockstep.config.recipes import recipe
 from lockstep.data import readers
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, micro_batches, several_at_once
+from lockstep.data.loaders import Batch, EvalLoader, TrainLoader, several_at_once
 from lockstep.data.order import Order
+from lockstep.data.pieces import micro_batches
 from lockstep.data.readers import reader, resident, streaming
 from lockstep.errors import UserError
 from lockstep.processes.world import World, share_of
@@ -67,7 +68,7 @@ def train_loader(world: World, read: readers.Read, accumulate: int = 1, batch: i
 
 
 def same(one: Batch, other: Batch) -> bool:
-    fields = ("sizes", "keys", "epoch", "step", "samples", "count")
+    fields = ("pieces", "epoch", "step", "samples", "count")
     return (
         torch.equal(one.images, other.images)
         and torch.equal(one.labels, other.labels)
@@ -84,7 +85,7 @@ def test_micro_batches_have_the_same_members_on_any_number_of_ranks(count: int, 
     for m in range(cuts):
         members = [row for pieces in ranks for row in range(count)[pieces[m].rows]]
         assert members == list(range(count)[share_of(count, m, cuts)])
-        sizes = [pieces[m].rows.stop - pieces[m].rows.start for pieces in ranks]
+        sizes = [pieces[m].size for pieces in ranks]
         assert max(sizes) - min(sizes) <= 1
     keys = [piece.key for pieces in ranks for piece in pieces]
     assert len(set(keys)) == len(keys), "each piece has dropout draws of its own"
@@ -103,10 +104,12 @@ def test_an_epoch_brings_each_sample_once(size: int, accumulate: int) -> None:
         assert [batch.count for batch in rank] == [6, 6, 6, 5]
         assert [batch.step for batch in rank] == [8, 9, 10, 11]
         assert [batch.samples for batch in rank] == [46, 52, 58, 64]
-        assert all(sum(batch.sizes) == len(batch.images) == len(batch.labels) for batch in rank)
+        assert all(
+            sum(piece.size for piece in batch.pieces) == len(batch.images) == len(batch.labels) for batch in rank
+        )
     for batches in zip(*epochs, strict=True):
         assert all(np.array_equal(batch.ids, batches[0].ids) for batch in batches)
-        pieces = [batch.labels.split(list(batch.sizes)) for batch in batches]
+        pieces = [batch.labels.split([piece.size for piece in batch.pieces]) for batch in batches]
         in_order = [label for micro in zip(*pieces, strict=True) for piece in micro for label in piece.tolist()]
         assert in_order == batches[0].ids.tolist(), "micro-batch by micro-batch, rank by rank"
 

@@ -14,7 +14,7 @@ from lockstep.parallel.batchnorm import (
     _global_statistics,
     convert_sync_batchnorm,
     ghost,
-    local_buffers,
+    local_batch_norms,
 )
 from lockstep.parallel.modules import average_buffers, preserved
 from lockstep.processes.world import World
@@ -249,10 +249,10 @@ def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     assert not any(layer.ghost for layer in layers)
     plain = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     before = copy.deepcopy(plain.state_dict())
-    with preserved(local_buffers(plain)):
+    with preserved(local_batch_norms(plain)):
         plain(torch.randn(4, 2))
         assert int(plain.state_dict()["0.num_batches_tracked"]) == 1
-    with preserved(local_buffers(model)):
+    with preserved(local_batch_norms(model)):
         model(torch.randn(4, 2))
     assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"
     assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))

@@ -12,7 +12,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.data.loaders import Batch, micro_batches
+from lockstep.data.loaders import Batch
+from lockstep.data.pieces import micro_batches
 from lockstep.errors import UserError
 from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize, sync_of
@@ -30,9 +31,7 @@ def batch_of(world: World, n: int, accumulate: int = 1, step: int = 0) -> Batch:
     images = torch.randn(n, 2, 5, 5, generator=generator, dtype=torch.float64)
     pieces = micro_batches(n, accumulate, world)
     rows = np.concatenate([np.arange(n)[piece.rows] for piece in pieces])
-    sizes = tuple(piece.rows.stop - piece.rows.start for piece in pieces)
-    keys = tuple(piece.key for piece in pieces)
-    return Batch(images[rows], torch.from_numpy(rows % 3), sizes, keys, np.arange(n), 0, step, step * n)
+    return Batch(images[rows], torch.from_numpy(rows % 3), pieces, np.arange(n), 0, step, step * n)
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.config import OptimConfig
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import Batch, TrainLoader, micro_batches
+from lockstep.data.loaders import Batch, TrainLoader
 from lockstep.data.order import Order
+from lockstep.data.pieces import micro_batches
 from lockstep.data.readers import reader
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import parallelize
@@ -42,8 +43,7 @@ def batch_of(world: World, images: Tensor, labels: Tensor | None = None, accumul
     return Batch(
         images=images[rows],
         labels=labels[rows],
-        sizes=tuple(piece.rows.stop - piece.rows.start for piece in pieces),
-        keys=tuple(piece.key for piece in pieces),
+        pieces=pieces,
         ids=np.arange(len(images)),
         epoch=0,
         step=step,

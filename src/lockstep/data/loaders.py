@@ -16,9 +16,10 @@ from torch import Tensor
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
 from lockstep.data.order import Order
+from lockstep.data.pieces import Piece, micro_batches, slices
 from lockstep.data.prefetch import prefetch
 from lockstep.data.readers import Read, Request
-from lockstep.processes.world import World, share_of
+from lockstep.processes.world import World
 
 _T = TypeVar("_T")
 _TOGETHER_BYTES = 1 << 16  # of batches that are made in one go
@@ -30,8 +31,7 @@ class Batch:
 
     images: Tensor  # float32 [b, C, H, W] on the device, the pieces one after the other
     labels: Tensor  # int64 [b]
-    sizes: tuple[int, ...]  # samples of each piece, a forward pass each; sum = b, zeros allowed
-    keys: tuple[int, ...]  # what each piece is called, for its dropout
+    pieces: tuple[Piece, ...]  # of this rank, a forward pass each; their sizes add up to b, zeros allowed
     ids: np.ndarray  # int64 [B], the whole global batch
     epoch: int
     step: int  # over the whole run
@@ -41,35 +41,6 @@ class Batch:
     def count(self) -> int:
         """Samples in the global batch."""
         return len(self.ids)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of the global batch that this rank takes through the model in one pass."""
-
-    key: int
-    rows: slice
-
-
-def micro_batches(count: int, accumulate: int, world: World) -> list[Piece]:
-    """This rank's share of each of `accumulate` micro-batches of a global batch of `count` samples.
-
-    The global batch is cut first and each micro-batch shared out then, so that a micro-batch has the same members on
-    any number of ranks: batch statistics over all ranks (`sync_bn`) mean the same on every N.
-    """
-    pieces = []
-    cuts = min(accumulate, count)
-    for m in range(cuts):
-        micro = share_of(count, m, cuts)
-        mine = world.share(micro.stop - micro.start)
-        pieces.append(Piece(m * world.size + world.rank, slice(micro.start + mine.start, micro.start + mine.stop)))
-    return pieces
-
-
-def slices(count: int, total: int, world: World) -> list[Piece]:
-    """This rank's slices of a global batch of `count` samples cut into `total`: whole ones, one after the other."""
-    cuts = min(total, count)
-    return [Piece(v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)]]
 
 
 class TrainLoader:
@@ -89,7 +60,7 @@ class TrainLoader:
         exact: int = 0,
     ) -> None:
         self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
-        self.pieces: Callable[[int], list[Piece]] = (  # this rank's, of a global batch of so many samples
+        self.pieces: Callable[[int], tuple[Piece, ...]] = (  # this rank's, of a global batch of so many samples
             partial(slices, total=exact, world=world)
             if exact
             else partial(micro_batches, accumulate=accumulate, world=world)
@@ -106,7 +77,9 @@ class TrainLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from step `start` on."""
-        planned: deque[tuple[np.ndarray, list[Piece]]] = deque()  # steps asked for and not yet delivered, in order
+        planned: deque[tuple[np.ndarray, tuple[Piece, ...]]] = (
+            deque()
+        )  # steps asked for and not yet delivered, in order
         steps, cut = self.order.steps(epoch, start), lru_cache(self.pieces)  # two counts an epoch at most
 
         def requests() -> Iterator[Request]:  # without self, which holds who reads this: see through_workers
@@ -132,8 +105,7 @@ class TrainLoader:
             yield Batch(
                 images=images,
                 labels=labels,
-                sizes=tuple(piece.rows.stop - piece.rows.start for piece in pieces),
-                keys=tuple(piece.key for piece in pieces),
+                pieces=pieces,
                 ids=ids,
                 epoch=epoch,
                 step=epoch * len(self) + t,

@@ -203,11 +203,6 @@ def local_batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in batch_norms(model) if not isinstance(layer, SyncBatchNorm)]
 
 
-def local_buffers(model: nn.Module) -> list[Tensor]:
-    """The buffers that a dummy batch must leave alone; a SyncBatchNorm's are moved by the other ranks' samples only."""
-    return [buffer for layer in local_batch_norms(model) for buffer in layer.buffers(recurse=False)]
-
-
 @contextmanager
 def ghost(model: nn.Module, on: bool = True) -> Iterator[None]:
     """Within, forwards of the model are a dummy's: its SyncBatchNorms take part and add nothing.

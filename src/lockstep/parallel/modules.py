@@ -1,4 +1,8 @@
-"""What a module holds beside its parameters' gradients: kept, put back, and made the same on all ranks."""
+"""What a module holds beside its parameters' gradients: kept, put back, and made the same on all ranks.
+
+A forward pass may write into a buffer, or put another tensor in its place (`self.center = 0.9 * self.center + ...`). So
+nothing here holds a buffer's tensor over a forward pass: it is looked up by module and name each time.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +12,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.processes.world import World
+
+# bytes; kernels choose their paths, and with them the order of their sums, by the address of what they read
+_ALIGNED, _ALIGNED_DEVICE = 64, 512
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it doesn't begin at an address that torch's own allocator would give it."""
+    to = _ALIGNED if tensor.device.type == "cpu" else _ALIGNED_DEVICE
+    return tensor.clone() if tensor.data_ptr() % to else tensor
 
 
 def flattened(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -22,34 +35,96 @@ def write_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
         tensor.copy_(values.view(tensor.shape))
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor [...] seen as its real and imaginary parts [..., 2]; any other one as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def unequal(a: Tensor, b: Tensor) -> Tensor:
+    """bool [...]: where two tensors differ; NaN is the same as NaN here."""
+    return (a != b) & ((a == a) | (b == b)) if a.is_floating_point() else a != b
+
+
 def average_buffers(model: nn.Module, ranks: int) -> None:
     """Make the buffers of so many ranks the same: floats become their mean, all others rank 0's. All call it together.
 
-    Where batch normalisation is local, each rank's saw its share alone. Means are float64: equal ones keep their bits.
+    Where batch normalisation is local, each rank's saw its share alone. Means are float64, taken of the differences to
+    rank 0's: what is equal on all ranks keeps its bits, infinities too.
     """
-    buffers = [torch.view_as_real(b) if b.is_complex() else b for b in model.buffers()]
+    if ranks == 1:
+        return
+    buffers = [as_real(b) for b in model.buffers()]
     floats = [b for b in buffers if b.is_floating_point()]
     others = [b for b in buffers if not b.is_floating_point()]
-    if ranks > 1 and floats:
-        flat = flattened(floats, torch.float64)
-        dist.all_reduce(flat)
-        write_flat(flat / ranks, floats)
-    if ranks > 1 and others:
+    if floats:
+        mine = flattened(floats, torch.float64)
+        first = mine.clone()
+        dist.broadcast(first, 0)
+        beyond = torch.where(unequal(mine, first), mine - first, 0.0)
+        dist.all_reduce(beyond)
+        write_flat(torch.where(beyond == 0, first, first + beyond / ranks), floats)
+    if others:
         flat = flattened(others, torch.int64)
         dist.broadcast(flat, 0)
         write_flat(flat, others)
 
 
+class Places:
+    """Where some modules hold buffers, by module and name, with the tensors that are there now.
+
+    Args:
+        modules: without their children. A module that stands in several places counts once.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.modules = list(dict.fromkeys(modules))
+        self.held = [dict(module._buffers) for module in self.modules]
+
+    def now(self) -> list[dict[str, Tensor | None]]:
+        """What is there at present, name -> buffer for each module."""
+        return [dict(module._buffers) for module in self.modules]
+
+    def put(self, held: Iterable[dict[str, Tensor | None]]) -> None:
+        """Let the modules hold these tensors, and no others."""
+        for module, buffers in zip(self.modules, held, strict=True):
+            module._buffers.clear()
+            module._buffers.update(buffers)
+
+    def copies(self) -> list[dict[str, Tensor | None]]:
+        """Copies of what was there at first, in memory of their own; a tensor that two places share has one copy."""
+        made: dict[int, Tensor] = {}
+        for buffers in self.held:
+            for tensor in buffers.values():
+                if tensor is not None and id(tensor) not in made:
+                    made[id(tensor)] = tensor.detach().clone()
+        return [{name: None if t is None else made[id(t)] for name, t in buffers.items()} for buffers in self.held]
+
+
+class Kept:
+    """The buffers of some modules as they are now, values and tensors, to be put back."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.places = Places(modules)
+        self.values = self.places.copies()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put back each tensor that was there, with the value it had."""
+        self.places.put(self.places.held)
+        for buffers, values in zip(self.places.held, self.values, strict=True):
+            for name, tensor in buffers.items():
+                if tensor is not None and (value := values[name]) is not None:
+                    tensor.copy_(value)
+
+
 @contextmanager
-def preserved(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put the tensors' values back afterwards."""
-    kept = [(tensor, tensor.clone()) for tensor in tensors]
+def preserved(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put the modules' own buffers back afterwards, whether forward writes into them or replaces them."""
+    kept = Kept(modules)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, value in kept:
-                tensor.copy_(value)
+        kept.restore()
 
 
 @contextmanager
@@ -68,4 +143,6 @@ def copy_from_first(model: nn.Module, world: World) -> None:
     """Make rank 0's parameters and buffers everyone's, where a user's model draws its own on each rank."""
     if world.size > 1:
         for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), 0)
+            whole = tensor.detach().contiguous()  # a collective fills memory without gaps
+            dist.broadcast(whole, 0)
+            tensor.detach().copy_(whole)

@@ -1,13 +1,13 @@
 """How the gradients of one step's pieces become those of the global batch: what each way of training has to offer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lockstep.parallel.batchnorm import ghost, local_buffers
+from lockstep.parallel.batchnorm import ghost, local_batch_norms
 from lockstep.parallel.modules import average_buffers, preserved
 
 
@@ -15,10 +15,40 @@ class GradientSync:
     """The training step's view of the other ranks; as it stands here, there are none."""
 
     average_over = 1  # the factor by which the ranks' summed gradients are divided
+    exact = False  # pieces are the same on every N, and may be taken in several threads
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
         """Once, before the first step: the optimizer over the model's parameters."""
         del optimizer
+
+    def cut(self, batch: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """This rank's part of a batch [b, ...] in pieces of these sizes, for `passes`."""
+        return [batch] if len(sizes) == 1 else torch.split(batch, list(sizes))
+
+    def passes(
+        self,
+        model: nn.Module,
+        sizes: Sequence[int],
+        reseed: Callable[[int], object],
+        take: Callable[[nn.Module, int], Tensor],
+    ) -> list[Tensor]:
+        """Take this rank's pieces of a step through the model, and return what `take` does of each.
+
+        Args:
+            sizes: samples of each piece.
+            reseed: `reseed(i)` seeds the process's generators for piece i.
+            take: `take(model, i)` is the forward and backward pass of piece i through that module.
+        """
+        results = []
+        for i, size in enumerate(sizes):
+            reseed(i)
+            with self.piece(size, last=i == len(sizes) - 1):
+                results.append(take(model, i))
+        return results
+
+    def received(self, parameter: nn.Parameter) -> bool:
+        """True where this step's passes gave a parameter a gradient; asked before `finish`."""
+        return parameter.grad is not None
 
     def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a piece of `size` samples."""
@@ -78,5 +108,5 @@ class BackwardSync(GradientSync, ABC):
 @contextmanager
 def ghost_piece(model: nn.Module, around: AbstractContextManager[None]) -> Iterator[None]:
     """Around the passes of a rank without a sample, whose dummy batch must leave no trace."""
-    with ghost(model), preserved(local_buffers(model)), around:
+    with ghost(model), preserved(local_batch_norms(model)), around:
         yield

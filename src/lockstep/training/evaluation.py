@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.data_parallel import copies, replica_devices
-from lockstep.parallel.modules import average_buffers, eval_mode, preserved
+from lockstep.parallel.modules import aligned, average_buffers, eval_mode, preserved
 from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.strategy import unwrap
 from lockstep.processes.world import World
@@ -64,14 +64,14 @@ def evaluate(
     context = autocast(precision, world.device)
     device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
     sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
-    with preserved(bare.buffers() if ranks > 1 else ()), eval_mode(bare), torch.no_grad():
+    with preserved(bare.modules() if ranks > 1 else ()), eval_mode(bare), torch.no_grad():
         average_buffers(bare, ranks)
         turns = cycle(zip(copies(bare, devices), devices, strict=True))
         for chunk, images, labels in loader:
             tick()
             copy, where = next(turns)  # the host runs ahead of the devices, so that they work side by side
             with context():
-                outputs = averaged(copy, images.to(where, non_blocking=True), tta)
+                outputs = averaged(copy, aligned(images.to(where, non_blocking=True)), tta)
             outputs = outputs.float() if outputs.dtype != torch.float64 else outputs
             sums[chunk] = _sums(outputs.to(device), labels.to(device))
         if is_sharded(bare) and loader.short:  # the others' last chunk wants this rank's parts of the weights

@@ -39,11 +39,14 @@ def configure(precision: str, device: torch.device) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Makes the context of a forward pass and its loss (backward runs outside it); empty for fp32 and tf32."""
+def autocast(precision: str, device: torch.device, cache: bool = True) -> Callable[[], AbstractContextManager[object]]:
+    """Makes the context of a forward pass and its loss (backward runs outside it); empty for fp32 and tf32.
+
+    The cache of weights that were cast once is one for all threads, so threads that compute side by side want none.
+    """
     _require_known(precision)
     dtype = _AUTOCAST.get(precision)
-    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype)
+    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype, cache_enabled=cache)
 
 
 def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
 from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.modules import Kept
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
@@ -58,7 +59,7 @@ class TrainStep:
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
         self.sync.bind(optimizer)
-        self.autocast = autocast(precision, device)
+        self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
         self._reseed = _reseed(driven(model))
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
@@ -76,15 +77,14 @@ class TrainStep:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
-        before = [b.clone() for b in self.model.buffers()] if self._skip_nonfinite else []
+        before = Kept(self.model.modules()) if self._skip_nonfinite else None
         summed = self._accumulate(batch)
-        if self._check_gradients and batch.sizes:
+        if self._check_gradients and batch.pieces:
             self._require_gradients()
         self.sync.finish()
-        if self._skip_nonfinite and not self._finite():
+        if before is not None and not self._finite():
             self.skipped += 1
-            for buffer, value in zip(self.model.buffers(), before, strict=True):
-                buffer.copy_(value)
+            before.restore()
         else:
             self._update()
         for parameter in self.parameters:  # a fortieth of the time of optimizer.zero_grad, which does the same
@@ -109,19 +109,18 @@ class TrainStep:
             self.scaler.update()
 
     def _accumulate(self, batch: Batch) -> Tensor:
-        start, last = 0, len(batch.sizes) - 1
-        images, labels = batch.images, batch.labels
-        summed = None
-        for i, (size, key) in enumerate(zip(batch.sizes, batch.keys, strict=True)):
-            if last:
-                images, labels = batch.images[start : start + size], batch.labels[start : start + size]
-                start += size
-            self._reseed(stream(self.seed, "dropout", batch.step, key))
-            with self.sync.piece(size, last=i == last):
-                mean = self._pass(images, labels, size * self.sync.average_over / batch.count)
-            loss = mean * self._count(size)
-            summed = loss if summed is None else summed + loss
-        return batch.images.new_zeros((), dtype=self._dtype) if summed is None else summed
+        sizes = [piece.size for piece in batch.pieces]
+        images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
+
+        def reseed(i: int) -> None:
+            self._reseed(stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
+
+        def take(model: nn.Module, i: int) -> Tensor:
+            return self._pass(model, images[i], labels[i], sizes[i] * self.sync.average_over / batch.count)
+
+        means = self.sync.passes(self.model, sizes, reseed, take)
+        losses = [mean * self._count(size) for mean, size in zip(means, sizes, strict=True)]
+        return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
 
     def _count(self, size: int) -> Tensor:
         """A number of samples as a kept scalar on the host, which costs a device nothing to multiply by.
@@ -133,13 +132,13 @@ class TrainStep:
             found = self._counts[size] = torch.tensor(size, dtype=self._dtype)
         return found
 
-    def _pass(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+    def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         """Forward and backward of one piece; returns its mean loss, detached."""
         if weight == 0:
             # No sample, but the other ranks' collectives wait: two blank images (one would upset batch norm).
             images, labels = images.new_zeros(2, *images.shape[1:]), labels.new_zeros(2, *labels.shape[1:])
         with self.autocast():
-            mean = self.loss(self.model(images), labels)
+            mean = self.loss(model(images), labels)
         weighted = mean if weight == 1 else mean * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
         return mean.detach() if weight else torch.zeros_like(mean)
@@ -152,7 +151,7 @@ class TrainStep:
         """On the first step: name the parameters that took no part, which DDP would report by number, a step later."""
         self._check_gradients = False
         named = {id(p): name for name, p in unwrap(self.model).named_parameters()}
-        unused = [named.get(id(p), "?") for p in self.parameters if p.requires_grad and p.grad is None]
+        unused = [named.get(id(p), "?") for p in self.parameters if p.requires_grad and not self.sync.received(p)]
         if unused:
             raise UserError(
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",

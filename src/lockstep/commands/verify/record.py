@@ -118,7 +118,7 @@ class _Recorder:
 
     def _note_batch(self, batch: Batch) -> None:
         images = fingerprint(batch.images, batch.labels)
-        self.batch = {"images": images, "sizes": list(batch.sizes), "count": batch.count}
+        self.batch = {"images": images, "sizes": [piece.size for piece in batch.pieces], "count": batch.count}
         self.norm, self.draws = math.nan, _Draws(self.world.device)
 
     def _note_norm(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
