@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.draws import kernels
-from lockstep.draws.keyed import Fill, Stream, current
+from lockstep.draws.keyed import Draws, Fill, Keys, Stream, asking, current
+from lockstep.randomness import stream as key_of
 
 _Function = Callable[..., Any]
 _ALPHA = 1.7580993408473766  # minus the value that SELU saturates at
@@ -198,6 +200,34 @@ def _filled_bernoulli(dtype: torch.dtype, p: float = 0.5) -> Fill:
     return lambda keys, n: kernels.uniform(keys, n) < p
 
 
+def _seeded(torchs: _Function) -> _Function:
+    """One that draws for no sample in particular, on the host: from the piece's own generator."""
+
+    @functools.wraps(torchs)
+    def drawn(*args: Any, **kwargs: Any) -> Tensor:
+        keys = current()
+        if isinstance(keys, Keys) and kwargs.get("generator") is None and kwargs.get("device") in (None, "cpu", _HOST):
+            kwargs["generator"] = keys.generator
+        return torchs(*args, **kwargs)  # type: ignore[no-any-return]
+
+    return drawn
+
+
+def _get_rng_state() -> Tensor:
+    """torch's state, and after it that of the piece's own generator, for who puts both back by `_set_rng_state`."""
+    keys = current()
+    return torch.cat([_get_state(), keys.generator.get_state()]) if isinstance(keys, Keys) else _get_state()
+
+
+def _set_rng_state(new_state: Tensor) -> None:
+    size, keys = len(_get_state()), current()
+    _set_state(new_state[:size].clone())  # torch reads from the start of the memory, not of the view
+    if len(new_state) > size and isinstance(keys, Keys):
+        keys.generator.set_state(new_state[size:].clone())
+
+
+_HOST = torch.device("cpu")
+_get_state, _set_state = torch.get_rng_state, torch.set_rng_state
 _FUNCTIONAL: dict[str, _Function] = {
     "dropout": _dropout(F.dropout, _everywhere),
     "dropout1d": _dropout(F.dropout1d, _by_channel(3)),
@@ -216,6 +246,10 @@ _TORCH: dict[str, _Function] = {
     "rand_like": _made(torch.rand_like, torch.empty_like, "uniform_"),
     "randn_like": _made(torch.randn_like, torch.empty_like, "normal_"),
     "bernoulli": _bernoulli(torch.bernoulli),
+    "randperm": _seeded(torch.randperm),
+    "randint": _seeded(torch.randint),
+    "get_rng_state": _get_rng_state,
+    "set_rng_state": _set_rng_state,
 }
 _TENSOR: dict[str, _Function] = {
     "bernoulli_": _in_place(Tensor.bernoulli_, _filled_bernoulli, "p"),
@@ -250,3 +284,18 @@ def intercepted() -> Iterator[None]:
                 while _before:
                     place, name, function = _before.pop()
                     delattr(place, name) if function is None else setattr(place, name, function)
+
+
+@contextmanager
+def keyed(draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> Iterator[None]:
+    """Around forward and backward of one piece: its draws are those of its samples in this step.
+
+    Args:
+        draws: of the run.
+        model: the bare module, without DDP or what torch.compile returned around it.
+        step: over the whole run.
+        ids: int64 [b], the piece's samples.
+        images: float [b, ...], what the model is given.
+    """
+    with intercepted(), asking(Keys(draws, model, key_of(draws.seed, "draws", step), ids, images)):
+        yield

@@ -1,8 +1,8 @@
 """Draws keyed by (seed, step, sample id, which call): the same on any rank, in any piece, on any device.
 
-Which call it is comes from torch's own generator of the CPU, seeded alike before each piece's passes: every call draws
-its key there. Activation checkpointing puts that generator back before it computes again, so it finds its masks again
-too, where a counter would go on; and what has no batch dimension is the same on all ranks.
+Which call it is comes from a generator of each piece's own, seeded alike: every call draws its key there. Activation
+checkpointing puts torch's generator back before it computes again; the piece's goes with it (`rng_state`), so the same
+masks come again, where a counter would go on. What has no batch dimension is the same on all ranks.
 """
 
 import sys
@@ -10,7 +10,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
+from types import FrameType
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from lockstep.draws import kernels
 from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
 from lockstep.draws.untouched import untouched
+from lockstep.parallel.batchnorm import batch_norms
 from lockstep.randomness import bits, bits_np, stream
 
 Fill = Callable[[Tensor, int], Tensor]  # (keys int64 [b], n) -> values [b, n]
@@ -42,28 +44,33 @@ class Keys:
 
     Args:
         draws: whose pass it is.
-        base: a hash for each sample, int64 [b].
+        model: the module that takes it: the bare one, or a replica.
+        key: of the step.
+        ids: int64 [b], the piece's samples.
         images: what the model is given, for a plan.
     """
 
-    def __init__(self, draws: "Draws", key: int, ids: np.ndarray, images: Tensor) -> None:
-        self.draws, self.key, self.ids, self.images = draws, key, ids, images
+    def __init__(self, draws: "Draws", model: nn.Module, key: int, ids: np.ndarray, images: Tensor) -> None:
+        self.draws, self.model, self.key, self.ids, self.images = draws, model, key, ids, images
         self.numbers: dict[int, int] = {}  # key of a call -> which call it was when it was first made
         self.bases: dict[tuple[torch.device, bool], Tensor] = {}
-        self.drawn = np.empty(1, np.int64)
-        self.draw = torch.from_numpy(self.drawn)  # numpy reads it without an operator of torch's
+        self.draw = torch.empty(1, dtype=torch.int64)
+        self.drawn = self.draw.numpy()  # reads it without an operator of torch's
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """What calls draw their keys from; on the host, as is all that is drawn once for a whole batch."""
+        return torch.Generator().manual_seed(self.key)
 
     def call(self, kind: str, shape: Sequence[int], device: torch.device) -> "Stream":
         """The stream of the next call of a forward pass, or of one that is computed again."""
-        if self.draws.plan is None:
-            self.draws.make_plan(self.images)
-        assert self.draws.plan is not None
-        self.draw.random_()
+        plan = self.draws.plan or self.draws.planned(self.model, self.images)
+        self.draw.random_(generator=self.generator)
         key = int(self.drawn[0])
         number = self.numbers.setdefault(key, len(self.numbers))
-        entry = self.draws.plan.find(number, kind, shape, len(self.ids))
+        entry = plan.find(number, kind, shape, len(self.ids))
         if entry is None:
-            self.draws.tell(kind, shape)
+            self.draws.tell(self.model, kind, shape)
         layout = guess(shape, len(self.ids)) if entry is None else entry.layout
         return Stream(bits(key, self._base(device, layout is not None)), tuple(shape), layout)
 
@@ -72,7 +79,8 @@ class Keys:
         found = self.bases.get((device, by_sample))
         if found is None:
             ids = self.ids if by_sample else np.zeros(1, np.int64)
-            hashes = torch.from_numpy(bits_np(self.key + (not by_sample), ids).view(np.int64))
+            hashes = torch.empty(len(ids), dtype=torch.int64)
+            hashes.numpy()[:] = bits_np(self.key + (not by_sample), ids).view(np.int64)
             if device.type == "cuda":
                 hashes = hashes.pin_memory().to(device, non_blocking=True)  # else it would wait for the device
             found = self.bases[device, by_sample] = hashes.to(device)
@@ -143,66 +151,61 @@ class Draws:
     """What a model draws in its training passes, keyed by sample.
 
     Args:
-        model: the bare module, without DDP or what torch.compile returned around it.
         seed: the run's.
     """
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
-        self.model, self.seed = model, seed
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.plan: Plan | None = None  # made when the first call is: most models draw nothing
         self.told: set[str] = set()
+        self.lock = threading.Lock()
 
-    @contextmanager
-    def keyed(self, step: int, ids: np.ndarray, images: Tensor) -> Iterator[None]:
-        """Around forward and backward of one piece: its draws are those of its samples in this step.
-
-        Args:
-            ids: int64 [b], the piece's samples.
-            images: float [b, ...], what the model is given.
-        """
-        with asking(Keys(self, stream(self.seed, "draws", step), ids, images)):
-            yield
-
-    def make_plan(self, images: Tensor) -> None:
-        """Find where the batch is in what the model draws: two forward passes of three and five images, no trace left.
+    def planned(self, model: nn.Module, images: Tensor) -> Plan:
+        """Where the batch is in what the model draws: two forward passes of three and five images, no trace left.
 
         Batch norms normalise with what they have meanwhile, so that none waits for another rank.
         """
-        calls = []
-        with untouched(self.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            warnings.simplefilter("ignore")  # untouched puts the filters back
-            for layer in self.model.modules():
-                if isinstance(layer, nn.modules.batchnorm._NormBase):
-                    layer.training = False
-            for count in PASSES:
-                recorder = Recorder()
-                calls.append(recorder.calls)
-                with asking(recorder):
-                    self.model(images[torch.arange(count, device=images.device) % len(images)])
-        self.plan = Plan(*calls)
+        with self.lock:
+            if self.plan is None:
+                self.plan = Plan(*(_recorded(model, images, count) for count in PASSES))
+            return self.plan
 
-    def tell(self, kind: str, shape: Sequence[int]) -> None:
+    def tell(self, model: nn.Module, kind: str, shape: Sequence[int]) -> None:
         """Say once for each module that its draws are keyed by a guess."""
-        name = drawing(self.model)
+        name = drawing(model)
         if name in self.told:
             return
         self.told.add(name)
         if not dist.is_initialized() or dist.get_rank() == 0:
             warnings.warn(
-                f"{name} draws {kind} of shape {list(shape)}, in which the batch was not found by passes of "
-                f"{PASSES[0]} and {PASSES[1]} images: the first dimension is taken for it where the batch divides it, "
-                "so these draws may depend on the number of processes",
+                f"{name} draws {kind} of shape {list(shape)}, and passes of {PASSES[0]} and {PASSES[1]} images don't "
+                "tell where the batch is in it: the first dimension is taken for it if the batch divides that, so "
+                "these draws may depend on the number of processes",
                 stacklevel=2,
             )
+
+
+def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
+    """The calls of a forward pass over so many of the images, repeated where they are fewer."""
+    recorder = Recorder()
+    with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"), asking(recorder):
+        warnings.simplefilter("ignore")  # untouched puts the filters back
+        for layer in batch_norms(model):
+            layer.training = False
+        try:
+            model(images[torch.arange(count, device=images.device) % len(images)])
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            return []  # takes no such batch: then nothing is known, which `tell` says at each call
+    return recorder.calls
 
 
 def drawing(model: nn.Module) -> str:
     """The module of a model whose forward is under way and came last, by name and class."""
     names = {id(module): name for name, module in model.named_modules()}
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")
         if id(module) in names:
             return f"{names[id(module)] or 'the model'} ({type(module).__name__})"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "the model"

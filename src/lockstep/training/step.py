@@ -1,13 +1,17 @@
 """One optimizer step over a global batch: forward, backward, clip, update."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
+from lockstep.draws.intercept import keyed
+from lockstep.draws.keyed import Draws
 from lockstep.errors import UserError
-from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.data_parallel import driven, replica_devices
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import sync_of, unwrap
@@ -29,7 +33,7 @@ class TrainStep:
         clip_norm: largest global gradient norm (0: no clipping).
         schedule: learning-rate factor, a function of the samples seen before the step; multiplies each group's initial
             rate.
-        seed: key of the dropout draws.
+        seed: key of dropout and of whatever else the model draws.
         sync: how gradients are combined (default: as `parallelize` made `model`).
         find_unused_parameters: accept parameters without a gradient.
         skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It
@@ -62,6 +66,7 @@ class TrainStep:
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
         self._reseed = _reseed(driven(model))
+        self.draws = None if replica_devices(model) else Draws(seed)  # DataParallel's copies run in threads of its own
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
         self._check_gradients = not find_unused_parameters
@@ -116,7 +121,8 @@ class TrainStep:
             self._reseed(stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
 
         def take(model: nn.Module, i: int) -> Tensor:
-            return self._pass(model, images[i], labels[i], sizes[i] * self.sync.average_over / batch.count)
+            piece, weight = batch.pieces[i], sizes[i] * self.sync.average_over / batch.count
+            return self._pass(model, images[i], labels[i], weight, batch.step, batch.ids[piece.rows])
 
         means = self.sync.passes(self.model, sizes, reseed, take)
         losses = [mean * self._count(size) for mean, size in zip(means, sizes, strict=True)]
@@ -132,15 +138,20 @@ class TrainStep:
             found = self._counts[size] = torch.tensor(size, dtype=self._dtype)
         return found
 
-    def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, weight: float) -> Tensor:
-        """Forward and backward of one piece; returns its mean loss, detached."""
+    def _pass(
+        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, step: int, ids: np.ndarray
+    ) -> Tensor:
+        """Forward and backward of one piece, the samples `ids`; returns its mean loss, detached."""
         if weight == 0:
             # No sample, but the other ranks' collectives wait: two blank images (one would upset batch norm).
             images, labels = images.new_zeros(2, *images.shape[1:]), labels.new_zeros(2, *labels.shape[1:])
-        with self.autocast():
-            mean = self.loss(model(images), labels)
-        weighted = mean if weight == 1 else mean * weight
-        (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
+            ids = np.zeros(2, np.int64)
+        with keyed(self.draws, unwrap(model), step, ids, images) if self.draws else nullcontext():
+            with self.autocast():
+                mean = self.loss(model(images), labels)
+            weighted = mean if weight == 1 else mean * weight
+            scaled = weighted if self.scaler is None else self.scaler.scale(weighted)
+            scaled.backward()  # type: ignore[no-untyped-call]
         return mean.detach() if weight else torch.zeros_like(mean)
 
     def _clip(self) -> None:
