@@ -42,7 +42,7 @@ def test_help_names_every_command_and_each_has_its_own(capsys: pytest.CaptureFix
     assert said(capsys, "") == said(capsys, "help") == said(capsys, "-h") == text
     commands = re.findall(r"^  ([\w-]+) .*  ", text.partition("commands:")[2].partition("examples:")[0], re.MULTILINE)
     assert {"train", "eval", "recipes", "show"} <= set(commands)
-    for command in set(commands) - {"recipes", "show"}:
+    for command in commands:
         assert f"usage: lockstep {command}" in said(capsys, f"{command} --help")
 
 

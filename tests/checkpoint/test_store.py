@@ -198,7 +198,7 @@ def test_none_left_is_said_so_every_time(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(UserError, match=r"no good checkpoint is left in .*damaged-step-000000001") as caught:
             newest(tmp_path)
-        assert "--resume never" in caught.value.remedy
+        assert "another folder with --out" in caught.value.remedy
     keep(tmp_path, 2)
     assert newest(tmp_path) is not None
 

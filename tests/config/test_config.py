@@ -142,7 +142,20 @@ def test_the_smallest_batch_that_the_message_names_is_enough() -> None:
 def test_the_rate_grows_with_the_batch_as_asked(rule: Any, lr: float) -> None:
     optim = OptimConfig(lr=0.1, scale_lr=rule, base_batch_size=32)
     assert Config(batch_size=128, optim=optim).lr == pytest.approx(lr, rel=1e-12)
-    assert Config(batch_size=128, optim=dataclasses.replace(optim, base_batch_size=0)).lr == pytest.approx(0.1)
+
+
+def test_a_rate_is_not_scaled_by_a_batch_size_that_nobody_gave() -> None:
+    with pytest.raises(UserError, match=r"--scale-lr linear needs the batch size that --lr 0\.1 was made for"):
+        Config(optim=OptimConfig(lr=0.1, scale_lr="linear"))
+    for made in RECIPES.values():
+        config = made()
+        if config.optim.base_batch_size:
+            assert config.optim.base_batch_size == config.batch_size, config.recipe
+    assert dataclasses.replace(
+        RECIPES["cifar10-speed"](),
+        batch_size=1000,
+        optim=dataclasses.replace(RECIPES["cifar10-speed"]().optim, scale_lr="linear"),
+    ).lr == pytest.approx(0.12)
 
 
 def test_help_lists_our_models_and_data_sets() -> None:

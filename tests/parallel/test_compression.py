@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lockstep.checkpoint.weights import digest
 from lockstep.parallel.compression import PLAIN_STEPS
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
@@ -44,6 +45,51 @@ def _rank(gradient: torch.Tensor) -> int:
     return int((values > 1e-5 * values[0]).sum())
 
 
+class Deep(nn.Module):
+    """Ten matrices of a megabyte, so several buckets; a batch norm; and a matrix whose gradient is 0 at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(50, 512)
+        self.norm = nn.BatchNorm1d(512)
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(10))
+        self.late = nn.Linear(512, 64)
+        self.last = nn.Linear(512, 3)
+        self.gate = nn.Buffer(torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.norm(self.first(x.flatten(1))))
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return self.last(x) + self.gate * self.late(x).mean(1, keepdim=True)
+
+
+def deep(world: World, rank: int, opened_at: int, unused: bool) -> dict[str, Any]:
+    """Weights' digest, loss and the late matrix's gradient norms of some steps on a model of several buckets."""
+    torch.manual_seed(0)
+    model = Deep()
+    wrapped = parallelize(model, world, compress=f"powersgd:{rank}", sync_bn=True, find_unused_parameters=unused)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    norms: list[float] = []
+    weight = model.late.weight
+    optimizer.register_step_pre_hook(lambda *_: norms.append(float(weight.grad.norm())))
+    step = TrainStep(wrapped, F.cross_entropy, optimizer, find_unused_parameters=unused)
+    for t in range(STEPS + 3):
+        model.gate.fill_(t >= opened_at)
+        batch = batch_of(world, 32, step=t)
+        batch.images = batch.images.float()
+        step(batch)
+    return {
+        "digest": digest(model),
+        "norms": norms,
+        "finite": all(bool(p.isfinite().all()) for p in model.parameters()),
+    }
+
+
+def all_deep(world: World) -> list[dict[str, Any]]:
+    return [deep(world, rank, PLAIN_STEPS + 2, unused) for rank, unused in ((1, False), (2, True), (4, False))]
+
+
 def everything(world: World) -> dict[str, dict[str, Any]]:
     kinds = ("none", "fp16", "bf16", "powersgd:1", "powersgd:2")
     return {kind: trained(world, kind) for kind in kinds} | {"again": trained(world, "powersgd:1", PLAIN_STEPS + 1)}
@@ -67,6 +113,18 @@ def test_powersgd_sends_a_gradient_of_the_rank_asked_for(ranks: list[dict[str, A
     assert all(full > 2 for full in found["ranks"][:PLAIN_STEPS])
     assert found["ranks"][PLAIN_STEPS:] == [rank] * (STEPS - PLAIN_STEPS)
     assert found["weights"] == ranks[1][f"powersgd:{rank}"]["weights"]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_powersgd_on_several_buckets_beside_other_collectives(n: int) -> None:
+    """Each bucket sends three times, from callbacks: nothing else, the next bucket neither, may come between."""
+    ranks = run_ranks(all_deep, n, timeout=120)
+    for of_kind in zip(*ranks, strict=True):
+        assert len({found["digest"] for found in of_kind}) == 1, "the ranks' weights differ"
+        for found in of_kind:
+            assert found["finite"], "a gradient of zeros became NaN"
+            assert found["norms"][: PLAIN_STEPS + 2] == [0.0] * (PLAIN_STEPS + 2)
+            assert all(norm > 0 for norm in found["norms"][PLAIN_STEPS + 2 :]), "a matrix once zero never moves again"
 
 
 def test_other_weights_make_powersgd_begin_again(ranks: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
+from lockstep.errors import UserError
 from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.sharded import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
 from lockstep.processes.world import World
@@ -168,6 +170,27 @@ def test_a_rank_holds_a_part_and_the_disk_gets_the_whole(tmp_path: Path) -> None
         assert rank["cut and joined"]
         assert rank["shape of plain"]
         assert rank["compared"] == []
+
+
+def awkward(world: World) -> list[str]:
+    """A parameter that is a single number; and the optimizers as on a GPU, by fused kernels."""
+    scale = nn.Module()
+    scale.tau = nn.Parameter(torch.ones(()))
+    with pytest.raises(UserError, match="can't cut a parameter that is a single number: tau"):
+        shard(scale, world)
+    taken = []
+    with mock.patch("lockstep.training.optimizers._have_kernels", return_value=True):
+        for name in ("sgd", "adam", "adamw"):
+            run = assemble(changed(optim={"optimizer": name}, execution={"strategy": "fsdp"}), world)
+            before = weights.digest(run.model)
+            run.step(next(run.train.epoch(0)))
+            if weights.digest(run.model) != before:
+                taken.append(name)
+    return taken
+
+
+def test_what_a_gpu_would_do_and_what_cannot_be_cut() -> None:
+    assert run_ranks(awkward, 2) == [["sgd", "adam", "adamw"]] * 2
 
 
 def evaluated(world: World) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
+from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
@@ -171,6 +171,13 @@ def test_a_non_finite_loss_has_one_answer_on_all_ranks(tmp_path: Path) -> None:
     assert [(f["fault"], f["step"], f["back_to"]) for f in faults] == [("rollback", 6, 4)]
     assert records[-1]["status"] == "completed"
     assert records[-1]["samples"] == 3 * 144 - 30
+    alone = dataclasses.replace(
+        back,
+        link=LinkConfig(sync_every=3),
+        recovery=dataclasses.replace(back.recovery, checkpoint_every="3steps", check_every=3),
+    )
+    # the batch left out is that of an exchange, which there must be all the same: the ranks are compared after it
+    assert run_ranks(poisoned, 2, alone, str(tmp_path / "alone"), 8) == [[8], [8]]
     skip = dataclasses.replace(config, on_nonfinite="skip")
     run_ranks(poisoned, 2, skip, str(tmp_path / "skip"), 6)
     end = end_of(tmp_path / "skip")

@@ -70,7 +70,7 @@ def newest(folder: Path, journal: Mapping[int, str] | None = None) -> Loaded | N
         listed = "; ".join(f"{name}: {reason}" for name, reason in bad) or ", ".join(earlier)
         raise UserError(
             f"no good checkpoint is left in {folder} ({listed})",
-            "Put a copy of one back, or start over in another folder with --out, or here with --resume never.",
+            "Put a copy of one back, or start over in another folder with --out.",
         )
     return None
 

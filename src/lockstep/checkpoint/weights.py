@@ -86,6 +86,15 @@ def read(path: str | Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is damaged or not a safetensors file: {error}", remedy) from error
 
 
+def note_of(path: str | Path) -> dict[str, str]:
+    """What `save` was told beside the weights; nothing for a file that can't be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return {}
+
+
 def read_foreign(path: str | Path) -> dict[str, Tensor]:
     """The weights in somebody's file, on the CPU, by the names that they have there.
 
@@ -121,7 +130,10 @@ def load_foreign(model: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: as `read_foreign`, and where names or shapes are not the model's.
     """
-    fit(model, read_foreign(path), str(path))
+    found = read_foreign(path)
+    if broken := [name for name, t in found.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
+        raise UserError(f"{path} holds weights that are not finite: {_first(broken)}", "Take an earlier file.")
+    fit(model, found, str(path))
 
 
 def _looks_like_safetensors(path: Path) -> bool:
@@ -153,12 +165,18 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     own = state_tensors(model)
     found = {name if name in own or _bare(name) in tensors else _bare(name): t for name, t in tensors.items()}
     problems = {
-        "missing": [name for name in own if name not in found],
+        # old files don't have batch norm's count of batches, and torch takes it to be 0
+        "missing": [name for name in own if name not in found and not name.endswith("num_batches_tracked")],
         "unexpected": [name for name in found if name not in own],
         "another shape": [
             f"{name} {list(found[name].shape)}, the model has {list(tensor.shape)}"
             for name, tensor in own.items()
             if name in found and found[name].shape != tensor.shape
+        ],
+        "no floating-point numbers": [
+            f"{name} is {found[name].dtype}"
+            for name, tensor in own.items()
+            if name in found and tensor.is_floating_point() and not found[name].is_floating_point()
         ],
     }
     if any(problems.values()):

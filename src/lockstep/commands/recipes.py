@@ -7,6 +7,9 @@ from lockstep.errors import UserError
 
 def main(args: list[str]) -> int:
     """List the recipes."""
+    if {"-h", "--help"} & set(args):
+        print("usage: lockstep recipes\n\nList the recipes; `lockstep show RECIPE` prints one, to copy and change.")
+        return 0
     if args:
         raise UserError(f"recipes takes no arguments, got {' '.join(args)}", "`lockstep show RECIPE` prints one.")
     width = max(map(len, RECIPES))
@@ -17,6 +20,9 @@ def main(args: list[str]) -> int:
 
 def show(args: list[str]) -> int:
     """Print a recipe as a command."""
+    if {"-h", "--help"} & set(args):
+        print("usage: lockstep show [RECIPE]\n\nPrint a recipe as a command with all its flags, to copy and change.")
+        return 0
     if len(args) > 1:
         raise UserError(f"show takes one recipe, got {' '.join(args)}", "As `lockstep show mnist`.")
     name = args[0] if args else "digits"

@@ -86,8 +86,10 @@ class Config(Settings):
     @property
     def lr(self) -> float:
         """The peak learning rate, scaled to the batch size by `optim.scale_lr`."""
-        ratio = self.batch_size / (self.optim.base_batch_size or self.batch_size)
-        return self.optim.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.optim.scale_lr]
+        if self.optim.scale_lr == "none":
+            return self.optim.lr
+        ratio = self.batch_size / self.optim.base_batch_size
+        return self.optim.lr * (ratio if self.optim.scale_lr == "linear" else math.sqrt(ratio))
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""

@@ -12,10 +12,15 @@ def require_sound(config: Settings) -> None:
         _compressed(config)
     if config.link.sync_every > 1:
         _local(config)
-    model, execution = config.model, config.execution
+    model, execution, optim = config.model, config.execution, config.optim
+    require(
+        optim.scale_lr == "none" or optim.base_batch_size > 0,
+        f"--scale-lr {optim.scale_lr} needs the batch size that --lr {optim.lr:g} was made for",
+        "Give it with --base-batch-size.",
+    )
     if execution.strategy == "fsdp":
         why = "Muon orthogonalises whole matrices, and each process holds a part"
-        _exclude("--strategy fsdp", {"--optimizer muon": (config.optim.optimizer == "muon", why)})
+        _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
     if execution.model_parallel > 1:
         why = "a graph that is cut at each stage gains nothing"
         _exclude(f"--model-parallel {execution.model_parallel}", {"--compile": (model.compile, why)})
@@ -93,6 +98,10 @@ def _local(config: Settings) -> None:
         {
             f"--strategy {strategy}": (strategy not in ("ddp", "single"), "it averages whole models over processes"),
             "--sync-bn": (config.model.sync_bn, "that talks in every layer of every step"),
+            f"--model-parallel {config.execution.model_parallel}": (
+                config.execution.model_parallel > 1,
+                "it averages whole models, each on one device",
+            ),
             "--precision fp16": (config.precision == "fp16", f"which steps to skip {alone}; use bf16"),
             "--on-nonfinite skip": (config.on_nonfinite == "skip", alone),
             f"--ema {config.optim.ema:g}": (config.optim.ema > 0, "between two averagings there are no common weights"),

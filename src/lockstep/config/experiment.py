@@ -100,7 +100,7 @@ class OptimConfig:
     scale_lr: Literal["linear", "sqrt", "none"] = "none"
     """Scale the rate with --batch-size / --base-batch-size, or with its square root."""
     base_batch_size: int = 0
-    """The batch size that --lr is meant for (0: this run's)."""
+    """The batch size that --lr is meant for (0: unknown; --scale-lr needs it)."""
     clip_norm: float = 0.0
     """Clip the global gradient norm to this (0: off)."""
     label_smoothing: float = 0.0

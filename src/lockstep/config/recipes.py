@@ -92,6 +92,7 @@ def cifar10_speed() -> Config:
             weight_decay=0.004,
             schedule="linear",
             label_smoothing=0.2,
+            base_batch_size=2000,
         ),
         execution=Execution(eval_batch_size=1000, eval_every=8),
     )

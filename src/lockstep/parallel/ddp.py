@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.parallel.compression import compress_gradients, forget
+from lockstep.parallel.compression import compress_gradients
 from lockstep.parallel.sync import BackwardSync
 from lockstep.processes.world import World
 
@@ -58,7 +58,7 @@ class DDPSync(BackwardSync):
         """What PowerSGD kept of earlier gradients belongs to other weights."""
         super().restart()
         if isinstance(self.ddp, LockstepDDP) and self.ddp.powersgd is not None:
-            forget(self.ddp.powersgd)
+            self.ddp.powersgd.forget()
 
     def waited_ms(self) -> float | None:
         """From the end of the backward computation to the last bucket's arrival, by DDP's own clocks, over all steps.

@@ -65,6 +65,10 @@ class LocalSync(GradientSync):
         """Exchange after every H-th step of the run, whatever step it was resumed at."""
         self.alone += 1
         self.steps += 1
+        self.left_out(step)
+
+    def left_out(self, step: int) -> None:
+        """The exchange is due by the number of the step, whatever became of its batch."""
         if (step + 1) % self.every == 0:
             self.synchronize()
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lockstep.errors import UserError
 from lockstep.parallel.modules import copy_from_first
 from lockstep.parallel.sync import BackwardSync
 from lockstep.parallel.units import units
@@ -24,6 +25,9 @@ from lockstep.processes.world import World
 def shard(model: nn.Module, world: World) -> nn.Module:
     """Shard the model's parameters over all ranks, in place, unit by unit (`units`); returns the model.
 
+    Raises:
+        UserError: for a parameter that is a single number, which FSDP2 does not take.
+
     A model on the host goes to the device unit by unit, so no device ever holds all of it.
 
     Between two uses a rank holds 1/N of a unit's weights, gradients and optimizer state. Weights are gathered in
@@ -32,6 +36,11 @@ def shard(model: nn.Module, world: World) -> nn.Module:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
+    if single := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
+        raise UserError(
+            f"--strategy fsdp can't cut a parameter that is a single number: {', '.join(single[:5])}",
+            "Give it the shape [1], or use --strategy ddp.",
+        )
     group = dist.group.WORLD
     assert group is not None
     mesh = DeviceMesh.from_group(group, world.device.type)

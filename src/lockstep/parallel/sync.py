@@ -62,6 +62,10 @@ class GradientSync:
         """After the optimizer's step number `step`, counted from 0."""
         del step
 
+    def left_out(self, step: int) -> None:
+        """In place of step number `step`, which no rank takes."""
+        del step
+
     def synchronize(self) -> None:
         """Make weights and buffers the same on all ranks, where they went apart. All ranks call it together."""
 

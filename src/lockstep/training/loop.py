@@ -93,7 +93,9 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
     for batch in run.train.epoch(state.epochs, state.steps - state.epochs * per_epoch):
         loaded(batch)
         loss = None
-        if batch.step not in state.skipped:
+        if batch.step in state.skipped:
+            run.step.sync.left_out(batch.step)
+        else:
             loss = run.step(batch)
             if run.ema is not None:
                 run.ema.update_parameters(run.model)

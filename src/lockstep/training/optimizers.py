@@ -10,6 +10,7 @@ from lockstep.config import OptimConfig
 from lockstep.config.objects import load_object
 from lockstep.errors import UserError
 from lockstep.models.cifar10_speed import MuonSGD
+from lockstep.parallel.sharded import is_part
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
@@ -27,13 +28,18 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             f"{type(model).__name__} has no parameter to train",
             "Every parameter has requires_grad=False: unfreeze some, or name another --model.",
         )
-    fused = all(parameter.device.type != "cpu" for parameter in parameters)  # cuda, xpu and mps have the kernels
+    fused = _have_kernels(parameters)
     decay, momentum = optim.weight_decay, optim.momentum
     optimizer: torch.optim.Optimizer
     match optim.optimizer:
         case "sgd":
             optimizer = torch.optim.SGD(
-                parameters, lr, momentum=momentum, weight_decay=decay, nesterov=optim.nesterov, fused=fused
+                parameters,
+                lr,
+                momentum=momentum,
+                weight_decay=decay,
+                nesterov=optim.nesterov,
+                fused=fused and not any(map(is_part, parameters)),  # its kernel alone takes no DTensor
             )
         case "adam":
             optimizer = torch.optim.Adam(parameters, lr, weight_decay=decay, fused=fused)
@@ -55,6 +61,11 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def _have_kernels(parameters: Iterable[Tensor]) -> bool:
+    """True where fused kernels are worth having: on cuda, xpu and mps."""
+    return all(parameter.device.type != "cpu" for parameter in parameters)
 
 
 class MuonAdamW(torch.optim.Optimizer):

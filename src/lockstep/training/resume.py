@@ -1,14 +1,17 @@
 """Going on from a checkpoint: find it, refuse what is not the same experiment, restore."""
 
+import shutil
 from pathlib import Path
 
+from lockstep.checkpoint import weights
 from lockstep.checkpoint.restore import restore
-from lockstep.checkpoint.store import tidy
+from lockstep.checkpoint.store import steps, tidy
 from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
 from lockstep.config.plain import diff_configs
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.exact import rounding
+from lockstep.processes.files import atomic_write
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 from lockstep.training.state import State
@@ -21,10 +24,11 @@ _ORDER = ("batch_size", "seed", "data.dataset", "data.fraction", "data.drop_last
 def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str]:
     """Restore the newest good checkpoint into `run`; returns the state and a line that says what was done.
 
-    Looks in `--resume PATH` where the run folder holds no checkpoint yet, else in the run folder.
+    Looks in the run folder, and where a run shall begin with `--resume PATH`, there.
 
     Raises:
-        UserError: for another experiment (with a diff), or where checkpoints there were and none is good.
+        UserError: for another experiment (with a diff), where checkpoints there were and none is good, and for a PATH
+            where the run folder holds checkpoints of a run that did not begin with it.
     """
     found: tuple[Loaded | None, UserError | None] = (None, None)
     if world.rank == 0:
@@ -40,6 +44,13 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
         return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else ""
     _refuse_another(config, world, run, loaded)
     state = load(run, loaded)
+    if state.steps > config.epochs * len(run.train):
+        raise UserError(
+            f"{loaded.path}: {state.epochs} epochs are behind it, and --epochs is {config.epochs}",
+            f"Give at least --epochs {state.epochs}, or start another run with --out.",
+        )
+    if loaded.path.resolve().parent.parent != folder.resolve() and not _bring_best(state, world, loaded, folder):
+        state.best_top1, state.best_step = -1.0, 0  # the best is then that of what this run will have seen
     bad = "".join(f"\ndamaged and set aside: {name} ({reason})" for name, reason in loaded.set_aside)
     return state, f"resumed from step {state.steps} ({loaded.path}){bad}"
 
@@ -53,11 +64,29 @@ def load(run: Run, loaded: Loaded) -> State:
     return State.from_dict(saved["progress"])
 
 
+def goes_on(config: Config, world: World, folder: Path) -> bool:
+    """True where `resume` will find a checkpoint or raise, so that the initial weights don't matter; on all ranks."""
+    named = config.recovery.resume not in ("auto", "never")
+    return bool(world.gather(named or bool(steps(folder / "checkpoints")))[0])
+
+
+def _bring_best(state: State, world: World, loaded: Loaded, folder: Path) -> bool:
+    """Copy the other run's best weights, if they are still those that the checkpoint means; the same on all ranks."""
+    brought = False
+    source = loaded.path.parent.parent / "weights" / "best.safetensors"
+    if world.rank == 0 and source.is_file() and weights.note_of(source).get("step") == str(state.best_step):
+        with atomic_write(folder / "weights" / "best.safetensors") as temporary:
+            shutil.copyfile(source, temporary)
+        brought = True
+    return bool(world.gather(brought)[0])
+
+
 def _find(config: Config, folder: Path) -> Loaded | None:
     checkpoints = folder / "checkpoints"
     if checkpoints.exists():
         tidy(checkpoints)
         if (loaded := newest(checkpoints, digests(folder))) is not None:
+            _refuse_a_second_beginning(config, folder, loaded)
             return loaded
     if config.recovery.resume in ("auto", "never"):
         path = folder / "journal.jsonl"
@@ -73,6 +102,17 @@ def _find(config: Config, folder: Path) -> Loaded | None:
     if (source / "checkpoints").exists() and (loaded := newest(source / "checkpoints", digests(source))) is not None:
         return loaded
     raise UserError(f"--resume {source}: no checkpoint there", "Name a run folder or one of its checkpoints/step-...")
+
+
+def _refuse_a_second_beginning(config: Config, folder: Path, loaded: Loaded) -> None:
+    """`--resume PATH` says where a run begins; given again, as a scheduler does, it is no news to that run."""
+    named = config.recovery.resume
+    if named in ("auto", "never") or loaded.state["config"]["recovery"]["resume"] == named:
+        return
+    raise UserError(
+        f"--resume {named}: the run folder {folder} holds checkpoints of its own, the newest of step {loaded.step}",
+        "Begin another run from there with --out, or leave --resume out to go on from the newest.",
+    )
 
 
 def digests(folder: Path) -> dict[int, str]:

@@ -1,5 +1,6 @@
 """A run under way on one rank: its parts, where it is, and those who watch it."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -167,7 +168,9 @@ def _leave_terminal(bar: ProgressBar, folder: Path) -> None:
 @contextmanager
 def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     """Assemble a run, resume it where it can go on, and have it watched; leaves the journal's `end` record behind."""
-    run = assemble(config, world)
+    going_on = resume.goes_on(config, world, folder)
+    fresh = dataclasses.replace(config, model=dataclasses.replace(config.model, init=""))
+    run = assemble(fresh if going_on else config, world)  # the file that a run began with may be gone
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     state, resumed = resume.resume(config, world, run, folder)
     if main:

@@ -92,7 +92,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
     if optim.scale_lr != "none":
         lines.append(
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
-            f"{optim.base_batch_size or config.batch_size} = {config.lr:g}"
+            f"{optim.base_batch_size} = {config.lr:g}"
         )
     if not config.exact and (copies or world.size) > 1 and local_batch_norms(run.model):
         lines.append(
