@@ -78,7 +78,8 @@ def _plain_dropout(torchs: _Function, function: str) -> _Function:
 
     @functools.wraps(torchs)
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:
-        return torchs(input, p, train) if current() is None else getattr(F, function)(input, p, train)
+        drawn: Tensor = torchs(input, p, train) if current() is None else getattr(F, function)(input, p, train)
+        return drawn
 
     return dropout
 

@@ -22,7 +22,7 @@ from lockstep.draws import kernels
 from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
 from lockstep.draws.untouched import untouched
 from lockstep.parallel.batchnorm import batch_norms
-from lockstep.randomness import bits, bits_np, stream
+from lockstep.randomness import bits, bits_np
 
 Fill = Callable[[Tensor, int], Tensor]  # (keys int64 [b], n) -> values [b, n]
 
