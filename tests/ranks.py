@@ -36,28 +36,53 @@ def run_ranks(
     Raises:
         RankFailed: where a rank raised, died or outlived `timeout` seconds, naming the rank.
     """
-    # the parent holds the store, so that no port is found, let go and lost to somebody else
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout))
-    base = {
-        "WORLD_SIZE": str(n),
-        "LOCAL_WORLD_SIZE": str(n),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        **(env or {}),
-    }
-    ranks = []
+    ranks = Ranks(fn, n, *args, timeout=timeout, threads=threads, env=env)
     try:
-        for rank in range(n):
-            here, there = _CONTEXT.Pipe()
-            mine = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process = _CONTEXT.Process(target=_rank, args=(there, mine, threads, timeout, fn, args))
-            process.start()
-            there.close()
-            ranks.append((process, here))
-        return _collect(ranks, timeout)
+        return _collect(ranks.started, timeout)
     finally:
-        for process, pipe in ranks:
+        ranks.close()
+
+
+class Ranks:
+    """`fn(world, *args)` begun on n ranks, as `run_ranks` has it. `started`: process and pipe of each."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        n: int,
+        *args: Any,
+        timeout: float,
+        threads: int = 1,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        # the parent holds the store, so that no port is found, let go and lost to somebody else
+        self.store = TCPStore(
+            "localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+        )
+        base = {
+            "WORLD_SIZE": str(n),
+            "LOCAL_WORLD_SIZE": str(n),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(self.store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            **(env or {}),
+        }
+        self.started: list[tuple[Any, Connection]] = []
+        try:
+            for rank in range(n):
+                here, there = _CONTEXT.Pipe()
+                mine = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                process = _CONTEXT.Process(target=_rank, args=(there, mine, threads, timeout, fn, args))
+                process.start()
+                there.close()
+                self.started.append((process, here))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End what is left of them."""
+        for process, pipe in self.started:
             process.kill()
             process.join()
             pipe.close()

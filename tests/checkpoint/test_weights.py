@@ -46,6 +46,15 @@ def test_digest_is_sha256_of_the_little_endian_elements_in_order() -> None:
     assert digest(layer) == hashlib.sha256(octets).hexdigest()
 
 
+def test_the_same_weights_make_the_same_file(tmp_path: Path) -> None:
+    note = {name: name for name in ["epoch", "step", "top1", "classes", "normalisation"]}
+    for i in range(12):  # the library's own order of the entries changes from file to file
+        save(_model(), tmp_path / f"{i}.safetensors", note)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    with safe_open(tmp_path / "0.safetensors", "pt") as file:
+        assert file.metadata() == note
+
+
 def _compiled(model: nn.Module) -> nn.Module:
     return cast(nn.Module, torch.compile(model))  # to torch's types it is a function
 

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,46 +14,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lockstep.commands.verify import agreement, diagnose
+from lockstep.commands.verify import agreement, rows
 from lockstep.commands.verify.plan import Plan
-from lockstep.commands.verify.record import _Draws, fingerprint, trace_all
+from lockstep.commands.verify.probes import Draws, fingerprint
+from lockstep.commands.verify.record import trace_all
 from lockstep.commands.verify.report import Report
 from lockstep.commands.verify.run import verify
 from lockstep.commands.verify.switches import ExpectedDraws, even_batch
+from lockstep.commands.verify.switching import candidates
 from lockstep.commands.verify.trace import Job, Trace, read, write
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig
+from lockstep.config import Config, Execution
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.world import World
 from tests import journals
-from tests.ranks import RankFailed, run_ranks
+from tests.commands.plans import HERE, plan_for
+from tests.pool import Pool
+from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
 
-HERE = "tests.commands.variants"
 ROOT = Path(__file__).parents[2]
 
 
-def _start(fn: Callable[..., Any], *args: Any, execution: Execution) -> list[Any]:
-    """launcher.launch's stand-in, which need not import torch for each rank."""
-    try:
-        return run_ranks(fn, int(execution.nproc), *args, timeout=120, threads=execution.threads)
-    except RankFailed as failed:
-        raise WorkerFailed(0, str(failed), 1) from failed
+@pytest.fixture(scope="module", autouse=True)
+def _pool() -> Iterator[None]:
+    """One world for each number of processes, for all runs of this file."""
+    global _start
+    with Pool() as pool:
+        _start = pool.start
+        yield
 
 
-def _plan(*nproc: int, patch: str = "", steps: int = 4, out: str = "", **given: Any) -> Plan:
-    """A small run; further fields by name, whichever part of the config they belong to."""
-    given = {"batch_size": 24, "model": "bare_net", "dataset": "small", "lr": 0.05} | given
-    given |= {name: f"{HERE}:{given[name]}" for name in ("model", "dataset")}
-
-    def part(cls: type) -> Any:
-        return cls(**{field.name: given.pop(field.name) for field in fields(cls) if field.name in given})
-
-    groups = {"data": DataConfig, "model": ModelConfig, "optim": OptimConfig, "link": LinkConfig}
-    parts: dict[str, Any] = {name: part(cls) for name, cls in groups.items()}
-    execution = Execution(device="cpu", threads=1, eval_batch_size=7, out=out, workers=1)
-    config = Config(epochs=3, execution=execution, **{**parts, **given})
-    return Plan(nproc=nproc, steps=steps, patch=f"{HERE}:{patch}" if patch else "", config=config)
+_start: Callable[..., list[Any]]
 
 
 def _verify(plan: Plan) -> Report:
@@ -68,7 +60,7 @@ def _names(report: Report) -> dict[int, list[str]]:
 
 
 def test_a_right_exact_run_has_the_same_bits_on_every_number_of_processes(tmp_path: Path) -> None:
-    plan = _plan(1, 2, 3, model="dropping_net", exact=4, flip=True, ema=0.9, steps=6, out=str(tmp_path / "kept"))
+    plan = plan_for(1, 2, 3, model="dropping_net", exact=4, flip=True, ema=0.9, steps=6, out=str(tmp_path / "kept"))
     report = _verify(replace(plan, json=str(tmp_path / "found.json")))
     assert report.holds
     assert not report.causes
@@ -100,11 +92,11 @@ def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
         "clip_norm": 0.1,
         "warmup_epochs": 1,
     }
-    report = _verify(_plan(1, 2, steps=100, **fields))
+    report = _verify(plan_for(1, 2, steps=100, **fields))
     base = report.base
     assert report.holds
     assert (len(base.loss), base.steps_per_epoch) == (12, 4)  # three epochs are all there is
-    config = _plan(1, 2, **fields).config_for(3)
+    config = plan_for(1, 2, **fields).config_for(3)
     run_ranks(_train, 3, config, str(tmp_path), timeout=120)
     end = journals.read(tmp_path / "journal.jsonl")[-1]
     assert (end["steps"], end["ledger_sha256"], end["weights_sha256"]) == (12, base.ledger[-1], base.weights_sha256)
@@ -120,7 +112,7 @@ def test_what_is_traced_is_what_train_does(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_the_model_replaces_is_traced_too(tmp_path: Path) -> None:
-    job = Job(str(tmp_path), _plan(1, 2, model="centred_net").config_for(1), 3, "a run")
+    job = Job(str(tmp_path), plan_for(1, 2, model="centred_net").config_for(1), 3, "a run")
     trace_all(World.single(), [job])
     trace = read(tmp_path)
     means = trace.kept["samples/0.mean"].flatten().tolist()
@@ -129,7 +121,7 @@ def test_a_buffer_that_the_model_replaces_is_traced_too(tmp_path: Path) -> None:
 
 
 def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:
-    report = _verify(_plan(1, 2, 5, model="normed_net", sync_bn=True, flip=True, accumulate=2))
+    report = _verify(plan_for(1, 2, 5, model="normed_net", sync_bn=True, flip=True, accumulate=2))
     assert report.holds
     assert not report.causes
     verdicts = {row.quantity: row.verdict for row in report.comparisons[1].rows}
@@ -138,8 +130,8 @@ def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:
 
 
 def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64() -> None:
-    report = _verify(replace(_plan(1, 3), tolerance=1e-9))
-    assert _names(report) == {3: ["summation order"]}
+    report = _verify(replace(plan_for(1, 3), tolerance=1e-9))
+    assert _names(report) == {3: ["rounding"]}
     assert report.holds  # as plain mode claims no more
 
 
@@ -172,7 +164,7 @@ SLOW = {"a random data set": pytest.mark.slow}  # it comes through loader worker
 @pytest.mark.parametrize("case", [pytest.param(name, marks=SLOW.get(name, ())) for name in WRONG])
 def test_a_wrong_variant_is_named(case: str) -> None:
     given, cause = WRONG[case]
-    report = _verify(_plan(1, 2, **given))
+    report = _verify(plan_for(1, 2, **given))
     assert _names(report) == {2: [cause]}
     assert not report.holds
     assert report.causes[2][0].finding
@@ -180,39 +172,39 @@ def test_a_wrong_variant_is_named(case: str) -> None:
 
 
 def test_a_missing_reshuffle_is_named_though_all_numbers_of_processes_agree() -> None:
-    report = _verify(_plan(1, 2, patch="no_reshuffle"))
+    report = _verify(plan_for(1, 2, patch="no_reshuffle"))
     assert _names(report) == {1: ["order"]}
     assert not report.holds
     assert "epoch 2 repeats epoch 1" in report.comparisons[0].row("ledger").detail
 
 
 def test_a_mean_of_means_is_named_where_shares_are_uneven_and_only_there() -> None:
-    report = _verify(_plan(1, 2, 5, patch="mean_of_means"))
+    report = _verify(plan_for(1, 2, 5, patch="mean_of_means"))
     assert _names(report) == {5: ["uneven shares"]}
     assert not report.holds
 
 
 def test_floats_added_by_ddp_are_not_exact_and_named() -> None:
-    report = _verify(_plan(1, 4, patch="float_all_reduce", exact=8, steps=8))
-    assert _names(report) == {4: ["summation order"]}
+    report = _verify(plan_for(1, 4, patch="float_all_reduce", exact=8, steps=8))
+    assert _names(report) == {4: ["rounding"]}
     assert not report.holds
     assert report.comparisons[0].row("weights").largest < 1e-5
 
 
 def test_a_model_that_runs_in_float32_alone_is_diagnosed_there() -> None:
-    report = _verify(_plan(1, 2, patch="mean_of_means", model="narrow_net", batch_size=25))
+    report = _verify(plan_for(1, 2, patch="mean_of_means", model="narrow_net", batch_size=25))
     assert _names(report) == {2: ["uneven shares"]}
     assert "float64 failed" in report.causes[2][0].finding
 
 
 def test_a_diverging_run_is_refused() -> None:
     with pytest.raises(UserError, match="non-finite at step"):
-        _verify(_plan(1, 2, lr=1e38, steps=6))
+        _verify(plan_for(1, 2, lr=1e38, steps=6))
 
 
 def test_a_patched_step_needs_its_optimizer() -> None:
     with pytest.raises(WorkerFailed, match="an attribute `optimizer`"):
-        _verify(_plan(1, 2, patch="step_without_optimizer"))
+        _verify(plan_for(1, 2, patch="step_without_optimizer"))
 
 
 # The command
@@ -281,7 +273,7 @@ def test_verify_takes_the_flags_of_train() -> None:
 def _trace(values: np.ndarray[Any, Any], n: int = 1, **fields: Any) -> Trace:
     """A trace of one parameter "w" and one buffer "b" with these values at each step: [steps, 2, entries]."""
     steps = len(values)
-    trace = Trace(n, names=["w", "b"], parameters=1)
+    trace = Trace(n, names=["w", "b"], kinds=["weights", "buffers"], skipped=[False] * steps)
     trace.ledger, trace.images = [str(i) for i in range(steps)], list(range(steps))
     trace.loss, trace.norm, trace.lr = [1.0] * steps, [1.0] * steps, [[0.1]] * steps
     trace.digests = [[hash(row.tobytes()) for row in step] for step in [*values, values[-1]]]
@@ -301,10 +293,10 @@ def test_a_difference_is_placed_at_its_first_step_and_tensor() -> None:
     other = values.copy()
     other[1:, 0, 2] += 1e-7  # rounding
     other[3:, 1, 1] += 0.5
-    rows = agreement.compare(_trace(values), _trace(other, 2), per_step=1e-6)
-    assert rows.row("weights") == agreement.Row("weights", "within tolerance", cast(float, pytest.approx(5e-8)), 2, "w")
-    assert rows.row("buffers") == agreement.Row("buffers", "different", 0.25, 4, "b")
-    assert rows.row("ledger").verdict == "equal"
+    found = agreement.compare(_trace(values), _trace(other, 2), per_step=1e-6)
+    assert found.row("weights") == rows.Row("weights", "within tolerance", cast(float, pytest.approx(5e-8)), 2, "w")
+    assert found.row("buffers") == rows.Row("buffers", "different", 0.25, 4, "b")
+    assert found.row("ledger").verdict == "equal"
     bits = agreement.compare(_trace(values), _trace(other, 2), per_step=0.0)
     assert (bits.row("weights").verdict, bits.row("weights").step) == ("different", 2)
 
@@ -312,14 +304,15 @@ def test_a_difference_is_placed_at_its_first_step_and_tensor() -> None:
 def test_the_tolerance_grows_with_the_steps() -> None:
     values = np.ones((4, 2, 4))
     other = values + np.array([0.5e-6, 1.5e-6, 2.5e-6, 4.5e-6])[:, None, None]
-    rows = agreement.compare(_trace(values), _trace(other, 2), per_step=1e-6)
-    assert (rows.row("weights").verdict, rows.row("weights").step) == ("different", 4)
+    found = agreement.compare(_trace(values), _trace(other, 2), per_step=1e-6)
+    assert (found.row("weights").verdict, found.row("weights").step) == ("different", 4)
 
 
 def test_a_tensor_of_nothing_but_rounding_is_measured_against_the_others() -> None:
     trace, other = (_trace(np.ones((1, 2, 4)), n) for n in (1, 2))
     for each, noise in ((trace, 1e-9), (other, -1e-9)):
-        each.names, each.parameters, each.digests = ["w", "v", "b"], 2, [[int(1e9 * noise)] * 3] * 2
+        each.names, each.kinds = ["w", "v", "b"], ["weights", "weights", "buffers"]
+        each.digests = [[int(1e9 * noise)] * 3] * 2
         each.kept["final/v"] = torch.full((4,), noise)
         each.kept["samples/v"] = torch.full((1, 4), noise, dtype=torch.float64)
         each.kept["scales"] = torch.tensor([[1.0, 1e-9, 1.0]] * 2, dtype=torch.float64)
@@ -349,7 +342,7 @@ def test_metrics_may_differ_by_an_image_in_plain_mode_alone(
     changed: dict[str, float], tolerance: float, verdict: str
 ) -> None:
     base = {"top1": 0.5, "top5": 1.0, "loss": 1.0, "count": 100}
-    assert agreement.metrics(base, base | changed, tolerance).verdict == verdict
+    assert rows.metrics(base, base | changed, tolerance).verdict == verdict
 
 
 def test_replicas_that_differ_are_seen() -> None:
@@ -374,7 +367,7 @@ def test_suspects_are_those_that_the_traces_show() -> None:
 
     def found(config: Config, **fields: Any) -> list[str]:
         base, other = _trace(values, samples_per_epoch=100), _trace(values, 2, samples_per_epoch=100, **fields)
-        return diagnose.candidates([agreement.compare(base, other, 1e-6)], config, steps=2)
+        return candidates([agreement.compare(base, other, 1e-6)], config, steps=2)
 
     assert found(Config()) == []
     assert found(Config(), shares=[[[4], [4]], [[4], [3]]]) == ["uneven shares"]
@@ -457,7 +450,7 @@ def test_draws_are_told_from_seeding() -> None:
     device = torch.device("cpu")
     torch.manual_seed(0)
     torch.rand(3)
-    draws = _Draws(device)
+    draws = Draws(device)
     assert not draws
     torch.manual_seed(4)
     assert not draws

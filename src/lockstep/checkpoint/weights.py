@@ -1,6 +1,7 @@
 """A model's weights: their digest, as a safetensors file, and out of somebody else's file."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,24 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
     try:
         with atomic_write(path) as temporary:
             save_file(tensors, temporary, metadata)
+            _sort_metadata(Path(temporary))
     except (OSError, SafetensorError) as error:  # the latter is how safetensors reports what the system refused
         raise write_error(path, error) from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put a safetensors file's metadata in order, in place: they come in one that differs from process to process.
+
+    Format: 8 bytes of the header's length, little-endian, the header in JSON, padded with spaces, the tensors.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header |= {"__metadata__": dict(sorted(header["__metadata__"].items()))} if "__metadata__" in header else {}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:  # it is the same text but for its order
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def load(model: nn.Module, path: str | Path) -> None:

@@ -174,8 +174,13 @@ def evaluate_and_keep(live: Session) -> None:
     best = metrics.top1 > state.best_top1
     if best:
         state.best_top1, state.best_step = metrics.top1, state.steps
-    note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(metrics.top1)}
-    for name in ("final", "best") if best else ("final",):
-        path = live.folder / "weights" / f"{name}.safetensors"
-        weights.save(run.evaluated, path, note, here=live.world.rank == 0)
     state.metrics = metrics
+    for name in ("final", "best") if best else ("final",):
+        save_weights(run, state, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
+
+
+def save_weights(run: Run, state: State, path: Path, here: bool) -> None:
+    """Write the weights that were evaluated last, with where the run was; `here`: on this rank (weights.save)."""
+    assert state.metrics is not None
+    note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(state.metrics.top1)}
+    weights.save(run.evaluated, path, note, here=here)

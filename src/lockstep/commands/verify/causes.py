@@ -5,16 +5,20 @@ from dataclasses import dataclass
 from lockstep.config import Config
 
 # suspects, which a re-run can switch off
-FLOAT64 = "summation order"  # off: everything in float64, where another order of a sum changes the 16th digit
+FLOAT64 = "rounding"  # off: everything in float64, where another order of a sum changes the 16th digit
+ALIGNMENT = "memory alignment"  # off: each piece is copied to memory of its own
 UNEVEN = "uneven shares"  # off: a batch that all numbers of processes divide, and no short last one
 BATCH_NORM = "batch statistics"  # off: batch norm uses fixed statistics
 DROPOUT = "dropout"  # off: random draws of the forward pass give their expected value
 AUGMENTATION = "augmentation"  # off: images as evaluation sees them
 COMPRESSION = "compression"  # off: gradients travel as they are
+CLIPPING = "clipping"  # off: gradients are not clipped
+ACCUMULATION = "accumulation"  # off: a batch passes in one piece a rank
 LEARNING_RATE = "learning rate"  # off: each step's rate is the one given
 # what the traces show by themselves
 ORDER, EVALUATION, REPLICAS = "order", "evaluation", "replicas"
-SCALE, DATA, NONE = "gradient scale", "data set", "none of the suspects"
+SCALE, DATA, NONE, SHARES = "gradient scale", "data set", "not found", "shares"
+KERNELS, OVERFLOW, WRITTEN = "kernels", "overflow", "what is written"
 
 _REMEDIES = {
     ORDER: "The ids of a step must be a function of seed, epoch and step alone (Order.step), never of the rank.",
@@ -23,6 +27,13 @@ _REMEDIES = {
     SCALE: "A rank's loss is its samples' sum / the global batch's count (times N where the engine averages).",
     DATA: "The data set draws random numbers of its own: key them by sample id and epoch, or draw none there.",
     NONE: "Look at the first step and tensor above; --patch can take parts of the loop out.",
+    SHARES: "The pieces of all ranks must take each sample of the global batch once (data/pieces.py).",
+    KERNELS: "The same samples must meet the same kernels: their number, their memory's layout, the threads.",
+    ALIGNMENT: "Kernels round by where their input begins: copy each piece to memory of its own, whatever N.",
+    OVERFLOW: "Numbers outgrow the type on one N alone: use --precision bf16 or fp32, or a lower --lr.",
+    WRITTEN: "Something that is saved is no parameter or buffer, or changes after the last step.",
+    CLIPPING: "Clip the gradient of the global batch: after the reduction, by its whole norm.",
+    ACCUMULATION: "Weigh each micro-batch's loss by its samples / the global batch's count, the last one's too.",
     AUGMENTATION: "Its draws must be keyed by seed, epoch and sample id, never by rank or position.",
     LEARNING_RATE: "--batch-size is global: the rate is a function of samples seen, and N has no part in it.",
     UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
@@ -34,7 +45,7 @@ _REMEDIES = {
 _REMEDIES_EXACT = {
     DROPOUT: "Draws must be seeded by seed, step and slice, as TrainStep does.",
     BATCH_NORM: "Statistics must be a slice's own, and the buffers' changes averaged over all slices.",
-    FLOAT64: "Something adds floats in an order that depends on N: gradients must be added by ExactSync.",
+    FLOAT64: "The pieces give the same outputs: is every gradient added by ExactSync, and no float by another sum?",
 }
 
 

@@ -25,6 +25,8 @@ class Plan:
     """Optimizer steps to compare (at most those of the run)."""
     tolerance: float = 0.0
     """Plain mode: relative difference granted for each step taken (0: by the precision)."""
+    float64: bool = True
+    """Repeat in float64 what differs: nothing else tells rounding from a fault."""
     patch: str = ""
     """package.module:function(run, world, config), called on every rank before the first step, to replace parts."""
     json: str = ""

@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.commands.verify.agreement import REPORTED, Comparison, Row
+from lockstep.commands.verify.agreement import REPORTED, Comparison
 from lockstep.commands.verify.causes import FLOAT64, Cause
+from lockstep.commands.verify.diagnose import Diagnosis
 from lockstep.commands.verify.plan import Plan
+from lockstep.commands.verify.rows import Row
 from lockstep.commands.verify.trace import Trace
 from lockstep.processes.devices import device_type
 
@@ -26,7 +28,12 @@ class Report:
     plan: Plan
     base: Trace
     comparisons: list[Comparison]
-    causes: Mapping[int, list[Cause]]  # by number of processes
+    found: Diagnosis
+
+    @property
+    def causes(self) -> Mapping[int, list[Cause]]:
+        """By number of processes."""
+        return self.found.causes
 
     @property
     def holds(self) -> bool:
@@ -47,6 +54,7 @@ class Report:
             "device": device_type(plan.config.execution),
             "threads": plan.threads,
             "tolerance_per_step": plan.per_step,
+            "float64": {str(n): largest for n, largest in self.found.float64.items()},
             "base": _result(base),
             "compared": [_result(c.other) | {"rows": [asdict(row) for row in c.rows]} for c in self.comparisons],
             "causes": [
@@ -58,7 +66,8 @@ class Report:
 
 
 def _result(trace: Trace) -> dict[str, Any]:
-    return {"processes": trace.processes, "weights_sha256": trace.weights_sha256, "evaluation": trace.metrics}
+    written = {"weights_sha256": trace.weights_sha256, "file_sha256": trace.file_sha256}
+    return {"processes": trace.processes, **written, "evaluation": trace.metrics}
 
 
 def print_report(report: Report) -> None:
@@ -100,8 +109,7 @@ def _foot(report: Report) -> str:
         return f"{against} Asked for: the same bits (loss and gradient norm, added up for this table: {REPORTED:g})."
     each, end = report.plan.per_step, report.plan.per_step * len(report.base.loss)
     return (
-        f"{against} Tolerance: {each:g} for each step taken, {end:.1e} at the end; more is rounding where "
-        "float64 takes it away."
+        f"{against} Tolerance: {each:g} for each step taken, {end:.1e} at the end. Rounding is what float64 takes away."
     )
 
 
@@ -111,5 +119,12 @@ def _verdict(report: Report) -> str:
     if not report.holds:
         return f"does not hold: {claim} on N = {counts}"
     top1 = (report.base.metrics or {}).get("top1", math.nan)
-    same = f"; weights_sha256 {report.base.weights_sha256}" if report.plan.config.exact else ""
-    return f"holds: {claim} on N = {counts} (top-1 {top1:.2%} after {len(report.base.loss)} steps{same})"
+    end = f"top-1 {top1:.2%} after {len(report.base.loss)} steps"
+    if report.plan.config.exact:
+        return f"holds: {claim} on N = {counts} ({end}; weights_sha256 {report.base.weights_sha256})"
+    unseen = [c for c in report.comparisons if not c.equal and c.other.processes not in report.found.float64]
+    if unseen:
+        why = report.found.note or "--no-float64"
+        return f"within tolerance on N = {counts} ({end}); whether that is rounding was not seen: {why}"
+    largest = max(report.found.float64.values(), default=0.0)
+    return f"holds: {claim} on N = {counts} ({end}; in float64 {largest:.1e} at most)"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.commands.verify.agreement import compare
-from lockstep.commands.verify.diagnose import Off, diagnose, without
+from lockstep.commands.verify.diagnose import diagnose
 from lockstep.commands.verify.plan import Plan, check
 from lockstep.commands.verify.record import trace_all
 from lockstep.commands.verify.report import Report
 from lockstep.commands.verify.switches import adapted
+from lockstep.commands.verify.switching import Off, without
 from lockstep.commands.verify.trace import Job, Trace, read
 from lockstep.config import Config
 from lockstep.errors import UserError
@@ -41,8 +42,10 @@ def verify(plan: Plan, start: Start = launch, log: Callable[[str], None] = lambd
         comparisons = [compare(base, other, plan.per_step) for other in others]
         if not all(comparison.holds for comparison in comparisons):
             log("something differs: switching suspects off one at a time")
-        causes = diagnose(comparisons, plan.config_for(base.processes), runs.again, runs.evaluate)
-        report = Report(plan, base, comparisons, causes)
+        elif not plan.config.exact and not all(comparison.equal for comparison in comparisons):
+            log("within tolerance: is it rounding? The same in float64")
+        config = plan.config_for(base.processes)
+        report = Report(plan, base, comparisons, diagnose(comparisons, config, runs.again, runs.evaluate, plan.float64))
         for path in (runs.folder / "verify.json", *([Path(plan.json)] if plan.json else [])):
             write_json(path, report.to_dict())
     return report

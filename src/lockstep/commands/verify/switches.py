@@ -24,6 +24,10 @@ def adapted(config: Config, off: Sequence[str], processes: Sequence[int]) -> Con
         config = replace(config, precision="fp32", model=replace(config.model, compile=False))
     if causes.COMPRESSION in off:
         config = replace(config, link=LinkConfig())
+    if causes.CLIPPING in off:
+        config = replace(config, optim=replace(config.optim, clip_norm=0.0))
+    if causes.ACCUMULATION in off:
+        config = replace(config, accumulate=1)
     if causes.UNEVEN in off:
         batch = even_batch(config, processes)
         config = replace(config, batch_size=batch, data=replace(config.data, drop_last=True))
@@ -46,6 +50,8 @@ def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) ->
         _fix_statistics(run, torch.float64 if causes.FLOAT64 in off else None)
     if causes.LEARNING_RATE in off:
         _pin_rates(run, lr)
+    if causes.ALIGNMENT in off:
+        run.model.register_forward_pre_hook(lambda _, args: tuple(arg.clone() for arg in args))
     return ExpectedDraws() if causes.DROPOUT in off else nullcontext()
 
 

@@ -1,0 +1,380 @@
+"""Faults planted into a run, each on two processes alone, as a bug in the code would be: `--patch` names one.
+
+They go in by public hooks, of loaders, modules, parameters and the optimizer, after what the step does by itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.config import Config
+from lockstep.data.loaders import Batch
+from lockstep.data.pieces import Piece
+from lockstep.processes.world import World
+from lockstep.training.assemble import Run
+from tests.commands.variants import bare_net
+
+
+def _before_update(run: Run, change: Callable[[int], object]) -> None:
+    """Call change(step, from 1) before each update: gradients are reduced and clipped by then."""
+    calls = iter(range(1, 1 << 30))
+
+    def hook(*_: object) -> None:
+        change(next(calls))
+
+    run.step.optimizer.register_step_pre_hook(hook)
+
+
+def _after_update(run: Run, change: Callable[[int], object]) -> None:
+    calls = iter(range(1, 1 << 30))
+
+    def hook(*_: object) -> None:
+        change(next(calls))
+
+    run.step.optimizer.register_step_post_hook(hook)
+
+
+def _scale_gradients(run: Run, factor: float, names: tuple[str, ...] = (), step: int = 0) -> None:
+    """Multiply gradients, of some parameters, in one step (0: in each)."""
+
+    def scale(now: int) -> None:
+        for name, parameter in run.model.named_parameters():
+            if parameter.grad is not None and (not names or name in names) and step in (0, now):
+                parameter.grad.mul_(factor)
+
+    _before_update(run, scale)
+
+
+# Gradients and their sum
+
+
+def wrong_denominator(run: Run, world: World, config: Config) -> None:
+    if world.size == 2:
+        _scale_gradients(run, 24 / 25)
+
+
+def tiny_factor(run: Run, world: World, config: Config) -> None:
+    """Less than what any tolerance for float32 can see."""
+    if world.size == 2:
+        _scale_gradients(run, 1 + 3e-7)
+
+
+def one_parameter_not_reduced(run: Run, world: World, config: Config) -> None:
+    _scale_gradients(run, 1 + 0.1 * world.rank, ("1.bias",))
+
+
+def divided_twice(run: Run, world: World, config: Config) -> None:
+    _scale_gradients(run, 1 / world.size)
+
+
+def clipped_by_share(run: Run, world: World, config: Config) -> None:
+    """Clipped before the ranks' gradients are added: by the norm of a share."""
+    if config.optim.clip_norm and world.size == 2:
+        _scale_gradients(run, 0.9)
+
+
+def half_precision_sum(run: Run, world: World, config: Config) -> None:
+    def narrow(_: int) -> None:
+        for parameter in run.model.parameters():
+            if parameter.grad is not None and world.size == 2:
+                parameter.grad.copy_(parameter.grad.to(torch.bfloat16))
+
+    _before_update(run, narrow)
+
+
+def nan_on_two(run: Run, world: World, config: Config) -> None:
+    if world.size == 2:
+        _scale_gradients(run, float("nan"), step=3)
+
+
+def overflow_on_two(run: Run, world: World, config: Config) -> None:
+    """One gradient of fp16 overflows in the second step of two processes, whose scaler leaves that step out."""
+    weight = next(run.model.parameters())
+    calls = iter(range(1, 1 << 30))
+    if world.size == 2:
+        weight.register_hook(lambda grad: grad * float("inf") if next(calls) == 2 else grad)
+
+
+class _Huge(nn.Module):
+    """Too large on the way for float32, and not for float64."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * self.factor * self.factor / self.factor / self.factor
+
+
+def outgrown_float32(run: Run, world: World, config: Config) -> None:
+    if world.size == 2:
+        big = _Huge(1e30)
+        run.model.register_forward_hook(lambda module, args, outputs: big(outputs))
+
+
+# The update
+
+
+class _Step:
+    """The step, with something else around it."""
+
+    def __init__(self, run: Run) -> None:
+        self.step, self.optimizer, self.sync = run.step, run.step.optimizer, run.step.sync
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.step(batch)
+
+
+def skipped_on_one_rank(run: Run, world: World, config: Config) -> None:
+    class Skipping(_Step):
+        def __call__(self, batch: Batch) -> Tensor:
+            before = [p.detach().clone() for p in run.model.parameters()]
+            loss = self.step(batch)
+            if batch.step == 1 and world.rank == 1:
+                with torch.no_grad():
+                    for parameter, value in zip(run.model.parameters(), before, strict=True):
+                        parameter.copy_(value)
+            return loss
+
+    run.step = Skipping(run)  # type: ignore[assignment]
+
+
+def skipped_on_two(run: Run, world: World, config: Config) -> None:
+    """The update of the third step is lost on two processes: all of them."""
+    kept: list[Tensor] = []
+    if world.size == 2:
+        _before_update(run, lambda step: kept.extend(p.detach().clone() for p in run.model.parameters() if step == 3))
+
+        def restore(step: int) -> None:
+            if step == 3:
+                with torch.no_grad():
+                    for parameter, value in zip(run.model.parameters(), kept, strict=True):
+                        parameter.copy_(value)
+
+        _after_update(run, restore)
+
+
+def remainder_dropped(run: Run, world: World, config: Config) -> None:
+    """The last of the accumulated micro-batches never passes."""
+
+    class Dropping(_Step):
+        def __call__(self, batch: Batch) -> Tensor:
+            if len(batch.pieces) < 3 or world.size == 1:
+                return self.step(batch)
+            pieces = batch.pieces[:-1]
+            left = sum(piece.size for piece in pieces)
+            return self.step(replace(batch, images=batch.images[:left], labels=batch.labels[:left], pieces=pieces))
+
+    run.step = Dropping(run)  # type: ignore[assignment]
+
+
+def momentum_drifts(run: Run, world: World, config: Config) -> None:
+    def drift(_: int) -> None:
+        for held in run.step.optimizer.state.values():
+            held["momentum_buffer"].mul_(1 + 1e-6 * world.rank)
+
+    _after_update(run, drift)
+
+
+def momentum_lost(run: Run, world: World, config: Config) -> None:
+    def lose(step: int) -> None:
+        if step == 2 and world.size == 2:
+            for held in run.step.optimizer.state.values():
+                held["momentum_buffer"].zero_()
+
+    _after_update(run, lose)
+
+
+def decay_by_size(run: Run, world: World, config: Config) -> None:
+    for group in run.step.optimizer.param_groups:
+        group["weight_decay"] = 0.01 * world.size
+
+
+def average_of_one_rank(run: Run, world: World, config: Config) -> None:
+    assert run.ema is not None
+    if world.rank == 1:
+        run.ema.update_parameters = lambda model: None  # type: ignore[method-assign]
+
+
+# Data
+
+
+def _recut(run: Run, cut: Callable[[tuple[Piece, ...]], tuple[Piece, ...]]) -> None:
+    right = run.train.pieces
+    run.train.pieces = lambda count: cut(right(count))
+
+
+def overlapping_shares(run: Run, world: World, config: Config) -> None:
+    def early(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(replace(p, rows=slice(p.rows.start - world.rank, p.rows.stop)) for p in pieces)
+
+    _recut(run, early)
+
+
+def missing_sample(run: Run, world: World, config: Config) -> None:
+    def late(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(replace(p, rows=slice(p.rows.start + world.rank, p.rows.stop)) for p in pieces)
+
+    _recut(run, late)
+
+
+def slices_by_size(run: Run, world: World, config: Config) -> None:
+    """Exact mode that cuts a rank's share where it should take whole slices."""
+
+    def halves(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        if world.size == 1:
+            return pieces
+        start, stop = pieces[0].rows.start, pieces[-1].rows.stop
+        return (replace(pieces[0], rows=slice(start, start + 1)), replace(pieces[1], rows=slice(start + 1, stop)))
+
+    _recut(run, halves)
+
+
+def shifted_labels(run: Run, world: World, config: Config) -> None:
+    read = run.train.read
+
+    def shifted(requests: Any) -> Any:
+        for images, labels, ids in read(requests):
+            yield images, (labels + world.rank) % 3, ids
+
+    run.train.read = shifted
+
+
+def normalised_by_share(run: Run, world: World, config: Config) -> None:
+    """Each process subtracts its own share's mean when it augments."""
+    right = run.train.augment
+
+    def augment(images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
+        out = right(images, ids, epoch)
+        return out - out.mean()
+
+    run.train.augment = augment  # type: ignore[assignment]
+
+
+def warmup_by_share(run: Run, world: World, config: Config) -> None:
+    """The schedule counts the samples of one process."""
+    schedule = run.step.schedule
+    assert schedule is not None
+    run.step.schedule = lambda samples: schedule(samples // world.size)
+
+
+def epoch_of_its_own(run: Run, world: World, config: Config) -> None:
+    """Two processes take another subset."""
+    step = run.train.order.step
+    run.train.order.step = lambda epoch, t: (step(epoch, t) + (world.size == 2)) % 90  # type: ignore[method-assign]
+
+
+# Forward passes
+
+
+def own_noise(run: Run, world: World, config: Config) -> None:
+    """A draw from a generator that nobody seeds by step."""
+    generator = torch.Generator().manual_seed(5 + world.size)
+    run.model.register_forward_pre_hook(
+        lambda module, args: (
+            (args[0] * (0.9 + 0.2 * torch.rand(len(args[0]), 1, 1, 1, generator=generator)),)
+            if module.training
+            else None
+        )
+    )
+
+
+def forgotten_seed(run: Run, world: World, config: Config) -> None:
+    """Each process's generator goes on from wherever it was."""
+    own = torch.Generator().manual_seed(world.rank)
+
+    def unseeded(module: nn.Module, args: Any) -> Any:
+        torch.manual_seed(int(torch.randint(1 << 30, (), generator=own)))
+        return (args[0] * torch.rand(len(args[0]), 1, 1, 1).add(0.5),) if module.training else None
+
+    run.model.register_forward_pre_hook(unseeded)
+
+
+def centred_by_share(run: Run, world: World, config: Config) -> None:
+    """Statistics over what one process has, in no layer that anybody knows."""
+    run.model.register_forward_pre_hook(lambda module, args: (args[0] - args[0].mean(0),) if module.training else None)
+
+
+class _Averaging(nn.Module):
+    """A running mean of what this process sees, in a buffer that each pass replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * images.detach().mean()
+        return images
+
+
+def averaging_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """Its loss does not depend on its buffer."""
+    return nn.Sequential(_Averaging(), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
+
+
+def buffers_of_one_rank(run: Run, world: World, config: Config) -> None:
+    run.step.sync.synchronize = lambda: None  # type: ignore[method-assign]
+
+
+class _Addressed(nn.Module):
+    """As a kernel whose last bit depends on where its input begins."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * (1 + torch.finfo(images.dtype).eps) if images.data_ptr() % 64 else images
+
+
+def addressed_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    return nn.Sequential(_Addressed(), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
+
+
+def unaligned_slices(run: Run, world: World, config: Config) -> None:
+    """Views into a larger tensor, as slices of a batch are, that begin where they begin."""
+
+    def moved(module: nn.Module, args: Any) -> Any:
+        images = args[0]
+        room = images.new_empty(images.numel() + 1)
+        view = room[1:].view(images.shape)
+        return (view.copy_(images),)
+
+    if world.size == 2:
+        run.model.register_forward_pre_hook(moved)
+
+
+def kernel_by_size(run: Run, world: World, config: Config) -> None:
+    """Two processes meet a kernel that rounds otherwise."""
+    if world.size == 2:
+        run.model.register_forward_pre_hook(lambda module, args: (_rounded_otherwise(args[0]),))
+
+
+def _rounded_otherwise(images: Tensor) -> Tensor:
+    return (images / 3) * 3
+
+
+# What is evaluated and written
+
+
+def padded_evaluation(run: Run, world: World, config: Config) -> None:
+    """The set is padded to a multiple of the ranks by repeating its first samples, as DistributedSampler does."""
+    right = run.val.__class__.__iter__
+
+    class Padded(run.val.__class__):  # type: ignore[name-defined,misc]
+        def __iter__(self) -> Any:
+            for chunk, images, labels in right(self):
+                repeat = 1 + (chunk == 0 and self.world.size == 2)
+                yield chunk, images.repeat(repeat, 1, 1, 1), labels.repeat(repeat)
+
+    run.val.__class__ = Padded
+
+
+def written_by_size(run: Run, world: World, config: Config) -> None:
+    """What is saved holds something that no parameter or buffer does."""
+
+    def add(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        state["ranks"] = torch.tensor(world.size)
+
+    run.model.register_state_dict_post_hook(add)
