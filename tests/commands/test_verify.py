@@ -140,8 +140,8 @@ def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64() -> None
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "local batch norm": ({"patch": "local_batch_norm", "model": "normed_net", "sync_bn": True}, "batch statistics"),
     "plain mode's batch norm": ({"model": "normed_net"}, "batch statistics"),
-    "plain mode's dropout": ({"model": "dropping_net", "sync_bn": True}, "dropout"),
-    "both": ({"model": "dropping_net"}, "batch statistics and dropout"),
+    "dropout by rank": ({"patch": "dropout_by_rank", "model": "dropping_net", "sync_bn": True}, "dropout"),
+    "both": ({"patch": "dropout_by_rank", "model": "dropping_net"}, "batch statistics and dropout"),
     "rounded on the way": ({"compress": "bf16"}, "compression"),
     "no reshuffle by N": ({"patch": "reshuffle_by_size", "steps": 6}, "order"),
     "order by rank": ({"patch": "order_by_rank"}, "order"),

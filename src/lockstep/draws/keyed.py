@@ -5,13 +5,12 @@ checkpointing puts torch's generator back before it computes again; the piece's 
 masks come again, where a counter would go on. What has no batch dimension is the same on all ranks.
 """
 
-import sys
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from types import FrameType
 
 import numpy as np
 import torch
@@ -202,7 +201,7 @@ def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
 def drawing(model: nn.Module) -> str:
     """The module of a model whose forward is under way and came last, by name and class."""
     names = {id(module): name for name, module in model.named_modules()}
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_locals.get("self")
         if id(module) in names:
