@@ -46,7 +46,13 @@ data = st.builds(
     image_size=st.integers(0, 512),
     drop_last=flags,
 )
-models = st.builds(ModelConfig, model=names.filter(bool), sync_bn=flags, channels_last=flags, compile=flags)
+models = st.builds(
+    ModelConfig,
+    model=names.filter(bool),
+    batch_norm=st.sampled_from(["auto", "global", "local", "groups:8"]),
+    channels_last=flags,
+    compile=flags,
+)
 optims = st.builds(
     OptimConfig,
     optimizer=st.sampled_from([*OPTIMIZERS, "package.module:factory"]),
@@ -106,7 +112,7 @@ def _configs(draw: st.DrawFn) -> Config:
                 "outer_momentum": draw(floats(0, 0.99)),
             }
             parts |= {"link": LinkConfig(sync_every=draw(st.integers(2, 99)), **outer)}
-            parts |= {"optim": replace(parts["optim"], ema=0.0), "model": replace(parts["model"], sync_bn=False)}
+            parts |= {"optim": replace(parts["optim"], ema=0.0), "model": replace(parts["model"], batch_norm="auto")}
     try:
         chosen: dict[str, Any] = {
             "precision": draw(st.sampled_from(get_args(Precision))),

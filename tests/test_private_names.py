@@ -29,7 +29,7 @@ class Use:
 
 USED = {
     "_BatchNorm": Use(
-        ("parallel/batchnorm.py",),
+        ("parallel/batchnorm.py", "parallel/norms.py"),
         "what torch's, timm's and a user's batch normalisations have in common",
         lambda: hasattr(batchnorm, "_BatchNorm"),
     ),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
+from typing import Any
 
 import torch.nn.functional as F
 
@@ -26,8 +27,8 @@ def world(threads: int) -> ls.World:
 def build(task: Task) -> Side:
     here = world(task.threads)
     model = make_model(task)
-    trained = ls.parallelize(model, here)
-    crop = {"crop_padding": 4, "flip": True} if task.net == "cifar10" and not task.plain else {}
+    trained = ls.parallelize(model, here, batch_norm="local")  # as the other sides have it
+    crop: dict[str, Any] = {"crop_padding": 4, "flip": True} if task.net == "cifar10" and not task.plain else {}
     train, _ = ls.loaders(
         dataset(task), here, batch_size=task.batch, seed=0, data_dir=data_dir(task), drop_last=True, **crop
     )

@@ -112,7 +112,7 @@ def test_a_wrong_strategy_is_named_with_the_nearest(text: str, said: str) -> Non
 def test_modifiers_change_the_config_and_nothing_else() -> None:
     config = Config()
     changed = parse("ddp+bf16+accumulate4+syncbn").applied(config)
-    assert (changed.precision, changed.accumulate, changed.model.sync_bn) == ("bf16", 4, True)
+    assert (changed.precision, changed.accumulate, changed.model.batch_norm) == ("bf16", 4, "global")
     assert replace(changed, precision="fp32", accumulate=1, model=config.model) == config
     assert parse("exact8").applied(config) == replace(config, exact=8)
     assert parse("fsdp").applied(config, nproc=2) == config.with_execution(strategy="fsdp", nproc=2)
@@ -398,7 +398,7 @@ def test_what_can_t_be_measured_here_is_not_started(tmp_path: Path) -> None:
     assert "two GPUs" in why["dp x1"]
     assert "4 processes on 2 CPU cores" in why["ddp x4"]
     assert "fp16 on a CPU" in why["ddp+fp16 x1"]
-    assert "--sync-bn" in why["exact2+syncbn x1"]
+    assert "--batch-norm global" in why["exact2+syncbn x1"]
     assert "TF32" in why["ddp+tf32 x1"]
     assert "smaller than the 2 processes" in why["ddp+accumulate64 x2"]
     assert not why["ddp x2"]

@@ -121,7 +121,7 @@ def test_a_buffer_that_the_model_replaces_is_traced_too(tmp_path: Path) -> None:
 
 
 def test_a_right_plain_run_is_the_same_but_for_rounding() -> None:
-    report = _verify(plan_for(1, 2, 5, model="normed_net", sync_bn=True, flip=True, accumulate=2))
+    report = _verify(plan_for(1, 2, 5, model="normed_net", flip=True, accumulate=2))
     assert report.holds
     assert not report.causes
     verdicts = {row.quantity: row.verdict for row in report.comparisons[1].rows}
@@ -138,10 +138,16 @@ def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64() -> None
 # Wrong variants, each named, and nothing else with it
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "local batch norm": ({"patch": "local_batch_norm", "model": "normed_net", "sync_bn": True}, "batch statistics"),
-    "plain mode's batch norm": ({"model": "normed_net"}, "batch statistics"),
-    "dropout by rank": ({"patch": "dropout_by_rank", "model": "dropping_net", "sync_bn": True}, "dropout"),
-    "both": ({"patch": "dropout_by_rank", "model": "dropping_net"}, "batch statistics and dropout"),
+    "local batch norm": (
+        {"patch": "local_batch_norm", "model": "normed_net", "batch_norm": "global"},
+        "batch statistics",
+    ),
+    "plain mode's batch norm": ({"model": "normed_net", "batch_norm": "local"}, "batch statistics"),
+    "dropout by rank": ({"patch": "dropout_by_rank", "model": "dropping_net", "batch_norm": "global"}, "dropout"),
+    "both": (
+        {"patch": "dropout_by_rank", "model": "dropping_net", "batch_norm": "local"},
+        "batch statistics and dropout",
+    ),
     "rounded on the way": ({"compress": "bf16"}, "compression"),
     "no reshuffle by N": ({"patch": "reshuffle_by_size", "steps": 6}, "order"),
     "order by rank": ({"patch": "order_by_rank"}, "order"),

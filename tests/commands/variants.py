@@ -20,7 +20,7 @@ def nothing(run: Run, world: World, config: Config) -> None:
 
 
 def local_batch_norm(run: Run, world: World, config: Config) -> None:
-    """--sync-bn that forgets to synchronise."""
+    """Global batch norm that forgets to synchronise."""
     for module in run.model.modules():
         if isinstance(module, SyncBatchNorm):
             module.world = World.single(world.device)

@@ -56,6 +56,8 @@ def test_other_words_are_sorted_out_wherever_they_stand() -> None:
         ["--flip", "--epochs", "3", "--lr", "-1"],
     )
     assert split_arguments(["--flip", "mnist"], Config) == (["mnist"], ["--flip"])
+    assert split_arguments(["--sync_bn", "mnist"], Config) == (["mnist"], ["--batch-norm", "global"])
+    assert split_arguments(["--no-sync-bn"], Config) == ([], ["--batch-norm", "local"])
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_threads_have_keys_of_their_own() -> None:
 
 
 def test_torch_is_as_it_was_afterwards() -> None:
-    before = {(place, name): place.__dict__.get(name) for place, names in intercept._PLACES for name in names}
+    before = {(place, name): place.__dict__.get(name) for place, names in intercept.PLACES for name in names}
     model, images = network("everything")
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import (
-    SyncBatchNorm,
-    _global_statistics,
-    convert_sync_batchnorm,
-    ghost,
-    local_batch_norms,
-)
+from lockstep.parallel.batchnorm import SyncBatchNorm, _global_statistics, apart, ghost
 from lockstep.parallel.modules import average_buffers, preserved
+from lockstep.parallel.norms import convert_sync_batchnorm
 from lockstep.processes.world import World
 from tests.ranks import run_ranks
 
@@ -232,7 +227,7 @@ def test_a_subclass_of_unknown_meaning_is_refused_and_timms_keeps_its_activation
 
 def test_bad_inputs_are_named() -> None:
     layer = convert_sync_batchnorm(nn.BatchNorm1d(3), SINGLE)
-    with pytest.raises(ValueError, match="more than one value"):
+    with pytest.raises(ValueError, match="more than 1 value"):
         layer(torch.randn(1, 3))
     with pytest.raises(ValueError, match=r"\[batch, 3, \.\.\.\]"):
         layer(torch.randn(4, 2))
@@ -240,7 +235,7 @@ def test_bad_inputs_are_named() -> None:
 
 def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     model = convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)), SINGLE)
-    with pytest.raises(ValueError, match="more than one value"), ghost(model):
+    with pytest.raises(ValueError, match="more than 1 value"), ghost(model):
         model(torch.randn(1, 2))  # a ghost alone in its world has nothing to be normalised by
     layers = cast(list[SyncBatchNorm], list(model.children()))
     assert not any(layer.ghost for layer in layers)
@@ -249,10 +244,10 @@ def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     assert not any(layer.ghost for layer in layers)
     plain = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     before = copy.deepcopy(plain.state_dict())
-    with preserved(local_batch_norms(plain)):
+    with preserved(apart(plain)):
         plain(torch.randn(4, 2))
         assert int(plain.state_dict()["0.num_batches_tracked"]) == 1
-    with preserved(local_batch_norms(model)):
+    with preserved(apart(model)):
         model(torch.randn(4, 2))
     assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"
     assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))

@@ -68,7 +68,7 @@ def deep(world: World, rank: int, opened_at: int, unused: bool) -> dict[str, Any
     """Weights' digest, loss and the late matrix's gradient norms of some steps on a model of several buckets."""
     torch.manual_seed(0)
     model = Deep()
-    wrapped = parallelize(model, world, compress=f"powersgd:{rank}", sync_bn=True, find_unused_parameters=unused)
+    wrapped = parallelize(model, world, compress=f"powersgd:{rank}", find_unused_parameters=unused)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     norms: list[float] = []
     weight = model.late.weight

@@ -90,7 +90,7 @@ def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ddp(world: World, sizes: list[int], accumulate: int) -> dict[str, list[float]]:
     model = network()
-    train(world, parallelize(model, world), sizes, accumulate)
+    train(world, parallelize(model, world, batch_norm="local"), sizes, accumulate)
     average_buffers(model, world.size)
     return state(model)
 
@@ -185,10 +185,17 @@ def test_what_it_can_t_do_is_refused() -> None:
     require_gpus(_gpus(2))
 
 
-@pytest.mark.parametrize("more", ["sync_bn", "compile"])
-def test_what_copies_can_t_do_is_refused_before_anything_starts(more: str) -> None:
-    with pytest.raises(UserError, match=f"--strategy dp with --{more.replace('_', '-')}: "):
-        Config(execution=Execution(strategy="dp"), model=ModelConfig(**{more: True}))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("model", "flag"),
+    [
+        (ModelConfig(batch_norm="global"), "--batch-norm global"),
+        (ModelConfig(batch_norm="groups:8"), "--batch-norm groups:8"),
+        (ModelConfig(compile=True), "--compile"),
+    ],
+)
+def test_what_copies_can_t_do_is_refused_before_anything_starts(model: ModelConfig, flag: str) -> None:
+    with pytest.raises(UserError, match=f"--strategy dp with {flag}: "):
+        Config(execution=Execution(strategy="dp"), model=model)
 
 
 def test_a_whole_run_over_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

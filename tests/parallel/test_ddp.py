@@ -65,14 +65,14 @@ class Counter:
 def reductions(world: World) -> dict[str, Any]:
     """How often gradients travel in four steps of three micro-batches, and what a forward outside of no_sync does."""
     counted = Counter()
-    model = parallelize(network(), world)
+    model = parallelize(network(), world, batch_norm="local")
     assert isinstance(model, DistributedDataParallel)
     model.register_comm_hook(None, counted.hook)
     train(world, model, [8] * 4, accumulate=3)
     ours = counted.calls
 
     counted = Counter()
-    trap = parallelize(network(), world)
+    trap = parallelize(network(), world, batch_norm="local")
     trap.register_comm_hook(None, counted.hook)
     images = batch_of(world, 8).images
     for _ in range(3):
@@ -84,11 +84,11 @@ def reductions(world: World) -> dict[str, Any]:
 
 def empty_share_and_plain_batch_norm(world: World) -> dict[str, Any]:
     """All samples but one on rank 0 in two steps of four: the others' dummies must leave no trace."""
-    model = parallelize(network(), world)
+    model = parallelize(network(), world, batch_norm="local")
     train(world, model, [6, 1, 6, 1])
     before = state(model)
     average_buffers(model, world.size)
-    only = parallelize(network(), world)
+    only = parallelize(network(), world, batch_norm="local")
     train(world, only, [1, 1])  # rank 0 has every sample of both: one process exactly
     return {"before": before, "after": state(model), "only": state(only)}
 
@@ -97,13 +97,13 @@ def initial(world: World) -> dict[str, Any]:
     """A model that each rank built differently."""
     model = network(seed=world.rank)
     model.register_buffer("projection", torch.full((2,), float(world.rank)))
-    wrapped = parallelize(model, world)
+    wrapped = parallelize(model, world, batch_norm="local")
     return {"state": state(wrapped)}
 
 
 def broadcasts(world: World) -> dict[str, Any]:
     """Forwards of one rank alone: where they held a collective, the rank would wait for ever."""
-    model = parallelize(network(), world)
+    model = parallelize(network(), world, batch_norm="local")
     images = torch.zeros(2, 2, 5, 5, dtype=torch.float64)
     model.eval()
     for _ in range(world.rank):
@@ -165,8 +165,8 @@ def test_forwards_hold_no_collective_on_buffers(ranks: list[dict[str, Any]]) -> 
 def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
     with pytest.raises(UserError, match=r"there is only the CPU: nn\.DataParallel would just call the module"):
         parallelize(network(), SINGLE, strategy="dp")
-    with pytest.raises(UserError, match="--sync-bn"):
-        parallelize(network(), SINGLE, strategy="dp", sync_bn=True)
+    with pytest.raises(UserError, match="--batch-norm global"):
+        parallelize(network(), SINGLE, strategy="dp", batch_norm="global")
     with pytest.raises(UserError, match="--strategy single is one process, and a launcher has started 2"):
         parallelize(network(), World(0, 2, 0, 2, torch.device("cpu"), "gloo"), strategy="single")
     one_gpu = World(0, 1, 0, 1, torch.device("cuda", 0), "none")
@@ -189,7 +189,7 @@ def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
 
 def _waits(world: World, late_s: float) -> float | None:
     """Milliseconds that this rank waited per step, where the last rank is late for each backward pass."""
-    model = parallelize(network(), world)
+    model = parallelize(network(), world, batch_norm="local")
     sync = sync_of(model)
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
     for t in range(6):

@@ -133,7 +133,7 @@ def test_ranks_that_round_differently_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"model": {"sync_bn": True}}, "--sync-bn"),
+        ({"model": {"batch_norm": "global"}}, "--batch-norm global"),
         ({"model": {"compile": True}}, "--compile"),
         ({"execution": {"strategy": "dp"}}, "order of its own"),
         ({"precision": "tf32"}, "TF32"),

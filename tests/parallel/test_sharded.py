@@ -28,7 +28,7 @@ from tests.ranks import run_ranks
 BASE = Config(
     batch_size=50,
     data=DataConfig(dataset="digits", fraction=0.15, crop_padding=1, flip=True),
-    model=ModelConfig(model="tests.parallel.test_sharded:blocks", sync_bn=True),
+    model=ModelConfig(model="tests.parallel.test_sharded:blocks", batch_norm="global"),
     optim=OptimConfig(lr=0.1, clip_norm=0.5),
 )
 

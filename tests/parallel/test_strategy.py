@@ -10,7 +10,7 @@ import lockstep
 from lockstep.config import Config, Execution, LinkConfig, ModelConfig
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.strategy import parallelize, spread, sync_of
+from lockstep.parallel.strategy import _convert, _place, parallelize, spread, sync_of
 from lockstep.processes.world import World
 from tests.ranks import run_ranks
 
@@ -60,9 +60,12 @@ def test_each_way_has_its_module_and_its_sync() -> None:
 def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
     """A stage's hook sits on the layer that the stage begins with: a layer that is replaced would lose it."""
     model = network()
-    config = Config(execution=Execution(model_parallel=5), model=ModelConfig(sync_bn=True))
-    spread(model, SINGLE, config, IMAGE)
+    config = Config(execution=Execution(model_parallel=5), model=ModelConfig(batch_norm="global"))
+    two = World(0, 2, 0, 1, torch.device("cpu"), "gloo")
+    _convert(model, two, config)
+    _place(model, two, config, IMAGE)
     assert isinstance(model[1], SyncBatchNorm)
+    model.eval()
     moved: list[str] = []
     for name, layer in model.named_children():
         layer.register_forward_pre_hook(lambda layer, args, name=name: moved.append(name))
@@ -77,7 +80,7 @@ def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
         ({"strategy": "fdsp"}, "unknown strategy .fdsp."),
         ({"compress": "bf8"}, "--compress bf8 is unknown"),
         ({"strategy": "fsdp", "compress": "bf16"}, "--compress bf16 with --strategy fsdp"),
-        ({"strategy": "dp", "sync_bn": True}, "--strategy dp with --sync-bn"),
+        ({"strategy": "dp", "batch_norm": "global"}, "--strategy dp with --batch-norm global"),
     ],
 )
 def test_a_library_call_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -> None:

@@ -120,7 +120,7 @@ def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, 
     loader = TrainLoader(
         images, Order(SAMPLES, BATCH, SEED), augment(), world, reader(images, world.device), accumulate
     )
-    wrapped = parallelize(model, world, sync_bn=norm)
+    wrapped = parallelize(model, world)
     optimizer = optimizers.build(model, optim, optim.lr)
     rate = partial(schedule, optim)
     step = TrainStep(wrapped, loss, optimizer, clip_norm=optim.clip_norm, schedule=rate, seed=SEED)
@@ -239,7 +239,7 @@ def test_weights_agree_without_batch_norm(n: int, name: str, accumulate: int) ->
 @pytest.mark.parametrize("n", WORLDS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_weights_and_running_statistics_agree_with_sync_bn(n: int, name: str, accumulate: int) -> None:
+def test_weights_and_running_statistics_agree_with_batch_norm(n: int, name: str, accumulate: int) -> None:
     whole = plain(name, True, accumulate)
     assert np.abs(whole["weights"]["norm.running_mean"]).max() > 0.01
     for rank in ranks_of(n):

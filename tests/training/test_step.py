@@ -322,7 +322,7 @@ def small_set() -> ArraySet:
 def training_parts(world: World) -> tuple[TrainLoader, TrainStep]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 2))
-    model = parallelize(net.to(world.device), world, sync_bn=True)
+    model = parallelize(net.to(world.device), world, batch_norm="global")
     augment = Augment((0.5,), (0.2,), 0, crop_padding=1, flip=True, cutout=2)
     images = small_set()
     loader = TrainLoader(images, Order(24, 8, 0), augment, world, reader(images, world.device), accumulate=2)

@@ -29,7 +29,7 @@ BASE = Config(
     batch_size=30,
     epochs=3,
     data=DataConfig(dataset="digits", fraction=0.1, crop_padding=1, flip=True),  # 144 samples: 5 steps, the last of 24
-    model=ModelConfig(model="tests.training.test_strategies:without_dropout", sync_bn=True),
+    model=ModelConfig(model="tests.training.test_strategies:without_dropout", batch_norm="global"),
     optim=OptimConfig(optimizer="adamw", lr=0.01, ema=0.9),
     execution=Execution(log_every=3, eval_batch_size=200),
     recovery=Recovery(checkpoint_every="4steps", check_every=3, hang_timeout=60),
@@ -164,7 +164,10 @@ def asked_to_stop(world: World, config: Config, folder: str, step: int) -> None:
         ({"link": LinkConfig(sync_every=2), "precision": "fp16"}, "--sync-every 2 with --precision fp16"),
         ({"link": LinkConfig(sync_every=2), "on_nonfinite": "skip"}, "--on-nonfinite skip: each process would decide"),
         ({"link": LinkConfig(sync_every=2), "optim": OptimConfig(ema=0.9)}, "--sync-every 2 with --ema 0.9"),
-        ({"link": LinkConfig(sync_every=2), "model": ModelConfig(sync_bn=True)}, "--sync-every 2 with --sync-bn"),
+        (
+            {"link": LinkConfig(sync_every=2), "model": ModelConfig(batch_norm="global")},
+            "with --batch-norm global: that talks",
+        ),
         (
             {"link": LinkConfig(sync_every=2), "model": ModelConfig(find_unused_parameters=True)},
             "--sync-every 2 with --find-unused-parameters",

@@ -114,9 +114,9 @@ def all_agree(world: World) -> list[str]:
     found = []
     for name in ("sgd", "adam", "adadelta", "muon"):
         model, optimizer = trained(world, name)
-        found.append(compared(world, 7, model, optimizer, False))
+        found.append(compared(world, 7, model, optimizer, lambda buffer: False))
         model, optimizer = trained(world, name, buffers=True)
-        found.append(compared(world, 7, model, optimizer, True))
+        found.append(compared(world, 7, model, optimizer))
     return found
 
 
@@ -141,17 +141,17 @@ def one_bit_each(world: World) -> dict[str, str]:
         for on in (True, False):
             if world.rank == rank:
                 flip(tensor, 0, 0)
-            message = compared(world, 40, model, optimizer, True)
+            message = compared(world, 40, model, optimizer)
             assert bool(message) == on
             found[name] = message or found[name]
     found["buffers left out"] = ""
     if world.rank == 0:
         flip(model.module[1].running_var, 1, 5)
-    found["buffers left out"] = compared(world, 40, model, optimizer, False)
+    found["buffers left out"] = compared(world, 40, model, optimizer, lambda buffer: False)
     if world.rank == 1:
         optimizer.param_groups[0]["lr"] *= 1 + 1e-15
         flip(model.module[3].weight, 7, 31)
-    found["two"] = compared(world, 41, model, optimizer, False)
+    found["two"] = compared(world, 41, model, optimizer, lambda buffer: False)
     return found
 
 
@@ -178,10 +178,10 @@ def other_forms(world: World) -> list[str]:
     model, optimizer = trained(world, "sgd", buffers=True)
     if world.rank == 1:
         flip(model.module[0].bias, 0, 3)
-    found = [compared(world, 3, model, optimizer, True)]
+    found = [compared(world, 3, model, optimizer)]
     if world.rank == 1:
         del optimizer.state[model.module[0].weight]["momentum_buffer"]
-    found.append(compared(world, 4, model, optimizer, True))
+    found.append(compared(world, 4, model, optimizer))
     return found
 
 

@@ -2,7 +2,7 @@
 
 `Config` splits in two: the experiment (data, model, optim, link and the fields of `Config` itself) decides the result;
 `Execution` and `Recovery` decide only where and how fast it runs and what it survives. None of their fields may change
-what is learned, except through rounding and, without `sync_bn`, through the batch statistics of batch normalisation.
+what is learned, except through rounding and, with `batch_norm="local"`, through the statistics of batch normalisation.
 """
 
 import dataclasses
@@ -71,12 +71,14 @@ class Config(Settings):
                 f"Use at most --nproc {self.exact}, or more slices.",
             )
             return
+        group = self.model.group or 1
+        micro = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
+        groups = f" in groups of {group}" if group > 1 else ""
         require(
-            processes <= self.batch_size // self.accumulate,
-            f"a batch of {self.batch_size}"
-            + (f" in {self.accumulate} micro-batches" if self.accumulate > 1 else "")
-            + f" is smaller than the {processes} processes that share it",
-            f"--batch-size is global: give at least {processes * self.accumulate}, or fewer processes with --nproc.",
+            processes <= -(-self.batch_size // group) // self.accumulate,
+            f"a batch of {self.batch_size}{groups}{micro} is smaller than the {processes} processes that share it",
+            f"--batch-size is global: give at least {processes * self.accumulate * group}, or fewer processes with "
+            "--nproc.",
         )
 
     def with_execution(self, **changed: Any) -> "Config":

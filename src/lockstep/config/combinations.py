@@ -24,10 +24,22 @@ def require_sound(config: Settings) -> None:
     if execution.model_parallel > 1:
         why = "a graph that is cut at each stage gains nothing"
         _exclude(f"--model-parallel {execution.model_parallel}", {"--compile": (model.compile, why)})
+    if model.group:
+        groups = -(-config.batch_size // model.group)
+        require(
+            config.accumulate <= groups,
+            f"--accumulate {config.accumulate} with --batch-norm {model.batch_norm}: a batch of {config.batch_size} is "
+            f"{groups} group(s), which are not cut",
+            f"Use --accumulate 1 to {groups}, or smaller groups.",
+        )
     if execution.strategy == "dp":
+        norm = f"--batch-norm {model.batch_norm}"
         alone = "nn.DataParallel's copies don't talk to each other; ddp's ranks do"
         first = "every copy would compute with the first GPU's weights"
-        _exclude("--strategy dp", {"--sync-bn": (model.sync_bn, alone), "--compile": (model.compile, first)})
+        _exclude(
+            "--strategy dp",
+            {norm: (model.batch_norm not in ("auto", "local"), alone), "--compile": (model.compile, first)},
+        )
 
 
 def _exclude(mode: str, reasons: dict[str, tuple[bool, str]]) -> None:
@@ -62,8 +74,8 @@ def _exact(config: Settings) -> None:
                 link.sync_every > 1,
                 "weights between two averagings depend on the number of processes",
             ),
-            "--sync-bn": (
-                config.model.sync_bn,
+            f"--batch-norm {config.model.batch_norm}": (
+                config.model.batch_norm not in ("auto", "local"),
                 "each slice has its own batch statistics, the same on any number of processes",
             ),
             "--compile": (
@@ -97,7 +109,7 @@ def _local(config: Settings) -> None:
         f"--sync-every {config.link.sync_every}",
         {
             f"--strategy {strategy}": (strategy not in ("ddp", "single"), "it averages whole models over processes"),
-            "--sync-bn": (config.model.sync_bn, "that talks in every layer of every step"),
+            "--batch-norm global": (config.model.batch_norm == "global", "that talks in every layer of every step"),
             f"--model-parallel {config.execution.model_parallel}": (
                 config.execution.model_parallel > 1,
                 "it averages whole models, each on one device",

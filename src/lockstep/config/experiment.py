@@ -60,8 +60,9 @@ class ModelConfig:
     model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
     init: Annotated[str, arg(help_behavior_hint="(default: random, by --seed)")] = ""
     """Start from these weights: a safetensors file, or a state_dict by torch.save, with or without `module.`."""
-    sync_bn: bool = False
-    """Batch statistics over the global batch, so that N changes nothing (works on the CPU too)."""
+    batch_norm: str = "auto"
+    """Statistics over the micro-batch on all processes (global; auto: that, where ranks step together), over each
+    process's own part of it (local), or over so many samples that follow each other in the batch (groups:32)."""
     channels_last: bool = False
     """Keep images as NHWC in memory: faster convolutions on most hardware."""
     compile: bool = False
@@ -70,6 +71,18 @@ class ModelConfig:
     """How --compile goes about it: reduce-overhead replays CUDA graphs, max-autotune tries many kernels as well."""
     find_unused_parameters: bool = False
     """Let DDP accept parameters that take no part in the loss (costs a graph walk a step)."""
+
+    def __post_init__(self) -> None:
+        require(
+            re.fullmatch(r"auto|global|local|groups:[1-9]\d*", self.batch_norm) is not None,
+            f"--batch-norm {self.batch_norm} is unknown",
+            "Use auto, global, local, or groups:SAMPLES, as groups:32.",
+        )
+
+    @property
+    def group(self) -> int:
+        """SAMPLES of groups:SAMPLES, else 0."""
+        return int(self.batch_norm.partition(":")[2] or 0)
 
 
 @dataclass(frozen=True)

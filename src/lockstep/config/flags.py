@@ -14,6 +14,8 @@ from lockstep.config import split_commas
 from lockstep.errors import UserError, unknown
 
 _FIXED = typing.get_args(Fixed[str])[1]
+# switches that are short for a flag and its value
+SHORT = {"--sync-bn": ("--batch-norm", "global"), "--no-sync-bn": ("--batch-norm", "local")}
 
 
 _READERS: dict[Any, tuple[Callable[[str], object], str]] = {
@@ -99,7 +101,7 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
     """
     flags = known_flags(cls)
     positional, rest = [], []
-    queue = iter(arguments)
+    queue = iter([word for argument in arguments for word in _long_form(argument, flags)])
     for argument in queue:
         if not argument.startswith("-"):
             positional.append(argument)
@@ -122,6 +124,12 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
             rest.append(value := following)
         flag.check(typed, value)
     return positional, rest
+
+
+def _long_form(argument: str, flags: Collection[str]) -> tuple[str, ...]:
+    """The flag and the value that a switch is short for; anything else as it is."""
+    long = SHORT.get(argument.replace("_", "-"), ())
+    return long if long and long[0] in flags else (argument,)
 
 
 def changed_flags(config: Any, usual: Any, hidden: Collection[str] = ()) -> list[list[str]]:

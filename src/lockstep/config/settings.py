@@ -38,3 +38,13 @@ class Settings:
     link: LinkConfig = field(default_factory=LinkConfig)
     execution: Execution = field(default_factory=Execution)
     recovery: Recovery = field(default_factory=Recovery)
+
+    def statistics(self, processes: int) -> Literal["pass", "global", "groups"]:
+        """What batch norm takes its statistics over: what a process passes at once, the micro-batch, or groups.
+
+        On one process torch's own does what "global" means, and a slice of exact mode is a batch of its own.
+        """
+        if self.model.group:
+            return "groups"
+        local = self.model.batch_norm == "local" or self.execution.strategy == "dp" or self.link.sync_every > 1
+        return "pass" if local or self.exact or processes == 1 else "global"

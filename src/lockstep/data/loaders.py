@@ -46,7 +46,8 @@ class Batch:
 class TrainLoader:
     """The training set in the run's order. `loader.epoch(e, start)` yields a Batch for each step from `start` on.
 
-    Each batch is cut into `accumulate` micro-batches, or for exact mode into `exact` slices.
+    Each batch is cut into `accumulate` micro-batches, between groups of `group` samples, or for exact mode into `exact`
+    slices.
     """
 
     def __init__(
@@ -58,12 +59,13 @@ class TrainLoader:
         read: Read,
         accumulate: int = 1,
         exact: int = 0,
+        group: int = 1,
     ) -> None:
         self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
         self.pieces: Callable[[int], tuple[Piece, ...]] = (  # this rank's, of a global batch of so many samples
             partial(slices, total=exact, world=world)
             if exact
-            else partial(micro_batches, accumulate=accumulate, world=world)
+            else partial(micro_batches, accumulate=accumulate, world=world, group=group)
         )
         self.wait_ms = 0.0  # time that who takes the batches stood waiting for them, over all epochs
 

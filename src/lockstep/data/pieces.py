@@ -12,6 +12,7 @@ class Piece:
     micro: int  # number of the micro-batch, or in exact mode of the slice, that it belongs to: the same on every N
     key: int  # differs for all pieces of a step, over all ranks
     rows: slice  # of the global batch
+    members: int  # samples of that micro-batch, over all ranks
 
     @property
     def size(self) -> int:
@@ -19,23 +20,28 @@ class Piece:
         return int(self.rows.stop - self.rows.start)
 
 
-def micro_batches(count: int, accumulate: int, world: World) -> tuple[Piece, ...]:
+def micro_batches(count: int, accumulate: int, world: World, group: int = 1) -> tuple[Piece, ...]:
     """This rank's share of each of `accumulate` micro-batches of a global batch of `count` samples.
 
     The global batch is cut first and each micro-batch shared out then, so that a micro-batch has the same members on
-    any number of ranks: batch statistics over all ranks (`sync_bn`) mean the same on every N.
+    any number of ranks: batch statistics over all ranks (`--batch-norm global`) mean the same on every N. It is cut
+    between groups of `group` consecutive samples alone, of which the last may be a short one.
     """
     pieces = []
-    cuts = min(accumulate, count)
+    groups = -(-count // group)
+    cuts = min(accumulate, groups)
     for m in range(cuts):
-        micro = share_of(count, m, cuts)
+        micro = share_of(groups, m, cuts)
         mine = world.share(micro.stop - micro.start)
-        rows = slice(micro.start + mine.start, micro.start + mine.stop)
-        pieces.append(Piece(m, m * world.size + world.rank, rows))
+        start, stop = micro.start + mine.start, micro.start + mine.stop
+        rows = slice(min(start * group, count), min(stop * group, count))
+        members = min(micro.stop * group, count) - micro.start * group
+        pieces.append(Piece(m, m * world.size + world.rank, rows, members))
     return tuple(pieces)
 
 
 def slices(count: int, total: int, world: World) -> tuple[Piece, ...]:
     """This rank's slices of a global batch of `count` samples cut into `total`: whole ones, one after the other."""
     cuts = min(total, count)
-    return tuple(Piece(v, v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)])
+    mine = ((v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)])
+    return tuple(Piece(v, v, rows, rows.stop - rows.start) for v, rows in mine)

@@ -21,48 +21,41 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lockstep.errors import UserError
 from lockstep.processes.world import World
 
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # as torch's own batch norm says it
 
 
-class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation of [b, C, ...] whose training statistics are those of all ranks' samples together.
+class StepBatchNorm(_BatchNorm):
+    """A batch normalisation of [b, C, ...] that knows which part of a step passes through it.
 
-    Every rank has to run every training forward and backward. A rank without samples runs a dummy batch with `ghost`
-    set: it is normalised by the others' statistics and adds nothing to them, nor to any gradient. Evaluation is local.
-    Statistics are float32 at least; the running variance is unbiased by the global count.
+    In evaluation it is torch's own. A pass that nobody announces by `announce` is a batch of its own.
     """
 
-    ghost: bool = False
-
-    def __init__(self, num_features: int, world: World, eps: float = 1e-5, momentum: float | None = 0.1) -> None:
-        super().__init__(num_features, eps, momentum)
-        self.world = world
+    ghost: bool = False  # what passes is a dummy's, and counts nowhere
+    rows: int = 0  # samples that pass, 0 where nobody said
+    members: int = 0  # samples of the micro-batch that they belong to, over all ranks
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [b, C, ...] -> the same shape and dtype."""
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ValueError(f"expected [batch, {self.num_features}, ...], got {list(x.shape)}")
-        if not self.training:
-            by_batch = self.running_mean is None  # then there is nothing else to normalise by, as in torch's own
-            y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0, self.eps)
-            return self.finish(y)
-        with torch.no_grad():
-            mean, squares, count = _global_statistics(x, self.world, self.ghost)
-            variance = squares / count
-            if self.track_running_stats:
-                self._track(mean, squares / (count - 1).clamp(min=1))
-        return self.finish(
-            _Normalise.apply(x, self.weight, self.bias, mean, variance, count, self.eps, self.world, self.ghost)
-        )
+        if self.training:
+            return self.finish(self.normalise(x))
+        by_batch = self.running_mean is None  # then there is nothing else to normalise by, as in torch's own
+        y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0, self.eps)
+        return self.finish(y)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """x normalised by the statistics of training."""
+        raise NotImplementedError
 
     def finish(self, y: Tensor) -> Tensor:
         """What follows in the same module; nothing here."""
         return y
 
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
+    def track(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics towards a batch's."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
@@ -74,14 +67,27 @@ class SyncBatchNorm(_BatchNorm):
                 running.add_((new - running) / self.num_batches_tracked)
 
 
-class _SyncBatchNormAct(SyncBatchNorm):
-    """With the dropout and activation that timm puts into its normalisation layers."""
+class SyncBatchNorm(StepBatchNorm):
+    """Batch normalisation of [b, C, ...] whose training statistics are those of all ranks' samples together.
 
-    drop: nn.Module
-    act: nn.Module
+    Every rank has to run every training forward and backward. A rank without samples runs a dummy batch with `ghost`
+    set: it is normalised by the others' statistics and adds nothing to them, nor to any gradient. Evaluation is local.
+    Statistics are float32 at least; the running variance is unbiased by the global count.
+    """
 
-    def finish(self, y: Tensor) -> Tensor:
-        return self.act(self.drop(y))  # type: ignore[no-any-return]
+    world: World
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """x by the statistics of all ranks' samples; raises ValueError, on all alike, where they are a single one."""
+        if self.rows and x.numel() // self.num_features * self.members // self.rows < 2:
+            raise ValueError(f"{_ONE_VALUE}, got {self.members} sample(s) of size {list(x.shape[1:])} over all ranks")
+        with torch.no_grad():
+            mean, squares, count = _global_statistics(x, self.world, self.ghost)
+            variance = squares / count
+            if self.track_running_stats:
+                self.track(mean, squares / (count - 1).clamp(min=1))
+        y: Tensor = _Normalise.apply(x, self.weight, self.bias, mean, variance, count, self.eps, self.world, self.ghost)
+        return y
 
 
 class _Normalise(torch.autograd.Function):
@@ -144,7 +150,7 @@ def _global_statistics(x: Tensor, world: World, ghost: bool) -> tuple[Tensor, Te
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     channels, count = x.shape[1], 0 if ghost else x.numel() // x.shape[1]
     if world.size == 1 and count < 2:
-        raise ValueError(f"batch statistics need more than one value per channel, got input size {list(x.shape)}")
+        raise ValueError(f"{_ONE_VALUE}, got input size {list(x.shape)}")
     if count:
         mean = x.mean(dims, dtype=dtype)
         squares = (x - mean.view(shape)).square_().sum(dims)  # two passes: several times faster than var_mean on a CPU
@@ -161,38 +167,6 @@ def _global_statistics(x: Tensor, world: World, ghost: bool) -> tuple[Tensor, Te
     return mean, (squares + counts * (means - mean) ** 2).sum(0), total
 
 
-def convert_sync_batchnorm(module: nn.Module, world: World) -> nn.Module:
-    """Replace every batch normalisation in `module` by a SyncBatchNorm with the same parameters and buffers.
-
-    Parameters are moved, not copied, so an optimizer built before still holds them. Returns the module, or its
-    replacement where it is a batch normalisation itself.
-
-    Raises:
-        UserError: for a subclass with a forward of its own, whose meaning can't be known.
-    """
-    replacements: dict[nn.Module, nn.Module] = {m: _converted(m, world) for m in local_batch_norms(module)}
-    for name, layer in list(module.named_modules(remove_duplicate=False)):  # a layer may stand in several places
-        if name and layer in replacements:
-            module.set_submodule(name, replacements[layer])
-    return replacements.get(module, module)
-
-
-def _converted(old: _BatchNorm, world: World) -> SyncBatchNorm:
-    kind = SyncBatchNorm
-    if type(old) not in _PLAIN and type(old).forward is not _BatchNorm.forward:
-        if not (hasattr(old, "drop") and hasattr(old, "act")):
-            name = type(old).__name__
-            raise UserError(f"--sync-bn can't convert {name}: its forward is its own", "Leave --sync-bn out.")
-        kind = _SyncBatchNormAct
-    new = kind(old.num_features, world, old.eps, old.momentum)
-    tensors = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    for name in ("affine", "track_running_stats", *tensors):
-        setattr(new, name, getattr(old, name))
-    if isinstance(new, _SyncBatchNormAct):
-        new.drop, new.act = old.drop, old.act  # type: ignore[assignment]
-    return new.train(old.training)
-
-
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """The model's batch normalisations, synchronised or not."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -200,16 +174,26 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 def local_batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """Those whose statistics are of what passes through this process at once."""
-    return [layer for layer in batch_norms(model) if not isinstance(layer, SyncBatchNorm)]
+    return [layer for layer in batch_norms(model) if not isinstance(layer, StepBatchNorm)]
+
+
+def step_batch_norms(model: nn.Module) -> list[StepBatchNorm]:
+    """Those that want to be told of passes and steps."""
+    return [layer for layer in batch_norms(model) if isinstance(layer, StepBatchNorm)]
+
+
+def apart(model: nn.Module) -> list[nn.Module]:
+    """The modules whose buffers a dummy batch must leave alone: a SyncBatchNorm's move by others' samples only."""
+    return [module for module in model.modules() if not isinstance(module, SyncBatchNorm)]
 
 
 @contextmanager
 def ghost(model: nn.Module, on: bool = True) -> Iterator[None]:
-    """Within, forwards of the model are a dummy's: its SyncBatchNorms take part and add nothing.
+    """Within, forwards of the model are a dummy's: its StepBatchNorms take part and add nothing.
 
     The backward of a forward made within remembers it, wherever it runs.
     """
-    before = {module: module.ghost for module in model.modules() if isinstance(module, SyncBatchNorm)}
+    before = {module: module.ghost for module in model.modules() if isinstance(module, StepBatchNorm)}
     for layer in before:
         layer.ghost = on
     try:

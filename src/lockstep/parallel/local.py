@@ -11,12 +11,13 @@ what is learned. Order, ledger and evaluation stay as they are, and a resumed ru
 """
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.parallel.modules import average_buffers, copy_from_first, flattened, write_flat
-from lockstep.parallel.sync import GradientSync
+from lockstep.parallel.sync import GradientSync, ghost_piece
 from lockstep.processes.world import World
 
 _OUTER = "outer_momentum"  # in the optimizer's state, so that it is saved and restored with it
@@ -51,6 +52,11 @@ class LocalSync(GradientSync):
         self.optimizer = optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.restart()
+
+    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
+        """Nobody waits for a rank without a sample; its gradients are zeros, so that its optimizer goes on."""
+        del last
+        return nullcontext() if size else ghost_piece(self.model, nullcontext())
 
     @property
     def _has_outer_step(self) -> bool:

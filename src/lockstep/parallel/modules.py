@@ -128,6 +128,21 @@ def preserved(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
+def without_gradients(model: nn.Module) -> Iterator[None]:
+    """Within, backward passes give every parameter a gradient of zeros, whatever comes; not where it is sharded.
+
+    A factor of 0 would let a dummy's infinities through, as NaN.
+    """
+    own = [p for p in model.parameters() if p.requires_grad and not hasattr(p, "full_tensor")]
+    hooks = [p.register_hook(torch.zeros_like) for p in own]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within, the whole model is in evaluation mode; parts that a user has put there stay there afterwards."""
     training = [module for module in model.modules() if module.training]

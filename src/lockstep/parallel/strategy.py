@@ -10,11 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config, Execution, LinkConfig, ModelConfig, Strategy
 from lockstep.errors import UserError, unknown
-from lockstep.parallel.batchnorm import convert_sync_batchnorm
+from lockstep.parallel.batchnorm import local_batch_norms
 from lockstep.parallel.data_parallel import ReplicaSync, data_parallel
 from lockstep.parallel.ddp import DDPSync, LockstepDDP
 from lockstep.parallel.exact import ExactSync
 from lockstep.parallel.local import LocalSync
+from lockstep.parallel.norms import convert_group_batchnorm, convert_sync_batchnorm
 from lockstep.parallel.sharded import ShardedSync, is_sharded, shard
 from lockstep.parallel.stages import cut
 from lockstep.parallel.sync import GradientSync
@@ -27,7 +28,7 @@ def parallelize(
     world: World,
     *,
     strategy: str = "ddp",
-    sync_bn: bool = False,
+    batch_norm: str = "auto",
     find_unused_parameters: bool = False,
     devices: list[torch.device] | None = None,
     compress: str = "none",
@@ -38,22 +39,32 @@ def parallelize(
         model: on its device already, or on several ("ddp" alone).
         strategy: "ddp", "fsdp" (`model` itself, its parameters sharded in place: build the optimizer afterwards), "dp"
             (nn.DataParallel over `devices`) or "single".
-        sync_bn: batch statistics over the global batch.
+        batch_norm: what statistics are taken over: "global", the micro-batch on all ranks ("auto": that, on several
+            ranks), "local", a rank's own part of it, or "groups:SAMPLES". It changes batch norm layers in place.
         find_unused_parameters: as in DistributedDataParallel.
         devices: the GPUs of "dp", the model's own first (default: all).
         compress: what DDP sends of a gradient: "none", "fp16", "bf16" or "powersgd:RANK".
 
     Raises:
-        UserError: for what the command line refuses too, as an unknown strategy or "dp" with `sync_bn`.
+        UserError: for what the command line refuses too, as an unknown strategy or "dp" with global statistics.
     """
     if strategy not in (known := typing.get_args(Strategy)):
         raise unknown("strategy", strategy, known)
     config = Config(
-        model=ModelConfig(sync_bn=sync_bn, find_unused_parameters=find_unused_parameters),
+        model=ModelConfig(batch_norm=batch_norm, find_unused_parameters=find_unused_parameters),
         execution=Execution(strategy=typing.cast(Strategy, strategy), device=typing.cast(Any, world.device.type)),
         link=LinkConfig(compress),
     )
-    return spread(model, world, config, gpus=devices)[0]
+    before = len(local_batch_norms(model))
+    wrapped = spread(model, world, config, gpus=devices)[0]
+    changed = before - len(local_batch_norms(unwrap(wrapped)))
+    if changed:
+        over = {"global": "the whole batch on all ranks", "groups": f"groups of {config.model.group} samples"}
+        world.print(
+            f"lockstep: {changed} batch norm layer(s) of {type(model).__name__} now take their statistics over "
+            f'{over[config.statistics(world.size)]} (batch_norm="local" leaves them as they are)'
+        )
+    return wrapped
 
 
 def spread(
@@ -80,8 +91,7 @@ def spread(
             f"--strategy single is one process, and a launcher has started {world.size}", "Use --strategy ddp."
         )
     for each in (model, *twins):
-        if config.model.sync_bn:
-            convert_sync_batchnorm(each, world)  # first: stages hang hooks on the layers
+        _convert(each, world, config)
         if execution.strategy == "fsdp" and world.size > 1:
             shard(each, world)  # from the host, unit by unit: no device ever holds all of it
         elif image is not None:
@@ -96,6 +106,15 @@ def spread(
     elif execution.strategy == "ddp" and world.size > 1:
         model = LockstepDDP(model, world, config.model.find_unused_parameters, link.compress)
     return model, sync_of(model)
+
+
+def _convert(model: nn.Module, world: World, config: Config) -> None:
+    """The model's batch norms as the config wants them on so many ranks."""
+    match config.statistics(world.size):
+        case "global":
+            convert_sync_batchnorm(model, world, skip_unknown=config.model.batch_norm == "auto")
+        case "groups":
+            convert_group_batchnorm(model, config.model.group)
 
 
 def _place(model: nn.Module, world: World, config: Config, image: tuple[int, int, int]) -> None:

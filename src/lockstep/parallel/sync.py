@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from lockstep.parallel.batchnorm import ghost, local_batch_norms
-from lockstep.parallel.modules import average_buffers, preserved
+from lockstep.parallel.batchnorm import apart, ghost
+from lockstep.parallel.modules import average_buffers, preserved, without_gradients
 
 
 class GradientSync:
@@ -112,5 +112,5 @@ class BackwardSync(GradientSync, ABC):
 @contextmanager
 def ghost_piece(model: nn.Module, around: AbstractContextManager[None]) -> Iterator[None]:
     """Around the passes of a rank without a sample, whose dummy batch must leave no trace."""
-    with ghost(model), preserved(local_batch_norms(model)), around:
+    with ghost(model), preserved(apart(model)), without_gradients(model), around:
         yield

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
 from lockstep.checkpoint.weights import load_foreign
-from lockstep.config import Config, DataConfig, Execution
+from lockstep.config import Config, DataConfig, Execution, ModelConfig
 from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
@@ -79,7 +79,7 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         image_size=data.image_size,
     )
     read = reader(images, world.device, execution.loader, execution.workers)
-    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact)
+    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, config.model.group or 1)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
@@ -152,6 +152,7 @@ def loaders(
     seed: int = 0,
     accumulate: int = 1,
     exact: int = 0,
+    batch_norm: str = "auto",
     data_dir: str = "",
     workers: int = 2,
     **data: Any,
@@ -163,6 +164,7 @@ def loaders(
         world: as passed to the function that `launch` runs.
         batch_size: global: samples per step over all ranks.
         exact: for exact mode: cut each batch into so many slices.
+        batch_norm: as passed to `parallelize`: the batch is cut between its groups alone.
         data: further fields of DataConfig, as crop_padding=4, flip=True, fraction=0.25.
     """
     config = Config(
@@ -170,6 +172,7 @@ def loaders(
         seed=seed,
         accumulate=accumulate,
         exact=exact,
+        model=ModelConfig(batch_norm=batch_norm),
         data=DataConfig(dataset=dataset, **data),
         execution=Execution(data_dir=data_dir, workers=workers),
     )

@@ -138,8 +138,10 @@ def log(live: Session, window: Window) -> None:
 def compare(live: Session) -> None:
     """Stop the run where the ranks no longer hold the same weights."""
     live.beat.at(live.state.steps, "comparison of ranks")
-    same_buffers = bool(live.config.exact) or any(isinstance(m, SyncBatchNorm) for m in live.run.model.modules())
-    desync.check(live.world, live.state.steps, live.run.model, live.run.step.optimizer, buffers=same_buffers)
+    model = live.run.model
+    same = model.modules() if live.config.exact else (m for m in model.modules() if isinstance(m, SyncBatchNorm))
+    buffers = {id(buffer) for module in same for buffer in module.buffers(recurse=False)}
+    desync.check(live.world, live.state.steps, model, live.run.step.optimizer, lambda buffer: id(buffer) in buffers)
 
 
 def finish_epoch(live: Session) -> None:

@@ -1,18 +1,21 @@
 """One optimizer step over a global batch: forward, backward, clip, update."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
+from lockstep.data.pieces import Piece
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven, replica_devices
 from lockstep.parallel.modules import Kept
+from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
@@ -69,6 +72,8 @@ class TrainStep:
         self.draws = None if replica_devices(model) else Draws(seed)  # DataParallel's copies run in threads of its own
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
+        self._norms = step_batch_norms(model)
+        self._example: tuple[Tensor, Tensor] | None = None  # of images and labels, for steps without a sample
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
         self.skipped = 0  # steps left out because of a gradient that was not finite
@@ -84,6 +89,7 @@ class TrainStep:
                 group["lr"] = group["initial_lr"] * factor
         before = Kept(self.model.modules()) if self._skip_nonfinite else None
         summed = self._accumulate(batch)
+        end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._require_gradients()
         self.sync.finish()
@@ -121,8 +127,13 @@ class TrainStep:
             self._reseed(stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
 
         def take(model: nn.Module, i: int) -> Tensor:
-            piece, weight = batch.pieces[i], sizes[i] * self.sync.average_over / batch.count
-            return self._pass(model, images[i], labels[i], weight, batch.step, batch.ids[piece.rows])
+            weight, piece = sizes[i] * self.sync.average_over / batch.count, batch.pieces[i]
+            some, theirs = self._some(images[i], labels[i])
+            if self.draws is None:
+                return self._pass(model, some, theirs, weight, piece, batch.count)
+            ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
+            with keyed(self.draws, unwrap(model), batch.step, ids, some):
+                return self._pass(model, some, theirs, weight, piece, batch.count)
 
         means = self.sync.passes(self.model, sizes, reseed, take)
         losses = [mean * self._count(size) for mean, size in zip(means, sizes, strict=True)]
@@ -139,20 +150,29 @@ class TrainStep:
         return found
 
     def _pass(
-        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, step: int, ids: np.ndarray
+        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, piece: Piece, count: int
     ) -> Tensor:
-        """Forward and backward of one piece, the samples `ids`; returns its mean loss, detached."""
-        if weight == 0:
-            # No sample, but the other ranks' collectives wait: two blank images (one would upset batch norm).
-            images, labels = images.new_zeros(2, *images.shape[1:]), labels.new_zeros(2, *labels.shape[1:])
-            ids = np.zeros(2, np.int64)
-        with keyed(self.draws, unwrap(model), step, ids, images) if self.draws else nullcontext():
-            with self.autocast():
-                mean = self.loss(model(images), labels)
-            weighted = mean if weight == 1 else mean * weight
-            scaled = weighted if self.scaler is None else self.scaler.scale(weighted)
-            scaled.backward()  # type: ignore[no-untyped-call]
+        """Forward and backward of one piece of a batch of `count`; returns its mean loss, detached."""
+        with self.autocast(), announced(self._norms, piece, len(images), count):
+            mean = self.loss(_outputs(model, images), labels)
+        weighted = mean if weight == 1 else mean * weight
+        (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
         return mean.detach() if weight else torch.zeros_like(mean)
+
+    def _some(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The same; for no sample, as the other ranks' collectives wait, two of an earlier step.
+
+        Not blank ones: a model may divide by its input's spread. And not one, which has no batch statistics.
+        """
+        if len(images):
+            if self._example is None or len(self._example[0]) < min(2, len(images)):
+                self._example = images[:2].clone(), labels[:2].clone()
+            return images, labels
+        if self._example is None:
+            ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)
+            self._example = ramp.view(2, *images.shape[1:]).to(images.dtype), labels.new_zeros(2, *labels.shape[1:])
+        images, labels = self._example
+        return (images, labels) if len(images) > 1 else (images.repeat_interleave(2, 0), labels.repeat_interleave(2, 0))
 
     def _clip(self) -> None:
         if self.clip_norm:
@@ -168,6 +188,19 @@ class TrainStep:
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
                 "Use them in forward(), freeze them with requires_grad_(False), or pass --find-unused-parameters.",
             )
+
+
+def _outputs(model: nn.Module, images: Tensor) -> Any:
+    """The model's outputs; raises UserError where batch norm has nothing to take statistics of."""
+    try:
+        return model(images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            f"batch norm has a single value for a channel, which has no spread: {error}",
+            "Leave the short last batch out by --drop-last, or choose another --batch-size.",
+        ) from error
 
 
 def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:

@@ -8,7 +8,7 @@ import torchvision
 
 import lockstep
 from lockstep.config import Config
-from lockstep.parallel.batchnorm import local_batch_norms
+from lockstep.parallel.batchnorm import batch_norms, local_batch_norms
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.devices import device_name, own_devices
 from lockstep.processes.world import World
@@ -94,12 +94,29 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
             f"{optim.base_batch_size} = {config.lr:g}"
         )
-    if not config.exact and (copies or world.size) > 1 and local_batch_norms(run.model):
-        lines.append(
-            "note: batch norm takes its statistics over each GPU's own part of a batch, so results depend a little on "
-            "their number; --strategy ddp --sync-bn takes them over the whole batch"
-            if copies
-            else "note: batch norm takes its statistics over each process's own share, so results depend a little on "
-            "--nproc; --sync-bn takes them over the whole batch, --exact makes every bit the same"
-        )
-    return lines
+    return lines + _statistics(config, world, run, copies)
+
+
+def _statistics(config: Config, world: World, run: Run, copies: int) -> list[str]:
+    """What batch norm takes its statistics over, where that is not to be taken for granted."""
+    group = config.model.group
+    if group and batch_norms(run.model):
+        return [f"batch norm takes its statistics over groups of {group} images, on any number of processes"]
+    local = local_batch_norms(run.model)
+    if config.exact or (copies or world.size) == 1 or not local:
+        return []
+    if copies:
+        return [
+            "note: batch norm takes its statistics over each GPU's own part of a batch, so results depend on their "
+            "number; --strategy ddp takes them over the whole batch"
+        ]
+    if config.statistics(world.size) == "global":
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in local}))
+        return [
+            f"note: {kinds} computes batch norm in a way of its own, over each process's own share, so results depend "
+            "on --nproc; --exact makes every bit the same"
+        ]
+    return [
+        "note: batch norm takes its statistics over each process's own share "
+        f"({-(-config.batch_size // world.size // config.accumulate)} images), so results depend on --nproc"
+    ]

@@ -9,7 +9,7 @@ order: the same bits give the same digest on any device.
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,13 @@ _REMEDY = (
 )
 
 
-def check(world: World, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, buffers: bool = True) -> None:
+def check(
+    world: World,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    buffers: Callable[[Tensor], bool] | None = None,
+) -> None:
     """Compare parameters, buffers and optimizer state over the ranks, bit by bit. All ranks call it together.
 
     One pass over that memory on its own device, a few scalars a tensor exchanged, and two waits for the device.
@@ -42,7 +48,7 @@ def check(world: World, step: int, model: nn.Module, optimizer: torch.optim.Opti
         step: for the message.
         model: bare or wrapped.
         optimizer: its state and the numbers of its groups (learning rate, ...) are compared.
-        buffers: False where they may differ: batch norm that is not synchronised, between two averagings.
+        buffers: False for one that may differ: of batch norm that is not synchronised, between two averagings.
 
     Raises:
         UserError: on all ranks with the same text, naming the first tensor that differs, the rank and the step.
@@ -69,7 +75,7 @@ def check(world: World, step: int, model: nn.Module, optimizer: torch.optim.Opti
 
 
 def contents(
-    model: nn.Module, optimizer: torch.optim.Optimizer, buffers: bool = True
+    model: nn.Module, optimizer: torch.optim.Optimizer, buffers: Callable[[Tensor], bool] | None = None
 ) -> Iterator[tuple[str, Tensor | float]]:
     """What must be the same on all ranks, by name, in one order: parameters, buffers, optimizer state and numbers.
 
@@ -80,8 +86,9 @@ def contents(
     for parameter, name in names.items():
         if not is_part(parameter):
             yield name, parameter
-    if buffers:
-        yield from ((f"the buffer {name}", buffer) for name, buffer in bare.named_buffers())
+    yield from (
+        (f"the buffer {name}", buffer) for name, buffer in bare.named_buffers() if not buffers or buffers(buffer)
+    )
     for g, group in enumerate(optimizer.param_groups):
         for p, parameter in enumerate(group["params"]):
             owner = names.get(parameter, f"parameter {p} of group {g}")

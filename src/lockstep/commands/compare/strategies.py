@@ -44,7 +44,7 @@ _MODIFIERS = {
         "the steps between two outer steps, as diloco8",
     ),
     "stages": _Modifier("execution", lambda n: {"model_parallel": n}, "the number of stages, as stages2"),
-    "syncbn": _Modifier("model", lambda _: {"sync_bn": True}),
+    "syncbn": _Modifier("model", lambda _: {"batch_norm": "global"}),
     "compile": _Modifier("model", lambda _: {"compile": True}),
     "channels_last": _Modifier("model", lambda _: {"channels_last": True}),
 }

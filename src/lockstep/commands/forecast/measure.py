@@ -208,7 +208,7 @@ def _rate(loader: TrainLoader, clock: _Clock) -> float:
 
 def _blocking(run: Run, config: Config) -> tuple[int, ...]:
     """Sums of the batch statistics, forward and backward, of every synchronised layer and micro-batch: bytes."""
-    if not config.model.sync_bn:
+    if config.statistics(2) != "global":
         return ()
     sizes = [2 * layer.num_features * 4 for layer in batch_norms(run.model)]
     return tuple(size for size in sizes for _ in range(2 * config.accumulate))

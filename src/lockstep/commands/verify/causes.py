@@ -39,7 +39,8 @@ _REMEDIES = {
     UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
     COMPRESSION: "--compress rounds what a process sends, and so by its share: leave it out where N must not matter.",
     DROPOUT: "Draws must be keyed by seed, step and sample, as TrainStep does: never by rank or position.",
-    BATCH_NORM: "--sync-bn takes the statistics over the global batch, --exact V over slices that N does not change.",
+    BATCH_NORM: "--batch-norm global takes the statistics over the whole batch, groups:32 over groups that N leaves "
+    "alone, --exact V over slices.",
     FLOAT64: "Only rounding differs. --exact V adds without an order, and gives the same bits on every N.",
 }
 _REMEDIES_EXACT = {
@@ -63,6 +64,6 @@ class Cause:
     def remedy(self, config: Config) -> str:
         """What to do about it in such a run."""
         table = _REMEDIES | (_REMEDIES_EXACT if config.exact else {})
-        if config.model.sync_bn:
-            table[BATCH_NORM] = "--sync-bn is on, and some layer's statistics are still those of one process's share."
+        if config.statistics(2) == "global":
+            table[BATCH_NORM] = "Statistics are to be global, and some layer's are still those of one process's share."
         return " ".join(table[suspect] for suspect in self.suspects)

@@ -1,0 +1,298 @@
+"""`--batch-norm` over a whole step: one process, several, uneven shares and accumulation compute the same."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.config import Config, ModelConfig
+from lockstep.data.loaders import Batch
+from lockstep.data.pieces import micro_batches
+from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import StepBatchNorm
+from lockstep.parallel.ddp import _BUFFER_FLAG
+from lockstep.parallel.local import LocalSync
+from lockstep.parallel.modules import average_buffers
+from lockstep.parallel.strategy import parallelize
+from lockstep.processes.world import World, share_of
+from lockstep.training.step import TrainStep
+from tests.ranks import run_ranks
+
+SINGLE = World.single()
+CLASSES, STEPS = 5, 10
+COUNTS = (16, 16, 2, 14)  # of the batches, in turn: whole groups of 4, fewer samples than ranks, a short last group
+
+
+class Net(nn.Module):
+    """Two batch norms, of which one is used twice, on maps of 4x4 and 1x1; smooth everywhere; float64."""
+
+    center: Tensor
+
+    def __init__(self, spread: bool = False) -> None:
+        super().__init__()
+        self.spread = spread
+        self.conv = nn.Conv2d(2, 6, 3, bias=False)
+        self.twice = nn.Conv2d(6, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.head = nn.Linear(6, CLASSES)
+        self.last = nn.BatchNorm1d(CLASSES, momentum=None)
+        self.register_buffer("center", torch.zeros(2))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.spread:
+            x = x / x.std(dim=(1, 2, 3), keepdim=True)
+            if self.training:
+                self.center = 0.5 * self.center + x.detach().mean(dim=(0, 2, 3))
+        x = torch.tanh(self.norm(self.conv(x)))
+        x = torch.tanh(self.norm(self.twice(x)))
+        return self.last(self.head(x.mean(dim=(2, 3))))
+
+
+def net(spread: bool = False) -> Net:
+    torch.manual_seed(1)
+    return Net(spread)
+
+
+def whole(step: int) -> tuple[Tensor, Tensor]:
+    count = COUNTS[step % len(COUNTS)]
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randn(count, 2, 6, 6, generator=generator, dtype=torch.float64) * 2 + 1
+    return images, torch.arange(count) % CLASSES
+
+
+def batch_of(world: World, step: int, accumulate: int = 1, group: int = 1) -> Batch:
+    images, labels = whole(step)
+    pieces = micro_batches(len(images), accumulate, world, group)
+    rows = np.concatenate([np.arange(len(images))[piece.rows] for piece in pieces])
+    return Batch(images[rows], labels[rows], pieces, np.arange(len(images)), 0, step, 16 * step)
+
+
+def trained(world: World, norm: str, accumulate: int = 1, spread: bool = False, steps: int = STEPS) -> dict[str, Any]:
+    model = net(spread)
+    wrapped = parallelize(model, world, batch_norm=norm)
+    step = TrainStep(wrapped, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    group = int(norm.partition(":")[2] or 1)
+    losses = [world.sum(step(batch_of(world, t, accumulate, group))).item() for t in range(steps)]
+    average_buffers(model, world.size)
+    return {"losses": losses, **{name: value.numpy().copy() for name, value in model.state_dict().items()}}
+
+
+def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
+
+
+def one_sample(world: World) -> str:
+    """A batch of one sample on a 1x1 map, whatever the number of ranks."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, CLASSES), nn.BatchNorm1d(CLASSES)).double()
+    step = TrainStep(parallelize(model, world), F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    images, labels = whole(0)
+    pieces = micro_batches(1, 1, world)
+    mine = pieces[0].rows
+    try:
+        step(Batch(images[:1][mine], labels[:1][mine], pieces, np.arange(1), 0, 0, 0))
+    except UserError as error:
+        return error.message
+    return "trained"
+
+
+def averaged(world: World) -> list[bool]:
+    """Equal buffers, which for three ranks (x + x + x) / 3 would change; infinite ones; and different ones."""
+    model = nn.Module()
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model.register_buffer("equal", values.clone())
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    model.register_buffer("own", torch.tensor(float(world.rank)))
+    average_buffers(model, world.size)
+    tensors = dict(model.named_buffers())
+    mean = (world.size - 1) / 2
+    return [
+        torch.equal(tensors["equal"], values),
+        tensors["mask"].tolist() == [0.0, -np.inf],
+        tensors["own"].item() == pytest.approx(mean),
+    ]
+
+
+def alone(world: World) -> dict[str, float]:
+    """Local SGD, where a rank without a sample must not move its statistics: only rank 0 has one."""
+    model = net()
+    sync = LocalSync(model, world, 5)
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
+    images, labels = whole(0)
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    rows = slice(0, 4) if world.rank == 0 else slice(4, 4)
+    piece = micro_batches(4, 1, SINGLE)[0]
+    mine = type(piece)(0, world.rank, rows, 4)
+    step(Batch(images[rows], labels[rows], (mine,), np.arange(4), 0, 0, 0))
+    return {name: float((b - before[name]).abs().max()) for name, b in model.named_buffers()}
+
+
+def everything(world: World) -> dict[str, Any]:
+    found: dict[Any, Any] = {
+        ("auto", 1): trained(world, "auto", steps=6),
+        ("auto", 2): trained(world, "auto", 2, steps=2),
+    }
+    found |= {("groups", accumulate): trained(world, "groups:4", accumulate) for accumulate in (1, 2, 4)}
+    found["spread"] = trained(world, "auto", spread=True, steps=6)
+    found["one sample"] = one_sample(world)
+    found["averaged"] = averaged(world)
+    if world.size > 1:
+        found["alone"] = alone(world)
+    return found
+
+
+@cache
+def ranks_of(n: int) -> list[dict[str, Any]]:
+    return [everything(SINGLE)] if n == 1 else run_ranks(everything, n, timeout=120)
+
+
+def plain(accumulate: int = 1, spread: bool = False, steps: int = 6) -> dict[str, Any]:
+    """A loop by hand over micro-batches, with torch's own batch norm."""
+    model = net(spread)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    losses = []
+    for t in range(steps):
+        images, labels = whole(t)
+        cuts, total = min(accumulate, len(images)), 0.0
+        for m in range(cuts):
+            part = share_of(len(images), m, cuts)
+            summed = F.cross_entropy(model(images[part]), labels[part], reduction="sum")
+            (summed / len(images)).backward()
+            total += summed.item()
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": losses, **{name: value.numpy().copy() for name, value in model.state_dict().items()}}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_by_default_batch_norm_is_that_of_the_whole_micro_batch(n: int) -> None:
+    for rank in ranks_of(n):
+        agree(rank["auto", 1], plain(), 1e-8)
+        agree(rank["auto", 2], plain(2, steps=2), 1e-8)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_groups_are_the_same_for_any_accumulation_and_number_of_ranks(n: int) -> None:
+    expected = ranks_of(1)[0]["groups", 1]
+    assert np.abs(expected["norm.running_mean"]).max() > 0.01
+    for rank in ranks_of(n):
+        for accumulate in (1, 2, 4):
+            agree(rank["groups", accumulate], expected, 1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_model_that_divides_by_its_inputs_spread_trains_on_ranks_without_a_sample(n: int) -> None:
+    expected = plain(spread=True)
+    for rank in ranks_of(n):
+        found = {name: value for name, value in rank["spread"].items() if name != "center"}
+        agree(found, {name: value for name, value in expected.items() if name != "center"}, 1e-8)
+        assert np.isfinite(rank["spread"]["center"]).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_batch_without_a_spread_is_refused_on_any_number_of_ranks(n: int) -> None:
+    for rank in ranks_of(n):
+        assert "batch norm has a single value for a channel" in rank["one sample"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equal_buffers_keep_their_bits(n: int) -> None:
+    assert all(rank["averaged"] == [True, True, True] for rank in ranks_of(n))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_in_local_sgd_a_rank_without_a_sample_moves_no_statistics(n: int) -> None:
+    first, *others = ranks_of(n)
+    assert first["alone"]["norm.running_mean"] > 0
+    for other in others:
+        assert set(other["alone"].values()) == {0.0}
+
+
+def _ddp(world: World) -> dict[str, Any]:
+    """torch's own: a plain loop, plain batch norm, equal shares; buffers averaged at the end, as anybody would."""
+    model = net()
+    ddp = DistributedDataParallel(model)
+    setattr(ddp, _BUFFER_FLAG, False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for t in range(STEPS):
+        images, labels = whole(4 * t)
+        mine = slice(4 * world.rank, 4 * world.rank + 4)
+        F.cross_entropy(ddp(images[mine]), labels[mine]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    average_buffers(model, world.size)
+    return {name: value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def test_groups_on_one_process_are_torchs_ddp_on_four_with_plain_batch_norm() -> None:
+    four = run_ranks(_ddp, 4)[0]
+    model = net()
+    step = TrainStep(
+        parallelize(model, SINGLE, batch_norm="groups:4"),
+        F.cross_entropy,
+        torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+    )
+    for t in range(STEPS):
+        step(batch_of(SINGLE, 4 * t, group=4))
+    agree({name: value.numpy() for name, value in model.state_dict().items()}, four, 1e-12)
+
+
+def test_pieces_that_cut_a_group_are_refused_with_the_remedy() -> None:
+    model = net()
+    wrapped = parallelize(model, SINGLE, batch_norm="groups:4")
+    step = TrainStep(wrapped, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(
+        UserError, match=r'samples 0 to 7 of a batch are not whole groups of 4\n.*batch_norm="groups:4"'
+    ):
+        step(batch_of(SINGLE, 3, accumulate=2))
+
+
+def test_the_library_says_when_it_changed_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    parallelize(net(), SINGLE)
+    assert capsys.readouterr().out == ""
+    model = parallelize(net(), SINGLE, batch_norm="groups:4")
+    said = capsys.readouterr().out
+    assert "2 batch norm layer(s) of Net now take their statistics over groups of 4 samples" in said
+    assert isinstance(model.norm, StepBatchNorm)
+
+
+def test_a_loop_of_ones_own_is_normalised_group_by_group() -> None:
+    """Without TrainStep each forward pass is a batch, whose running statistics move at once."""
+    layer: Any = nn.BatchNorm1d(3).double()
+    parts: list[Any] = [nn.BatchNorm1d(3).double() for _ in range(3)]
+    parallelize(layer, SINGLE, batch_norm="groups:4")
+    x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        y = layer(x)
+        expected = torch.cat([part(rows) for part, rows in zip(parts, x.split(4), strict=True)])
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-14)
+    mean = torch.stack([part.running_var for part in parts]).mean(0)
+    torch.testing.assert_close(layer.running_var, mean, rtol=0, atol=1e-14)
+    assert int(layer.num_batches_tracked) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": ModelConfig(batch_norm="groups:32"), "batch_size": 64, "accumulate": 3}, "2 group.s., which are"),
+        (
+            {"model": ModelConfig(batch_norm="groups:32"), "exact": 4},
+            "--exact 4 with --batch-norm groups:32: each slice",
+        ),
+    ],
+)
+def test_what_groups_do_not_go_with(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Config(**values)
+    with pytest.raises(UserError, match="in groups of 32 is smaller than the 3 processes"):
+        Config(model=ModelConfig(batch_norm="groups:32"), batch_size=64).require_batch_for(3)
+    with pytest.raises(UserError, match="--batch-norm group:32 is unknown"):
+        ModelConfig(batch_norm="group:32")
