@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 _CONTAINERS = (list, dict, set, deque)
+_STRUCTURE = {"_parameters", "_modules"}  # of a module: FSDP swaps parameters there, and knows which it has put in
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
             stack.callback(_put_back, module, dict(module.__dict__))
         for module in model.modules():
             attributes = module.__dict__
-            attributes.update({name: _copied(value, copies) for name, value in attributes.items()})
+            attributes.update({k: _copied(value, copies) for k, value in attributes.items() if k not in _STRUCTURE})
             attributes["_buffers"].update({name: _copied(b, copies) for name, b in attributes["_buffers"].items()})
         yield
 

@@ -16,7 +16,7 @@ from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven, replica_devices
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
-from lockstep.parallel.sharded import whole
+from lockstep.parallel.sharded import is_sharded, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
@@ -133,6 +133,8 @@ class TrainStep:
                 return self._pass(model, some, theirs, weight, piece, batch.count)
             ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
             with keyed(self.draws, unwrap(model), batch.step, ids, some):
+                if self.draws.plan is None and is_sharded(model):  # it can't be passed through in the midst of a pass
+                    self.draws.planned(model, some)
                 return self._pass(model, some, theirs, weight, piece, batch.count)
 
         means = self.sync.passes(self.model, sizes, reseed, take)
