@@ -123,8 +123,9 @@ class TrainStep:
         sizes = [piece.size for piece in batch.pieces]
         images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
 
-        def reseed(i: int) -> None:
-            self._reseed(stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
+        def reseed(i: int) -> int:
+            self._reseed(seed := stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
+            return seed
 
         def take(model: nn.Module, i: int) -> Tensor:
             weight, piece = sizes[i] * self.sync.average_over / batch.count, batch.pieces[i]
