@@ -59,11 +59,8 @@ def draw(rng: random.Random) -> Drawn:
     model, least, _ = rng.choices(_TINY, [often for *_, often in _TINY])[0]
     give("model", model)
     small = least < 20
-    size = (
-        rng.choice([0, 8, *range(least, 14)])
-        if small
-        else rng.choice([least, least + 16] if "vit" in model else [least, least + 1, 40])
-    )
+    others = [least, least + 16] if "vit" in model else [least, least + 1, 40]  # whole patches
+    size = rng.choice([0, 8, *range(least, 14)] if small else others)
     if size:
         give("image-size", size)
     batch = rng.randint(5, 40) if small else rng.randint(5, 14)
@@ -100,8 +97,8 @@ def draw(rng: random.Random) -> Drawn:
     threads = 2 if sometimes(0.1) and max(nproc) <= 2 else 1
     give("threads", threads)
     stop = rng.randint(1, 2) if sometimes(0.4) else 0
-    others = 3 - threads if exact and sometimes(0.4) else 0
-    return Drawn(recipe, tuple(flags), nproc, exact, stop, others, local, model in NORMED)
+    again = 3 - threads if exact and sometimes(0.4) else 0
+    return Drawn(recipe, tuple(flags), nproc, exact, stop, again, local, model in NORMED)
 
 
 def _batch_norm(rng: random.Random, give: Give, batch: int) -> bool:
