@@ -57,7 +57,7 @@ def test_training_goes_on_while_a_slow_disk_takes_the_moment_of_the_call(tmp_pat
     (saved,) = writer.finished()  # type: ignore[unreachable]  # mypy has it busy as before
     assert saved["step"] == 2
     assert saved["durable_ms"] >= saved["stall_ms"] > 0
-    assert set(saved) == {"kind", "step", "digest", "bytes", "stall_ms", "durable_ms"}
+    assert set(saved) == {"kind", "step", "digest", "seal", "bytes", "stall_ms", "durable_ms"}
     assert writer.finished() == []
     loaded = newest(tmp_path / "checkpoints", {2: saved["digest"]})
     assert loaded is not None
