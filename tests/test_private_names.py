@@ -34,14 +34,34 @@ USED = {
         lambda: hasattr(batchnorm, "_BatchNorm"),
     ),
     "_compiled_call_impl": Use(
-        ("parallel/data_parallel.py",),
+        ("parallel/data_parallel.py", "parallel/slices.py"),
         "whether module.compile() was called",
         lambda: hasattr(nn.Module(), "_compiled_call_impl"),
+    ),
+    "_buffers": Use(
+        ("parallel/exact_buffers.py", "parallel/modules.py"),
+        "the places of a module's buffers, empty ones too, whichever tensor is there",
+        lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
+    ),
+    "_version": Use(
+        ("parallel/exact.py",),
+        "whether forward has written into a parameter",
+        lambda: torch.zeros(1).add_(1)._version == 1,
     ),
     "_orig_mod": Use(
         ("parallel/data_parallel.py", "parallel/strategy.py"),
         "the module inside what torch.compile(module) returned",
         lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
+    ),
+    "_C": Use(
+        ("draws/keyed.py",),
+        "the home of the next one",
+        lambda: hasattr(torch, "_C"),
+    ),
+    "_current_graph_task_id": Use(
+        ("draws/keyed.py",),
+        "whether a thread is autograd's, in a backward pass: checkpointed parts draw again there",
+        lambda: torch._C._current_graph_task_id() == -1,
     ),
     "_get_ddp_logging_data": Use(
         ("parallel/ddp.py",),

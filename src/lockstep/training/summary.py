@@ -25,7 +25,7 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int) -> Run
         world={"size": world.size, "local_size": world.local_size, "backend": world.backend},
         pids=world.gather(os.getpid()),
         device=device_name(world.device),
-        threads=torch.get_num_threads(),
+        threads=max(torch.get_num_threads(), run.step.sync.at_once),
         versions=versions(),
         data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
         parameters=sum(p.numel() for p in run.model.parameters()),
