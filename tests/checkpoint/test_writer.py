@@ -193,3 +193,21 @@ def test_a_gpus_moment_is_kept_while_it_trains_on(tmp_path: Path) -> None:
         if loaded.step == step:
             restore(loaded, fresh)
             assert bits(fresh.state_dict()) == expected[step]
+
+
+def test_a_thread_that_cannot_start_is_named_and_the_end_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    net, optimizer = tiny(1.0)
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(UserError, match="the checkpoint of step 1 can't be written: can't start new thread"):
+            writer.save(1, net, optimizer)
+    writer.close()
+    writer.save(2, net, optimizer)
+    writer.close()
+    assert list(steps(tmp_path / "checkpoints")) == [2]
