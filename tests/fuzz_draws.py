@@ -79,7 +79,7 @@ def draw(rng: random.Random) -> Drawn:
     if sometimes(0.3):
         give("accumulate", rng.randint(1, min(4, batch // max(nproc))))
     give("precision", rng.choices(["fp32", "bf16", "fp16"], [6, 3, 2])[0])
-    local = _batch_norm(rng, give, batch)
+    local = _batch_norm(rng, give, exact, batch)
     _optimizer(rng, give)
     _augmentation(rng, give, size or 8)
     if sometimes(0.15):
@@ -101,9 +101,10 @@ def draw(rng: random.Random) -> Drawn:
     return Drawn(recipe, tuple(flags), nproc, exact, stop, again, local, model in NORMED)
 
 
-def _batch_norm(rng: random.Random, give: Give, batch: int) -> bool:
+def _batch_norm(rng: random.Random, give: Give, exact: int, batch: int) -> bool:
     """Flags of batch norm; returns whether local statistics were asked for."""
-    kind = rng.choice(["", "", "global", "local", "groups"])
+    kinds = ["", "local"] * 9 + ["global", "groups"] if exact else ["", "", "global", "local", "groups"]
+    kind = rng.choice(kinds)
     if kind:
         give("batch-norm", f"groups:{rng.randint(2, max(2, batch // 2))}" if kind == "groups" else kind)
     return kind == "local"
