@@ -34,9 +34,19 @@ USED = {
         lambda: hasattr(batchnorm, "_BatchNorm"),
     ),
     "_compiled_call_impl": Use(
-        ("parallel/data_parallel.py",),
+        ("parallel/data_parallel.py", "parallel/slices.py"),
         "whether module.compile() was called",
         lambda: hasattr(nn.Module(), "_compiled_call_impl"),
+    ),
+    "_buffers": Use(
+        ("parallel/exact_buffers.py", "parallel/modules.py"),
+        "the places of a module's buffers, empty ones too, whichever tensor is there",
+        lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
+    ),
+    "_version": Use(
+        ("parallel/exact.py",),
+        "whether forward has written into a parameter",
+        lambda: torch.zeros(1).add_(1)._version == 1,
     ),
     "_orig_mod": Use(
         ("parallel/data_parallel.py", "parallel/strategy.py"),

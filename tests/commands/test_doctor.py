@@ -110,7 +110,7 @@ def test_a_failure_has_exit_code_1(tmp_path: Path) -> None:
     assert ended.code == 1, ended.text
     assert f"fail    port               port {number}: Address already in use" in ended.out
     assert "name another port by --master-port" in ended.out
-    assert ended.out.splitlines()[-1].startswith(("2 ok", "1 ok"))
+    assert ended.out.splitlines()[-1].startswith(("3 ok", "2 ok"))
     assert ended.err == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.commands.doctor import network
 from lockstep.commands.doctor.finding import within
-from lockstep.processes.network import Interface, interfaces
+from lockstep.processes.network import Interface, interface_of, interfaces
 
 LO = Interface("lo", True, ("127.0.0.1", "::1"))
 ETH = Interface("eth0", True, ("10.0.0.5",))
@@ -151,3 +151,22 @@ def test_a_free_port() -> None:
     found = network.port(0, 5)
     assert found.status == "ok"
     assert found.numbers["port"] > 1024
+
+
+def test_what_a_run_would_open() -> None:
+    alone = network.listening(1, "", {})
+    assert (alone.status, alone.numbers) == ("ok", {"interface": interface_of("127.0.0.1")})
+    assert "127.0.0.1" in alone.message
+    wide = network.listening(1, "", {"GLOO_SOCKET_IFNAME": "eth7"})
+    assert (wide.status, "GLOO_SOCKET_IFNAME=eth7" in wide.message) == ("warn", True)
+    several = network.listening(2, "10.0.0.1", {"GLOO_SOCKET_IFNAME": "eth7"})
+    assert "10.0.0.1" in several.message
+    assert "on eth7" in several.message
+
+
+def test_a_system_that_hides_its_interfaces_still_has_those_with_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden() -> object:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/net/dev")
+
+    monkeypatch.setattr("psutil.net_if_stats", hidden)
+    assert interface_of("127.0.0.1") in [each.name for each in interfaces() if each.usable]

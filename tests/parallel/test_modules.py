@@ -14,6 +14,7 @@ class Reassigning(nn.Module):
     """A moving centre that is a new tensor after each pass, a mask with infinities, a flag, a count, complex values."""
 
     center: Tensor
+    steps: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ def test_what_was_there_is_put_back_with_its_value() -> None:
 
 def test_a_tensor_that_two_modules_share_stays_shared() -> None:
     module = nn.Sequential(Reassigning(), Reassigning())
-    module[1]._buffers["steps"] = module[0].steps
+    module[1].register_buffer("steps", module[0].get_buffer("steps"))
     kept = Kept(module.modules())
     kept.places.put(kept.places.copies())
     assert module[0].steps is module[1].steps

@@ -174,7 +174,7 @@ def test_streams_are_for_devices_that_have_several_queues() -> None:
 
 def test_exact_mode_says_that_mps_can_t() -> None:
     with pytest.raises(UserError, match="--exact on mps"):
-        exact.configure(World.single(MPS), 1)
+        exact.configure(World.single(MPS))
 
 
 # Memory

@@ -106,11 +106,13 @@ def test_resume_at_the_very_next_sample_on_another_number_of_processes(tmp_path:
     )
 
 
-def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(tmp_path: Path) -> None:
+def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained(World.single(), EXACT, str(tmp_path), 7)
-    threads = dataclasses.replace(EXACT, execution=dataclasses.replace(EXACT.execution, threads=2))
-    with pytest.raises(UserError, match=r"CPU threads: 1 -> 2\n.*--override rounding"):
-        trained(World.single(), threads, str(tmp_path))
+    monkeypatch.setattr("lockstep.parallel.exact.device_name", lambda _: "another one")
+    with pytest.raises(UserError, match=r"device: .* -> another one\n.*--override rounding"):
+        trained(World.single(), EXACT, str(tmp_path))
 
 
 @pytest.mark.slow

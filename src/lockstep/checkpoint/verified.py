@@ -36,7 +36,7 @@ _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EIO, errno.ENXIO}  # 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that verified. Small and picklable: the tensors are still on the disk."""
+    """A checkpoint that verified. Small: the tensors are still on the disk."""
 
     path: Path
     step: int
@@ -45,6 +45,19 @@ class Loaded:
     document: dict[str, Any]  # the content of state.json
     has_ema: bool
     set_aside: tuple[tuple[str, str], ...] = ()  # (name, reason) of damaged checkpoints after it
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the other ranks, which need not read all of it again."""
+        named = {"path": str(self.path), "step": self.step, "digest": self.digest, "has_ema": self.has_ema}
+        return {**named, "document": self.document, "set_aside": self.set_aside}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Loaded":
+        """The inverse of `to_dict`."""
+        document = values["document"]
+        aside = tuple((name, reason) for name, reason in values["set_aside"])
+        state = decode(document["state"])
+        return cls(Path(values["path"]), values["step"], values["digest"], state, document, values["has_ema"], aside)
 
 
 def newest(folder: Path, journal: Mapping[int, str] | None = None) -> Loaded | None:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.parallel.fixed_point import ZERO, add_fixed, exponents, from_fixed, scales
+from lockstep.parallel.modules import as_real
 from lockstep.processes.world import World
 
 _BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward
@@ -14,40 +15,45 @@ _LEAST = 4
 
 
 class Bucket:
-    """Parameters whose gradients are reduced together: first their maxima, then their sums."""
+    """Parameters of one type whose gradients are reduced together: first their maxima, then their sums."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.sizes = [p.numel() for p in parameters]
-        self.begin()
+        # where a gradient's elements lie: as in its parameter, or close together where that has gaps
+        self.layouts = [as_real(torch.empty_like(p, device="meta")) for p in parameters]
+        self.sizes = [layout.numel() for layout in self.layouts]
+        self.begin(0)
 
-    def begin(self) -> None:
-        """Forget the last step."""
-        self.pending = len(self.parameters)
+    def begin(self, slices: int) -> None:
+        """Forget the last step; in this one so many slices of this rank will bring gradients."""
+        self.received: list[list[Tensor]] = [[] for _ in self.parameters]
+        self.pending = len(self.parameters) * slices
         self.work: dist.Work | None = None
         self.waited = 0.0  # seconds
 
-    def _slices_of(self, p: nn.Parameter, held: list[dict[nn.Parameter, Tensor]]) -> list[Tensor]:
-        grads = [grads[p] for grads in held if p in grads]
-        return grads if p.grad is None else [*grads, p.grad]
-
-    def start_maximum(self, world: World, held: list[dict[nn.Parameter, Tensor]]) -> None:
+    def start_maximum(self, world: World) -> None:
         """Start the all-reduce of the parameters' exponents."""
-        self.exponents = largest([self._slices_of(p, held) for p in self.parameters], world.device)
+        self.exponents = largest([[as_real(g) for g in grads] for grads in self.received], world.device)
         if world.size > 1:
             self.work = dist.all_reduce(self.exponents, dist.ReduceOp.MAX, async_op=True)
 
-    def start_sum(self, world: World, slices: int, held: list[dict[nn.Parameter, Tensor]]) -> None:
-        """Start the all-reduce of the integers."""
+    def start_sum(self, world: World, slices: int) -> None:
+        """Start the all-reduce of the integers. Gradients of float32 and float64 lose their values to the scaling."""
         self._wait()
         self.sums = torch.empty(sum(self.sizes), dtype=torch.int64, device=world.device)
-        self.out_of = []
-        for p, e, part in zip(self.parameters, self.exponents, torch.split(self.sums, self.sizes), strict=True):
-            into, out = scales(e, slices, p.dtype)
-            self.out_of.append(out)
-            add_fixed(_like(part, p), self._slices_of(p, held), into)
+        into, self.out_of = scales(self.exponents, slices, self.layouts[0].dtype)
+        for grads, scale, part in zip(self.received, into.unbind(), self._parts(), strict=True):
+            add_fixed(part, [as_real(g) for g in grads], scale)
         if world.size > 1:
             self.work = dist.all_reduce(self.sums, async_op=True)
+
+    def _parts(self) -> list[Tensor]:
+        """The sums of each parameter, with its layout's shape and strides."""
+        flat = torch.split(self.sums, self.sizes)
+        return [
+            part.as_strided(layout.shape, layout.stride(), part.storage_offset())
+            for part, layout in zip(flat, self.layouts, strict=True)
+        ]
 
     def _wait(self) -> None:
         if self.work is not None:
@@ -58,11 +64,13 @@ class Bucket:
     def write(self) -> None:
         """Wait for the sums and make them the parameters' gradients."""
         self._wait()
-        for p, out, part in zip(self.parameters, self.out_of, torch.split(self.sums, self.sizes), strict=True):
-            if p.grad is None:
-                p.grad = torch.empty_like(p)
-            from_fixed(_like(part, p), out, p.grad)
-        del self.sums
+        for p, grads, layout, out, part in zip(
+            self.parameters, self.received, self.layouts, self.out_of.unbind(), self._parts(), strict=True
+        ):
+            used = bool(grads) and as_real(grads[0]).stride() == layout.stride()
+            p.grad = grads[0] if used else torch.empty_like(p)  # the memory of the first slice's is free now
+            from_fixed(part, out, as_real(p.grad))
+        del self.sums, self.received
 
 
 def buckets_of(model: nn.Module) -> list[Bucket]:
@@ -76,7 +84,8 @@ def buckets_of(model: nn.Module) -> list[Bucket]:
     room = _BYTES
     for p in reversed(parameters):
         size = p.numel() * p.element_size()
-        if buckets[-1] and (room < size or len(buckets[-1]) == most):
+        last = buckets[-1]
+        if last and (room < size or len(last) == most or last[0].dtype != p.dtype):
             buckets.append([])
             room = _BYTES
         buckets[-1].append(p)
@@ -84,14 +93,16 @@ def buckets_of(model: nn.Module) -> list[Bucket]:
     return [Bucket(parameters) for parameters in buckets if parameters]
 
 
+_indices: dict[tuple[torch.device, tuple[int, ...]], Tensor] = {}  # made once: a copy to a device is waited for
+
+
 def largest(groups: list[list[Tensor]], device: torch.device) -> Tensor:
     """The exponent of each group of tensors: int32 [groups]; ZERO for an empty group."""
-    flat = exponents([t for group in groups for t in group]).to(device)
+    flat, counts = exponents([t for group in groups for t in group]).to(device), [len(group) for group in groups]
+    if flat.numel() and len(set(counts)) == 1:
+        return flat.view(len(groups), -1).amax(dim=1)
+    key = device, tuple(counts)
+    if key not in _indices:
+        _indices[key] = torch.repeat_interleave(torch.tensor(counts)).to(device)
     out = torch.full((len(groups),), ZERO, dtype=torch.int32, device=device)
-    index = torch.tensor([i for i, group in enumerate(groups) for _ in group], dtype=torch.int64, device=device)
-    return out.scatter_reduce_(0, index, flat, "amax")
-
-
-def _like(flat: Tensor, p: Tensor) -> Tensor:
-    """A flat part seen with a parameter's shape and strides (dense, in any memory format)."""
-    return flat.as_strided(p.shape, p.stride(), flat.storage_offset())
+    return out.scatter_reduce_(0, _indices[key], flat, "amax")

@@ -10,33 +10,36 @@ sums.
 """
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.errors import UserError
-from lockstep.parallel.buckets import Bucket, buckets_of, largest
-from lockstep.parallel.fixed_point import scales, to_fixed
-from lockstep.parallel.modules import copy_from_first
+from lockstep.parallel.buckets import Bucket, buckets_of
+from lockstep.parallel.exact_buffers import ExactBuffers
+from lockstep.parallel.modules import as_real, copy_from_first, unequal
+from lockstep.parallel.slices import Replicas, generators, seed_others
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.devices import device_name
 from lockstep.processes.world import World
 
 
-def configure(world: World, threads: int) -> None:
+def configure(world: World) -> None:
     """Make this process's kernels repeatable, and refuse a world whose ranks would round differently.
 
-    Sets the intra-op threads (kernels split their sums by them) and deterministic algorithms; no TF32, no autotuning.
+    Sets one intra-op thread (kernels split their sums by them) and deterministic algorithms; no TF32, no autotuning.
 
     Raises:
-        UserError: where devices, torch versions or thread counts differ between ranks, and on MPS.
+        UserError: where devices or torch versions differ between ranks, and on MPS.
     """
     if world.device.type == "mps":
         raise UserError("--exact on mps: its sums are scaled in float64, which MPS has not", "Use --device cpu.")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
     # it would cost a write of every new tensor
@@ -48,7 +51,7 @@ def configure(world: World, threads: int) -> None:
             if theirs[what] != first:
                 raise UserError(
                     f"--exact: {what} is {first} on rank 0 and {theirs[what]} on rank {rank}, which round differently",
-                    "Run on machines of one kind with the same software and the same --threads.",
+                    "Run on machines of one kind with the same software.",
                 )
 
 
@@ -64,34 +67,106 @@ class ExactSync(GradientSync):
         model: the bare module, the same on all ranks; this makes rank 0's weights and buffers everyone's.
         world: the ranks.
         slices: V, the same for every N that shall agree.
+        threads: slices that this process takes at once. It changes no bit.
     """
 
-    def __init__(self, model: nn.Module, world: World, slices: int) -> None:
-        self.world, self.slices = world, slices
-        self.buckets = buckets_of(model)
-        self.buffers = [b for b in model.buffers() if b.is_floating_point()]
-        self.counters = [b for b in model.buffers() if not b.is_floating_point() and b.dtype != torch.bool]
-        copy_from_first(model, world)
-        self.bucket_of: dict[Tensor, Bucket] = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        for parameter in self.bucket_of:
-            parameter.register_post_accumulate_grad_hook(self._delivered)  # type: ignore[no-untyped-call]
-        self.waits: list[float] = []  # seconds of each step since somebody asked
-        self._begin()
+    exact = True
 
-    def _begin(self) -> None:
-        self.held: list[dict[nn.Parameter, Tensor]] = []  # gradients of this rank's slices but the last
-        self.changes: list[list[Tensor]] = []  # of buffers and counters, by slice
-        self.launched = 0
-        self.listening = False
+    def __init__(self, model: nn.Module, world: World, slices: int, threads: int = 1) -> None:
+        self.model, self.world, self.slices = model, world, slices
+        self.names = [name for name, _ in model.named_parameters()]
+        own_storage(model)
+        copy_from_first(model, world)
+        self.buckets = buckets_of(model)
+        self.buffers = ExactBuffers(model, world, slices)
+        places = {id(p): (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
+        self.places = [places.get(id(p)) for p in model.parameters()]  # of each parameter, None where it is not trained
+        self.lock, self.launching = threading.Lock(), threading.Lock()
+        self.waits: list[float] = []  # seconds of each step since somebody asked
+        # Whether reductions start during the backward pass: known after the first step. Reentrant checkpointing hands
+        # over the gradient of a layer that is used twice in two parts, and a bucket must not leave between them.
+        self.overlap: bool | None = None
+        self.in_parts = False
+        self.fired = WeakKeyDictionary[
+            nn.Module, set[int]
+        ]()  # parameters whose gradient has come, of the slice under way
+        self.at_once = min(threads, slices) if world.device.type == "cpu" else 1
+        self.replicas = Replicas(model, self.at_once, self._listen)
+
+    def _listen(self, module: nn.Module) -> None:
+        """Have the gradients of the model or a copy of it delivered."""
+        fired = self.fired[module] = set()
+        for number, (place, p) in enumerate(zip(self.places, module.parameters(), strict=True)):
+            if place is not None:
+                hook = partial(self._delivered, fired, number)
+                p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def cut(self, batch: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Slices in memory of their own: a kernel chooses its path by the address of its input too."""
+        return [part.clone() for part in torch.split(batch, list(sizes))] if sizes else []
+
+    def passes(
+        self,
+        model: nn.Module,
+        sizes: Sequence[int],
+        reseed: Callable[[int], int],
+        take: Callable[[nn.Module, int], Tensor],
+    ) -> list[Tensor]:
+        """Every slice by itself: buffers start from the step's beginning each time, gradients are set aside."""
+        del model
         for bucket in self.buckets:
-            bucket.begin()
+            bucket.begin(len(sizes))
+        self.launched = 0
+        self.buffers.begin()
+        changes: dict[int, list[Tensor | None]] = {}
+
+        def work(module: nn.Module, i: int) -> Tensor:
+            self.fired[module].clear()
+            self.buffers.enter(module)
+            with self._guarded(module):
+                result = take(module, i)
+            self._collect(module)
+            changes[i] = self.buffers.leave(module)
+            return result
+
+        results = self._side_by_side(len(sizes), reseed, work)
+        for i in range(len(sizes)):
+            self.buffers.add(changes[i])
+        if self.at_once != self.replicas.most:
+            self.at_once = self.replicas.most
+            self.world.print(f"--exact {self.slices} takes one slice after the other: {self.replicas.reason}")
+        return results
+
+    def _side_by_side(
+        self, count: int, reseed: Callable[[int], int], work: Callable[[nn.Module, int], Tensor]
+    ) -> list[Tensor]:
+        """The slices in threads, if the first step drew nothing from the generators that all threads share."""
+        if self.replicas.most > 1 and self.overlap is not None:
+            before = generators()
+            results = self.replicas.run(count, work)
+            if generators() != before:
+                raise UserError(
+                    f"--exact {self.slices}: forward drew random numbers, which it did not in the first step",
+                    "Threads share the generators: use --threads 1.",
+                )
+            return results
+        results, drew = [], False
+        for i in range(count):
+            seed_others(seed := reseed(i))
+            if self.world.device.type != "cpu":  # the host's generator, beside the device's
+                torch.default_generator.manual_seed(seed)
+            before = generators() if self.replicas.most > 1 else ()
+            results.append(work(self.model, i))
+            drew = drew or bool(before and generators() != before)
+        if drew:
+            self.replicas.alone("forward draws random numbers, and threads share the generators")
+        return results
 
     @contextmanager
-    def piece(self, size: int, last: bool) -> Iterator[None]:
-        """Around one slice's passes: buffers start from the step's beginning each time, gradients are set aside."""
-        del size
-        before = [b.clone() for b in (*self.buffers, *self.counters)]
-        self.listening = last  # the last slice's backward starts the reduction, bucket by bucket
+    def _guarded(self, module: nn.Module) -> Iterator[None]:
+        """Around a slice's passes: name an operator that can't be repeated, a parameter that forward changes."""
+        versions = [(p._version, p.data_ptr()) for p in module.parameters()]
+        values = [p.detach().clone() for p in module.parameters()] if self.overlap is None else []
         try:
             yield
         except RuntimeError as error:
@@ -101,22 +176,69 @@ class ExactSync(GradientSync):
                 f"--exact {self.slices}: {str(error).splitlines()[0]}",
                 "Replace that operator in the model, or train without --exact.",
             ) from error
-        self.listening = False
-        now = [*self.buffers, *self.counters]
-        self.changes.append([b - old for b, old in zip(now, before, strict=True)])
-        for b, old in zip(now, before, strict=True):
-            b.copy_(old)
-        if not last:
-            grads = {p: p.grad for bucket in self.buckets for p in bucket.parameters if p.grad is not None}
-            for p in grads:
-                p.grad = None
-            self.held.append(grads)
+        same = [v == (p._version, p.data_ptr()) for v, p in zip(versions, module.parameters(), strict=True)]
+        if values:  # through .data no version tells it; first batches, from which scales are set, are found here
+            same = [
+                s and not bool(unequal(as_real(value), as_real(p.detach())).any())
+                for s, value, p in zip(same, values, module.parameters(), strict=True)
+            ]
+        if not all(same):
+            raise UserError(
+                f"--exact {self.slices}: forward changes the parameter {self.names[same.index(False)]}, and each slice "
+                "would see what another has left",
+                "Make it a buffer, which every slice finds as the step began, or set it before training.",
+            )
 
-    def _delivered(self, parameter: Tensor) -> None:
-        if self.listening:
-            self.bucket_of[parameter].pending -= 1
-            while self.launched < len(self.buckets) and self.buckets[self.launched].pending == 0:
+    def _delivered(self, fired: set[int], number: int, parameter: Tensor) -> None:
+        """The gradient of a slice for a parameter has come, or a part of it."""
+        if number in fired:
+            self.in_parts = True
+            if self.overlap:
+                raise UserError(
+                    f"--exact {self.slices}: the gradient of {self.names[number]} came in two parts, which it did not "
+                    "in the first step",
+                    "Use checkpoint(..., use_reentrant=False).",
+                )
+        fired.add(number)
+        place = self.places[number]
+        if self.overlap and place is not None and parameter.grad is not None:
+            self._take(place, parameter)
+            self._launch_full()
+
+    def _take(self, place: tuple[Bucket, int], parameter: Tensor) -> None:
+        bucket, i = place
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        if gradient.is_complex():
+            gradient = gradient.resolve_conj()
+        with self.lock:
+            bucket.received[i].append(gradient)
+            bucket.pending -= 1
+
+    def _collect(self, module: nn.Module) -> None:
+        """What a slice's backward pass has left in the module."""
+        for place, parameter in zip(self.places, module.parameters(), strict=True):
+            if place is not None and parameter.grad is not None:
+                if parameter.grad.is_sparse:
+                    name = self.names[self.places.index(place)]
+                    raise UserError(f"--exact: the gradient of {name} is sparse", "Use Embedding(sparse=False).")
+                self._take(place, parameter)
+
+    def received(self, parameter: nn.Parameter) -> bool:
+        """True where a slice gave a parameter a gradient."""
+        return any(
+            bucket.received[i] for bucket in self.buckets for i, p in enumerate(bucket.parameters) if p is parameter
+        )
+
+    def _launch_full(self) -> None:
+        """Start what is full. A thread that finds another one at it leaves the rest to that one, or to `finish`."""
+        while self.launching.acquire(blocking=False):
+            try:
+                if self.launched == len(self.buckets) or self.buckets[self.launched].pending:
+                    return
                 self._launch()
+            finally:
+                self.launching.release()
 
     def _launch(self) -> None:
         """Start the next bucket's maximum, and the sum of the one before: its maximum has had time to arrive.
@@ -124,20 +246,21 @@ class ExactSync(GradientSync):
         Buckets go in one fixed order on all ranks, whatever order their gradients come in.
         """
         if self.launched < len(self.buckets):
-            self.buckets[self.launched].start_maximum(self.world, self.held)
+            self.buckets[self.launched].start_maximum(self.world)
         if self.launched > 0:
-            self.buckets[self.launched - 1].start_sum(self.world, self.slices, self.held)
+            self.buckets[self.launched - 1].start_sum(self.world, self.slices)
         self.launched += 1
 
     def finish(self) -> None:
         """Write the summed gradients and the average change of the buffers, on every rank the same."""
         while self.launched <= len(self.buckets):
             self._launch()
-        self._average_changes()
+        self.buffers.finish()
         for bucket in self.buckets:
             bucket.write()
         self.waits.append(sum(bucket.waited for bucket in self.buckets))
-        self._begin()
+        if self.overlap is None:
+            self.overlap = not self.world.largest([int(self.in_parts)])[0]
 
     def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
         """In the order of the slices, by a table to which each rank adds its own."""
@@ -152,28 +275,10 @@ class ExactSync(GradientSync):
         waits, self.waits = self.waits, []
         return None if self.world.device.type != "cpu" else 1e3 * sum(waits) / max(1, len(waits))
 
-    def _average_changes(self) -> None:
-        if not self.buffers and not self.counters:
-            return
-        floats = [[change[i] for change in self.changes] for i in range(len(self.buffers))]
-        whole = [[change[i + len(self.buffers)] for change in self.changes] for i in range(len(self.counters))]
-        exponent = largest(floats, self.world.device)
-        if self.world.size > 1:
-            dist.all_reduce(exponent, dist.ReduceOp.MAX)
-        sums, out_of = [torch.tensor([len(self.changes)], device=self.world.device)], []
-        for buffer, changes, e in zip(self.buffers, floats, exponent, strict=True):
-            into, out = scales(e, self.slices, buffer.dtype)
-            out_of.append(out)
-            sums.append(_summed([to_fixed(c, into) for c in changes], buffer).flatten())
-        sums += [_summed(changes, counter).flatten() for changes, counter in zip(whole, self.counters, strict=True)]
-        flat = self.world.sum(torch.cat(sums))
-        count, *totals = torch.split(flat, [s.numel() for s in sums])
-        for buffer, total, out in zip(self.buffers, totals, out_of, strict=False):
-            # one division of the summed changes, in float64: the average over all slices of all ranks
-            buffer += (total.to(torch.float64) * out / count).to(buffer.dtype).view_as(buffer)
-        for counter, total in zip(self.counters, totals[len(self.buffers) :], strict=True):
-            counter += (total // count).to(counter.dtype).view_as(counter)
 
-
-def _summed(tensors: list[Tensor], like: Tensor) -> Tensor:
-    return sum(tensors, torch.zeros_like(like, dtype=torch.int64))
+@torch.no_grad()
+def own_storage(model: nn.Module) -> None:
+    """Move parameters and buffers whose memory is not torch's, as numpy's, to where kernels find it aligned."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() % 64:
+            tensor.data = tensor.detach().clone()

@@ -20,6 +20,7 @@ from lockstep.parallel.sharded import ShardedSync, is_sharded, shard
 from lockstep.parallel.stages import cut
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.devices import devices, own_devices
+from lockstep.processes.proc import cores
 from lockstep.processes.world import World
 
 
@@ -97,7 +98,8 @@ def spread(
         elif image is not None:
             _place(each, world, config, image)
     if config.exact:
-        return model, ExactSync(model, world, config.exact)
+        threads = execution.threads or max(1, cores() // world.local_size)
+        return model, ExactSync(model, world, config.exact, threads)
     if link.sync_every > 1:
         outer = {"outer_lr": link.outer_lr, "outer_momentum": link.outer_momentum}
         return model, LocalSync(model, world, link.sync_every, **outer)

@@ -16,6 +16,7 @@ class GradientSync:
     """The training step's view of the other ranks; as it stands here, there are none."""
 
     average_over = 1  # the factor by which the ranks' summed gradients are divided
+    at_once = 1  # pieces in threads of this process, where there are several
     exact = False  # pieces are the same on every N, and may be taken in several threads
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
@@ -30,14 +31,14 @@ class GradientSync:
         self,
         model: nn.Module,
         sizes: Sequence[int],
-        reseed: Callable[[int], object],
+        reseed: Callable[[int], int],
         take: Callable[[nn.Module, int], Tensor],
     ) -> list[Tensor]:
         """Take this rank's pieces of a step through the model, and return what `take` does of each.
 
         Args:
             sizes: samples of each piece.
-            reseed: `reseed(i)` seeds the process's generators for piece i.
+            reseed: `reseed(i)` seeds the generators that draw for piece i, and returns their seed.
             take: `take(model, i)` is the forward and backward pass of piece i through that module.
         """
         results = []

@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,8 @@ from lockstep.processes import failures, signals
 from lockstep.processes.devices import process_count
 from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
 from lockstep.processes.failures import SHUTDOWN_S, WorkerFailed
+from lockstep.processes.listening import LOOPBACK, STORE
+from lockstep.processes.meeting import meeting_place, rendezvous_by
 from lockstep.processes.world import join
 
 _COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values
@@ -130,25 +131,23 @@ def _start_workers(
         if not signals.survives_hangup(recovery.on_hangup):
             raise SignalException("the terminal hung up", signal.Signals(number))
 
-    endpoint, one_machine = _endpoint(execution), execution.nnodes == 1
-    static = {"rank": execution.node_rank, "timeout": int(execution.collective_timeout)}
+    meeting = meeting_place(execution)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         launcher = LaunchConfig(
             min_nodes=execution.nnodes,
             max_nodes=execution.nnodes,
             nproc_per_node=count,
             run_id="lockstep",
-            rdzv_backend="c10d" if one_machine else "static",
-            rdzv_endpoint=endpoint,
-            rdzv_configs={"is_host": True} if one_machine else static,
+            **rendezvous_by(meeting),
             max_restarts=0,
-            local_addr="localhost" if one_machine else None,
+            local_addr=LOOPBACK if execution.nnodes == 1 else None,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
             signals_to_handle=signals.launcher_signals(),
         )
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # else torch talks about it; join() sets threads
             failures.FAILURES: folder,
+            STORE: meeting.listens,
         }
         try:
             with signals.environment_variables(environment), signals.launch_handlers():
@@ -162,28 +161,12 @@ def _start_workers(
         except ChildFailedError as failed:
             raise failures.first_failure(Path(folder), failed) from None
         except (DistError, RendezvousError) as error:
+            machine, place = f"machine {execution.node_rank} of {execution.nnodes}", f"{meeting.host}:{meeting.port}"
             raise UserError(
-                f"machine {execution.node_rank} of {execution.nnodes} did not meet the others at {endpoint} "
-                f"in {execution.collective_timeout:g} s: {error}",
+                f"{machine} did not meet the others at {place} in {execution.collective_timeout:g} s: {error}",
                 "Check that the address is machine 0's, the port is open, and the command runs on every machine.",
             ) from error
     return [values[rank] for rank in sorted(values)]
-
-
-def _endpoint(execution: Execution) -> str:
-    """Where the processes meet; on one machine port 0, a free one, unless another was asked for."""
-    host = execution.master_addr if execution.nnodes > 1 else "localhost"
-    if execution.master_port and execution.node_rank == 0:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", execution.master_port))
-            except OSError as error:
-                raise UserError(
-                    f"--master-port {execution.master_port} is in use on this machine",
-                    "Name another." if execution.nnodes > 1 else "Leave the flag out, or name another.",
-                ) from error
-    return f"{host}:{execution.master_port}"
 
 
 def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str) -> Any:

@@ -21,10 +21,18 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """The interfaces of this host, in the kernel's order; one that vanishes meanwhile is down and has no address."""
-    addresses, stats, found = psutil.net_if_addrs(), psutil.net_if_stats(), []
-    for _, name in socket.if_nameindex():
-        up = name in stats and "up" in stats[name].flags.split(",")  # isup would want a cable as well
+    """The interfaces of this host, in the kernel's order; one that vanishes meanwhile is down and has no address.
+
+    Where the system hides what it knows of their state (/proc or /sys not mounted), those with an address are up.
+    """
+    addresses, found = psutil.net_if_addrs(), []
+    try:
+        flags = {name: each.flags.split(",") for name, each in psutil.net_if_stats().items()}
+        names = [name for _, name in socket.if_nameindex()]
+    except OSError:
+        flags, names = {name: ["up"] for name in addresses}, list(addresses)
+    for name in names:
+        up = "up" in flags.get(name, [])  # isup would want a cable as well
         own = [each.address for each in addresses.get(name, []) if each.family in (socket.AF_INET, socket.AF_INET6)]
         found.append(Interface(name, up, tuple(own)))
     return found

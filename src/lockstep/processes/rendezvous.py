@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from lockstep.errors import UserError
+from lockstep.processes.listening import listen_at, serve_store
 from lockstep.processes.network import address_towards, interface_of
 
 _PORTS, _FIRST_PORT, _LAST_PORT = 16, 15_000, 32_000  # below those that systems hand out for outgoing connections
@@ -40,29 +41,25 @@ def open_store(job: str, host: str, rank: int, size: int, seconds: float) -> Sto
     """
     limit = timedelta(seconds=seconds)
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=limit)
-        _serve_port(job, store.port, size - 1)
+        store = serve_store(listen_at(host, 0), size, False, limit)
+        _serve_port(job, host, store.port, size - 1)
         return store
     return TCPStore(host, _find_port(job, host, rank, size, seconds), size, wait_for_workers=False, timeout=limit)
 
 
-def _serve_port(job: str, port: int, ranks: int) -> None:
+def _serve_port(job: str, host: str, port: int, ranks: int) -> None:
     """At the first of the job's ports that is free, give so many ranks that ask for the job the port of its store."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for own in ports(job):
         try:
-            listener.bind(("", own))
+            listener = listen_at(host, own)
             break
         except OSError:
             continue  # somebody else's
     else:
-        listener.close()
         raise UserError(
             f"rank 0 can listen at none of the ports {', '.join(map(str, ports(job)))}",
             "Set MASTER_PORT, the same for all ranks.",
         )
-    listener.listen(ranks)
 
     def serve() -> None:
         left = ranks

@@ -1,5 +1,6 @@
 """The processes of a run, as one of them sees it: its rank, and the collectives."""
 
+import json
 import os
 import time
 from collections.abc import Iterator, MutableMapping
@@ -18,6 +19,7 @@ from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
 from lockstep.processes.devices import rank_device
 from lockstep.processes.environment import JOB, launcher_ranks
+from lockstep.processes.listening import LOOPBACK, keep_to_loopback
 from lockstep.processes.memory import keep_freed
 from lockstep.processes.proc import cores
 from lockstep.processes.rendezvous import choose_interface, fresh_store, open_store
@@ -71,12 +73,22 @@ class World:
             dist.barrier(device_ids=None if self.backend == "gloo" else [self.device.index])
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on all ranks (for small objects: it goes through the host)."""
+        """Every rank's value, in rank order, on all ranks (for small ones: they go through the host).
+
+        A value is JSON's: text, numbers, None, lists and dicts with text for keys. A pickle, as torch's own collectives
+        for objects send it, would be code for whoever gets at the connection to run.
+        """
+        content = json.dumps(value).encode()
         if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+            return [json.loads(content)]
+        text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(text)
+        dist.all_reduce(sizes)
+        table = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
+        table[self.rank, : len(text)] = text
+        dist.all_gather(list(table.unbind()), table[self.rank].clone())
+        return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(table, sizes.tolist(), strict=True)]
 
     def print(self, *values: object) -> None:
         """Print on rank 0 alone."""
@@ -137,17 +149,21 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
     names = backend if backend == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
     limit = timedelta(seconds=execution.collective_timeout)
     try:
-        store = _store(environ, rank, size, execution.collective_timeout)
-        if local_size < size:
+        store = _store(environ, rank, size, local_size == size, execution.collective_timeout)
+        if local_size == size:
+            keep_to_loopback(environ)
+        else:
             choose_interface(store, environ["MASTER_ADDR"], rank, size, environ)
         dist.init_process_group(names, timeout=limit, store=store, rank=rank, world_size=size)
+        world = World(rank, size, local_rank, local_size, device, backend)
+        world.largest([rank])  # who leaves before the last one has connected would seem to have died
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UserError(
             f"rank {rank} of {size} could not meet the others at "
             f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}",
             "Check that the address is machine 0's, the port is free and open, and that all processes were started.",
         ) from error
-    yield World(rank, size, local_rank, local_size, device, backend)
+    yield world
     # Not after an error: an orderly goodbye would wait for the others. The process ends, the launcher stops the rest.
     dist.destroy_process_group()
     # gloo's threads outlive the group, which DDP never lets go, and need the interpreter's lock to release the last
@@ -155,9 +171,10 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
     time.sleep(_LAST_RELEASES_S)
 
 
-def _store(environ: MutableMapping[str, str], rank: int, size: int, seconds: float) -> Store:
+def _store(environ: MutableMapping[str, str], rank: int, size: int, one_host: bool, seconds: float) -> Store:
     """The store of the ranks of this attempt."""
     if job := environ.get(JOB):
-        return open_store(job, environ["MASTER_ADDR"], rank, size, seconds)
+        host = LOOPBACK if one_host else environ["MASTER_ADDR"]
+        return open_store(job, host, rank, size, seconds)
     found, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))
     return fresh_store(found, rank, size, seconds)

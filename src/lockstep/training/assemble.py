@@ -118,8 +118,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     """
     precision.configure(config.precision, world.device)
     if config.exact:
-        # one thread unless told otherwise: a default by cores and processes would round differently on another N
-        exact.configure(world, config.execution.threads or 1)
+        exact.configure(world)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model, optim = build_model(config, train_set).to(dtype=dtype), config.optim

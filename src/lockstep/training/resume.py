@@ -30,15 +30,17 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
         UserError: for another experiment (with a diff), where checkpoints there were and none is good, and for a PATH
             where the run folder holds checkpoints of a run that did not begin with it.
     """
-    found: tuple[Loaded | None, UserError | None] = (None, None)
+    found: Loaded | None = None
+    failure: UserError | None = None
     if world.rank == 0:
         try:
-            found = _find(config, folder), None
+            found = _find(config, folder)
         except UserError as error:
-            found = None, error
-    loaded, failure = world.gather(found)[0]
-    if failure is not None:
-        raise failure if world.rank == 0 else PeerError(f"rank 0: {failure.message}")
+            failure = error
+    theirs, reason = world.gather([found and found.to_dict(), failure and failure.message])[0]
+    if reason is not None:
+        raise failure or PeerError(f"rank 0: {reason}")
+    loaded = Loaded.from_dict(theirs) if theirs else None
     if loaded is None:
         begun = (folder / "journal.jsonl").exists()
         return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else ""

@@ -13,7 +13,7 @@ import torch
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.snapshot import contribute
 from lockstep.checkpoint.store import abandon
-from lockstep.checkpoint.verified import newest
+from lockstep.checkpoint.verified import Loaded, newest
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
@@ -120,9 +120,10 @@ class Session:
         self.flush()
         checkpoints = self.folder / "checkpoints"
         found = newest(checkpoints, resume.digests(self.folder)) if self.world.rank == 0 else None
-        loaded = self.world.gather(found)[0]
-        if loaded is None:
+        theirs = self.world.gather(found and found.to_dict())[0]
+        if theirs is None:
             raise bad
+        loaded = Loaded.from_dict(theirs)
         skipped = sorted({*self.state.skipped, bad.step})
         self.state = resume.load(self.run, loaded)
         self.state.skipped = skipped

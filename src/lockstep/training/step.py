@@ -152,8 +152,9 @@ class TrainStep:
         sizes = [piece.size for piece in batch.pieces]
         images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
 
-        def reseed(i: int) -> None:
-            self._reseed(stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
+        def reseed(i: int) -> int:
+            self._reseed(seed := stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
+            return seed
 
         def take(model: nn.Module, i: int) -> Tensor:
             return self._pass(model, images[i], labels[i], batch.pieces[i], batch.count)

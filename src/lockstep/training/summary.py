@@ -11,6 +11,7 @@ from lockstep.config import Config
 from lockstep.parallel.batchnorm import batch_norms, local_batch_norms
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.devices import device_name, own_devices
+from lockstep.processes.listening import described
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 from lockstep.watch.journal import RunRecord
@@ -24,7 +25,7 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int) -> Run
         world={"size": world.size, "local_size": world.local_size, "backend": world.backend},
         pids=world.gather(os.getpid()),
         device=device_name(world.device),
-        threads=torch.get_num_threads(),
+        threads=max(torch.get_num_threads(), run.step.sync.at_once),
         versions=versions(),
         data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
         parameters=sum(p.numel() for p in run.model.parameters()),
@@ -84,6 +85,8 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
         f"{order.samples_per_epoch:,} images an epoch, "
         f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {where}, {config.precision}"
     ]
+    if listening := described(world.size, world.local_size, world.backend, os.environ):
+        lines.append(listening)
     if config.exact:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"

@@ -45,6 +45,7 @@ def findings(plan: Plan, log: Callable[[str], None]) -> Iterator[Finding]:
         yield network.host_name(plan.nnodes, plan.timeout, socket.gethostname())
         yield from network.interface(interfaces())
         yield network.port(0 if plan.master_addr else plan.master_port, plan.timeout)
+        yield network.listening(plan.nnodes, plan.master_addr)
     if plan.wants("collectives"):
         log("all-reduces between two processes over gloo")
         yield outcome("gloo", "2 ranks", *on_host("gloo", ("cpu", "cpu"), plan.timeout))

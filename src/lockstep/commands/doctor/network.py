@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 
 from lockstep.commands.doctor.finding import Finding, graded, within
-from lockstep.processes.network import Interface, interfaces
+from lockstep.processes.network import Interface, address_towards, interface_of, interfaces
 from lockstep.processes.proc import listener_at
 
 
@@ -131,3 +131,19 @@ def port(number: int, seconds: float) -> Finding:
         message = f"port {own}: what was sent over 127.0.0.1 did not arrive"
         return Finding(check, "fail", message, "Check proxies on the loopback.")
     return Finding(check, "ok", f"{shown}: opened, and reached by 127.0.0.1", numbers={"port": own})
+
+
+def listening(nnodes: int, master_addr: str, environ: Mapping[str, str] = os.environ) -> Finding:
+    """What a run would open to whom, as `processes/listening.py` has it."""
+    check, loopback = "listening", next((i.name for i in interfaces() if "127.0.0.1" in i.addresses), "")
+    named = {name: environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if environ.get(name)}
+    beyond = " ".join(f"{name}={value}" for name, value in named.items() if value != loopback)
+    if nnodes == 1:
+        message = f"a run on this machine listens at 127.0.0.1 ({loopback}) alone"
+        remedy = "Unset them for runs on one machine: whoever reaches that interface can disturb the run."
+        message += f", but {beyond}" if beyond else ""
+        return graded(check, message, {"interface": loopback}, (bool(beyond), "warn", remedy))
+    own = environ.get("GLOO_SOCKET_IFNAME") or interface_of(address_towards(master_addr)) or "the way to machine 0"
+    store = f"machine 0's store at {master_addr or '--master-addr'}"
+    message = f"{store}, and gloo's and NCCL's ports on {own}, without a password: keep strangers out (SECURITY.md)"
+    return Finding(check, "ok", message, "", {"interface": own})

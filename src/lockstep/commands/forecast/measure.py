@@ -23,6 +23,7 @@ from lockstep.data.loaders import TrainLoader
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.ddp import LockstepDDP
 from lockstep.parallel.sync import GradientSync
+from lockstep.processes.listening import loopback_alone
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble, load_data, train_loader
 from lockstep.training.loop import steps
@@ -129,7 +130,8 @@ def measure(world: World, configs: Sequence[Config], reduces: bool, seconds: flo
 
     lonely = reduces and world.size == 1
     if lonely:  # DDP wants a group, if only of one
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        with loopback_alone():
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         if reduces:  # in a group of one, too
             run.step.model = LockstepDDP(run.model, world, config.model.find_unused_parameters)
@@ -149,7 +151,7 @@ def measure(world: World, configs: Sequence[Config], reduces: bool, seconds: flo
     finally:
         if lonely:
             dist.destroy_process_group()
-    everyone = world.gather(moments)
+    everyone = [dict(each) for each in world.gather(list(moments.items()))]  # JSON's keys are texts
     return Measured(
         Curve({size: _slowest([each[size] for each in everyone]) for size in loaders}),
         {size: min(world.gather(_rate(loader, clock))) for size, loader in loaders.items()},

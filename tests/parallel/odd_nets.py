@@ -1,0 +1,152 @@
+"""Small classifiers of [b, 1, 9, 9] that keep state, or compute, in unusual ways."""
+
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+PIXELS, CLASSES = 81, 7
+
+
+def mlp() -> nn.Module:
+    """Its slices begin at any address: 81 floats a sample."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 33), nn.ReLU(), nn.Linear(33, CLASSES))
+
+
+class Reassigning(nn.Module):
+    """A centre that is a new tensor after each pass, its graph attached."""
+
+    center: Tensor
+    mask: Tensor
+    highest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(PIXELS, CLASSES)
+        self.register_buffer("center", torch.zeros(PIXELS))
+        self.register_buffer("mask", torch.zeros(CLASSES).index_fill_(0, torch.tensor(0), -math.inf))
+        self.register_buffer("highest", torch.tensor(-math.inf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        self.center = 0.9 * self.center + 0.1 * (x * self.linear.weight[0]).mean(0)
+        self.highest = torch.maximum(self.highest, x.detach().max())
+        return self.linear(x - self.center) + self.mask.exp()
+
+
+class ActNorm(nn.Module):
+    """Scale and shift are those of the first batch: by a flag, in buffers; with counters of other types."""
+
+    seen: Tensor
+    batches: Tensor
+    phase: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(PIXELS, CLASSES)
+        self.register_buffer("seen", torch.tensor(False))
+        self.register_buffer("shift", torch.zeros(PIXELS))
+        self.register_buffer("classes", torch.zeros(CLASSES, dtype=torch.bool))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.uint8))
+        self.register_buffer("phase", torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if not self.seen:
+            self.shift.copy_(x.mean(0))
+            self.seen.fill_(True)
+        y = self.linear(x - self.shift)
+        self.classes[y.argmax(1)] = True
+        self.batches += 1
+        self.phase = self.phase * torch.complex(x.mean(), x.abs().mean())
+        return y
+
+
+class Complex(nn.Module):
+    """A complex parameter, one with gaps, and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectrum = nn.Parameter(torch.randn(9, 5, dtype=torch.complex64))
+        whole = nn.Conv2d(3, 5, 3).weight
+        self.part = nn.Parameter(whole[:, :1])
+        self.gain = nn.Parameter(torch.tensor(1.5))
+        self.linear = nn.Linear(5 * 49, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.fft.irfft2(torch.fft.rfft2(x.float()) * self.spectrum, s=(9, 9)).to(x.dtype)
+        return self.linear(nn.functional.conv2d(x, self.part).flatten(1) * self.gain)
+
+
+class Twice(nn.Module):
+    """A layer that is used twice under checkpointing: reentrant, its gradient comes in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared = nn.Linear(PIXELS, 32), nn.Linear(32, 32)
+        self.last = nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1))
+        for _ in range(2):
+            x = checkpoint(lambda y: self.shared(y).relu(), x, use_reentrant=True)
+        return self.last(x)
+
+
+class Drawing(nn.Module):
+    """Noise from the generators of torch, numpy and Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(PIXELS, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.from_numpy(np.random.standard_normal((len(x), PIXELS))).float()
+        return self.linear(x.flatten(1) + noise * random.random()) * (1 + torch.rand(()))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.norm(self.conv(x)))
+
+
+def resnet() -> nn.Module:
+    """Batch norm, and a block that stands in two places."""
+    shared = Block()
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8, momentum=None), shared, Block(), shared,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES),
+    )  # fmt: skip
+
+
+class ViT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Conv2d(1, 24, 3, stride=3), nn.Parameter(torch.randn(1, 9, 24))
+        layer = nn.TransformerEncoderLayer(24, 3, 40, 0.0, batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(24, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).transpose(1, 2) + self.position
+        return self.head(self.blocks(tokens).mean(1))
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "re-assigned buffers, infinities": Reassigning,
+    "first batch by a flag, complex buffer": ActNorm,
+    "complex parameter, one with gaps": Complex,
+    "reentrant checkpoint, a layer twice": Twice,
+    "three generators": Drawing,
+    "batch norm, a shared block": resnet,
+    "attention": ViT,
+}

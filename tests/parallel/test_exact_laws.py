@@ -1,0 +1,244 @@
+"""Exact mode, whatever a model does: one digest for any number of processes and threads."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lockstep.checkpoint.weights import digest
+from lockstep.data.loaders import Batch
+from lockstep.data.pieces import slices
+from lockstep.errors import UserError
+from lockstep.parallel.exact import ExactSync, configure
+from lockstep.processes.world import World
+from lockstep.training.step import TrainStep
+from tests.parallel.odd_nets import CLASSES, NETS, PIXELS, mlp
+from tests.ranks import run_ranks
+
+SINGLE = World.single()
+SLICES, BATCHES = 5, (23, 23, 3)  # the last one has fewer samples than there are slices
+
+
+def batches(world: World) -> list[Batch]:
+    """This rank's part of a few batches; its images come from numpy, at an address of numpy's."""
+    found, images = [], torch.Generator().manual_seed(5)
+    for step, count in enumerate(BATCHES):
+        whole = torch.randn(count, 1, 9, 9, generator=images).numpy()
+        labels = torch.randint(CLASSES, (count,), generator=images).numpy()
+        pieces = slices(count, SLICES, world)
+        mine = np.concatenate([np.arange(0), *(np.arange(count)[p.rows] for p in pieces)])
+        memory = np.empty(whole[mine].size + 1, np.float32)[1:].reshape(whole[mine].shape)
+        memory[:] = whole[mine]
+        batch = Batch(
+            torch.from_numpy(memory), torch.from_numpy(labels[mine]), pieces, np.arange(count), 0, step, 23 * step
+        )
+        found.append(batch)
+    return found
+
+
+def trained(world: World, net: nn.Module, threads: int, precision: str = "fp32") -> tuple[str, str]:
+    sync = ExactSync(net, world, SLICES, threads)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.float(), labels)
+
+    step = TrainStep(net, loss, optimizer, precision=precision, clip_norm=1.0, sync=sync, seed=3)
+    losses = [world.sum(step(batch)).item() for batch in batches(world)]
+    return digest(net), repr(losses)
+
+
+def all_nets(world: World, threads: int, names: list[str]) -> dict[str, tuple[str, str]]:
+    configure(world)
+    results = {}
+    for name in names:
+        for precision in ("fp32", "bf16"):
+            torch.manual_seed(1)
+            results[f"{name}, {precision}"] = trained(world, NETS[name](), threads, precision)
+    return results
+
+
+def check(worlds: list[tuple[int, int]]) -> None:
+    alone = run_ranks(all_nets, 1, 1, list(NETS), timeout=120)[0]
+    assert len({weights for weights, _ in alone.values()}) == len(alone)
+    for n, threads in worlds:
+        for rank, results in enumerate(run_ranks(all_nets, n, threads, list(NETS), timeout=120)):
+            for name, result in results.items():
+                assert result == alone[name], f"{name}: rank {rank} of {n}, {threads} threads"
+
+
+def test_one_digest_for_processes_and_threads() -> None:
+    check([(1, 2), (3, 1)])
+
+
+@pytest.mark.slow
+def test_one_digest_for_more_of_them() -> None:
+    check([(1, 5), (2, 1), (2, 2), (5, 1)])
+
+
+def test_slices_begin_at_aligned_addresses_on_every_rank_of_every_number_of_them() -> None:
+    sync = ExactSync(mlp(), SINGLE, 8)
+    for n in range(1, 9):
+        for rank in range(n):
+            world = dataclasses.replace(SINGLE, rank=rank, size=n)
+            for batch in batches(world):
+                for whole in (batch.images, batch.labels):
+                    parts = sync.cut(whole, [p.size for p in batch.pieces])
+                    assert len(parts) == len(batch.pieces)
+                    assert all(part.data_ptr() % 64 == 0 for part in parts)
+                    assert len({part.untyped_storage().data_ptr() for part in parts}) == len(parts)
+
+
+def test_parameters_in_memory_of_others_are_moved() -> None:
+    net = mlp()
+    memory = np.zeros(33 * 81 + 1, np.float32)[1:].reshape(33, 81)
+    net[1].weight = nn.Parameter(torch.from_numpy(memory))
+    ExactSync(net, SINGLE, 8)
+    assert all(p.data_ptr() % 64 == 0 for p in net.parameters())
+
+
+def test_slices_go_side_by_side_in_threads_of_one_intra_op_thread() -> None:
+    class Seeing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((threading.get_ident(), torch.get_num_threads()))
+            meeting.wait()  # until the other thread is here too
+            return super().forward(x.flatten(1))
+
+    before = torch.get_num_threads()
+    net, seen, meeting = Seeing(PIXELS, CLASSES), list[tuple[int, int]](), threading.Barrier(1)
+    sync = ExactSync(net, SINGLE, 4, threads=2)
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync)
+    first, second, _ = batches(SINGLE)
+    try:
+        configure(SINGLE)
+        first.pieces = second.pieces = slices(23, 4, SINGLE)
+        step(first)
+        assert len(seen) == 4
+        seen.clear()
+        meeting = threading.Barrier(2, timeout=60)
+        step(second)
+    finally:
+        torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(False)
+    assert len({thread for thread, _ in seen}) == 2
+    assert {count for _, count in seen} == {1}
+
+
+class Failing(nn.Linear):
+    """Fails where it is told to."""
+
+    where = ""
+    reached = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self.where:
+            case "parameter":
+                self.weight.data.mul_(0.5)
+            case "shape":
+                self.register_buffer("cache", torch.zeros(len(x)))
+            case "thread" if threading.current_thread() is threading.main_thread():
+                self.reached.wait(60)  # else this one might take all slices
+            case "thread":
+                self.reached.set()
+                raise ArithmeticError("in a thread")
+            case "draw":
+                torch.rand(())
+        return super().forward(x.flatten(1))
+
+
+def stepping(threads: int = 1) -> tuple[Failing, TrainStep, ExactSync]:
+    net = Failing(PIXELS, CLASSES)
+    sync = ExactSync(net, SINGLE, SLICES, threads)
+    return net, TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync), sync
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("parameter", "forward changes the parameter weight"),
+        ("shape", "forward made the buffer cache another one, none before and float32 "),
+    ],
+)
+def test_what_slices_would_hand_to_each_other_is_refused_by_name(where: str, what: str) -> None:
+    net, step, _ = stepping()
+    net.where = where
+    with pytest.raises(UserError, match=what):
+        step(batches(SINGLE)[0])
+
+
+def test_an_error_in_a_thread_is_raised_when_all_have_ended() -> None:
+    net, step, sync = stepping(threads=2)
+    first, second, _ = batches(SINGLE)
+    step(first)
+    net.where = "thread"
+    with pytest.raises(ArithmeticError, match="in a thread"):
+        step(second)
+    net.where = ""
+    step(second)  # nothing of the failed step is left
+    assert len(sync.replicas.copies) == 1
+
+
+def test_a_model_that_draws_takes_one_slice_after_the_other() -> None:
+    net, step, sync = stepping(threads=2)
+    first, second, _ = batches(SINGLE)
+    net.where = "draw"
+    step(first)
+    assert sync.replicas.most == 1
+    assert "draws" in sync.replicas.reason
+    step(second)
+
+
+def test_draws_that_begin_later_are_refused() -> None:
+    net, step, _ = stepping(threads=2)
+    first, second, _ = batches(SINGLE)
+    step(first)
+    net.where = "draw"
+    with pytest.raises(UserError, match="use --threads 1"):
+        step(second)
+
+
+def test_copies_follow_what_is_changed_between_steps() -> None:
+    net, step, sync = stepping(threads=2)
+    first, second, third = batches(SINGLE)
+    step(first)
+    step(second)
+    copy = sync.replicas.copies[0]
+    assert copy.weight.data_ptr() == net.weight.data_ptr()
+    with torch.no_grad():
+        net.weight.data = net.weight.detach().clone()
+    net.eval()
+    step(third)
+    assert sync.replicas.copies[0] is copy
+    assert copy.weight.data_ptr() == net.weight.data_ptr()
+    assert not copy.training
+    net.where = "else"
+    step(third)
+    assert sync.replicas.copies[0] is not copy
+
+
+def test_a_gradient_in_two_parts_that_comes_later_is_refused() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.head, self.times = nn.Linear(PIXELS, PIXELS), nn.Linear(PIXELS, CLASSES), 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1).requires_grad_()
+            for _ in range(self.times):
+                x = checkpoint(self.linear, x, use_reentrant=True)
+            return self.head(x)
+
+    net = Sometimes()
+    sync = ExactSync(net, SINGLE, SLICES)
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync)
+    first, second, _ = batches(SINGLE)
+    step(first)
+    assert sync.overlap
+    net.times = 2
+    with pytest.raises(UserError, match=r"linear\.weight came in two parts|linear\.bias came in two parts"):
+        step(second)
