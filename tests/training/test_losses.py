@@ -31,7 +31,7 @@ Loss = Callable[..., Any]
 
 
 def labels_of(count: int) -> Tensor:
-    return torch.arange(count) ** 2 % CLASSES
+    return torch.tensor([0, 2, 1, 2, 0, 1, 2])[:count]
 
 
 def several(labels: Tensor) -> Tensor:

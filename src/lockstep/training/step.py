@@ -91,12 +91,13 @@ class TrainStep:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
         before = Kept(self.model.modules()) if self._skip_nonfinite else None
-        summed = self._accumulate(batch)
+        found = self._accumulate(batch)
         end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._check_gradients = False
             require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
         self.sync.finish()
+        summed = self._summed(found, batch)
         self._divide()
         self.left_out = before is not None and not self._finite()
         if before is not None and self.left_out:
@@ -148,7 +149,8 @@ class TrainStep:
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
-    def _accumulate(self, batch: Batch) -> Tensor:
+    def _accumulate(self, batch: Batch) -> list[Tensor]:
+        """What `_pass` returns of each of this rank's pieces."""
         sizes = [piece.size for piece in batch.pieces]
         images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
 
@@ -159,19 +161,17 @@ class TrainStep:
         def take(model: nn.Module, i: int) -> Tensor:
             return self._pass(model, images[i], labels[i], batch.pieces[i], batch.count)
 
-        found = self.sync.passes(self.model, sizes, reseed, take)
-        if self._divisor is not None or any(each.ndim for each in found):
-            return self._quotient(found, sum(sizes), batch)
-        losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
-        return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
+        return self.sync.passes(self.model, sizes, reseed, take)
 
-    def _quotient(self, found: list[Tensor], samples: int, batch: Batch) -> Tensor:
-        """This rank's part of a loss with denominators, times the batch's count; notes the divisor of its gradients.
-
-        `found` is a numerator and a denominator for each piece, [2]. One small all-reduce, which nothing waits for.
-        """
+    def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
+        """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
+        which its gradients are divided by too; a small all-reduce, that nothing waits for."""
+        sizes = [piece.size for piece in batch.pieces]
+        if self._divisor is None and not any(each.ndim for each in found):
+            losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
+            return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
         terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=self._dtype)
-        self._divisor = self.sync.total(terms[:, 1], samples, batch.count) / batch.count
+        self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
         return terms[:, 0].sum() / self._divisor
 
     def _count(self, size: int) -> Tensor:

@@ -96,6 +96,14 @@ class RollbackRecord(TypedDict):
     error: str
 
 
+class SkipRecord(TypedDict):
+    """A gradient was not finite, and `--on-nonfinite skip` left the step out."""
+
+    kind: Literal["fault"]
+    fault: Literal["skip"]
+    step: int  # from 0
+
+
 class EndRecord(TypedDict):
     """The last record of a process's work, however it ended."""
 
@@ -109,11 +117,12 @@ class EndRecord(TypedDict):
     ledger_sha256: str
     weights_sha256: str
     processes: int
+    skipped: int  # steps that this process left out because a gradient was not finite, as fp16's scaler does too
     peak_memory_gib: list[float]  # by rank and its devices; on a CPU what the process held resident
     error: NotRequired[str]
 
 
-Record = RunRecord | StepRecord | EvalRecord | CheckpointRecord | HangRecord | RollbackRecord | EndRecord
+Record = RunRecord | StepRecord | EvalRecord | CheckpointRecord | HangRecord | RollbackRecord | SkipRecord | EndRecord
 Mirror = Callable[[Record], None]
 
 
