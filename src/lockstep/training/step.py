@@ -3,17 +3,20 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
+from lockstep.draws.intercept import keyed
+from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
-from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.data_parallel import driven, replica_devices
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
-from lockstep.parallel.sharded import local, whole
-from lockstep.parallel.strategy import sync_of
+from lockstep.parallel.sharded import is_sharded, local, whole
+from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.training.checks import outputs_of, require_gradients, require_ready
@@ -34,7 +37,7 @@ class TrainStep:
         clip_norm: largest global gradient norm (0: no clipping).
         schedule: learning-rate factor, a function of the samples seen before the step; multiplies each group's initial
             rate.
-        seed: key of the dropout draws.
+        seed: key of dropout and of whatever else the model draws.
         sync: how gradients are combined (default: as `parallelize` made `model`).
         find_unused_parameters: accept parameters without a gradient.
         skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It
@@ -72,6 +75,7 @@ class TrainStep:
         self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
         self._check_mean = True
         self._reseed = _reseed(driven(model))
+        self.draws = None if replica_devices(model) else Draws(seed)  # DataParallel's copies run in threads of its own
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
         self._norms = step_batch_norms(model)
@@ -159,7 +163,15 @@ class TrainStep:
             return seed
 
         def take(model: nn.Module, i: int) -> Tensor:
-            return self._pass(model, images[i], labels[i], batch.pieces[i], batch.count)
+            piece = batch.pieces[i]
+            some, theirs = self._some(images[i], labels[i])
+            if self.draws is None:
+                return self._pass(model, some, theirs, piece, batch.count)
+            ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
+            with keyed(self.draws, unwrap(model), batch.step, ids, some):
+                if self.draws.plan is None and is_sharded(model):  # it can't be passed through in the midst of a pass
+                    self.draws.planned(model, some)
+                return self._pass(model, some, theirs, piece, batch.count)
 
         return self.sync.passes(self.model, sizes, reseed, take)
 
@@ -189,7 +201,6 @@ class TrainStep:
 
         Returns its mean loss, detached, or where it has a denominator both of them, [2].
         """
-        images, labels = self._some(images, labels)
         with self.autocast(), announced(self._norms, piece, len(images), count):
             outputs = outputs_of(model, images)
             value, denominator = self.loss(outputs, labels)

@@ -149,7 +149,8 @@ class _Recorder:
         self.norm = float(torch.stack(norms).norm()) if norms else 0.0
 
     def _note_step(self, ledger: bytes, loss: float) -> None:
-        drawn, trace = bool(self.draws), self.trace
+        keyed = getattr(self.run.step, "draws", None)  # a step of the user's own may have none
+        drawn, trace = bool(self.draws) or (keyed is not None and keyed.plan is not None), self.trace
         held = self.tracks.note(itertools.chain(probes.state(self.run), probes.moments(self.run)), self.main)
         buffers = {name for name, _ in self.run.model.named_buffers()}
         buffers |= {f"ema.{name}" for name in buffers}  # each rank's may follow its own share until they are averaged
