@@ -137,6 +137,7 @@ def test_ranks_that_round_differently_are_refused() -> None:
         ({"model": {"batch_norm": "global"}}, "--batch-norm global"),
         ({"model": {"compile": True}}, "--compile"),
         ({"execution": {"strategy": "dp"}}, "order of its own"),
+        ({"execution": {"strategy": "fsdp"}, "model": {"channels_last": True}}, "contiguous weights alone"),
         ({"precision": "tf32"}, "TF32"),
         ({"exact": 51}, "a slice needs a sample"),
         ({"execution": {"nproc": 9}}, "can't be shared out over 9 processes"),

@@ -23,7 +23,7 @@ from lockstep.errors import UserError
 from lockstep.parallel.buckets import Bucket, buckets_of
 from lockstep.parallel.exact_buffers import ExactBuffers
 from lockstep.parallel.modules import as_real, copy_from_first, unequal
-from lockstep.parallel.slices import Replicas, generators, seed_others
+from lockstep.parallel.slices import Replicas, generators, seed_generators
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.devices import device_name
 from lockstep.processes.world import World
@@ -58,6 +58,20 @@ def configure(world: World) -> None:
 def rounding(device: torch.device) -> dict[str, str | int]:
     """What decides how kernels round beside their input; two runs agree to the bit only where this does."""
     return {"torch": torch.__version__, "device": device_name(device), "CPU threads": torch.get_num_threads()}
+
+
+@contextmanager
+def repeatable(slices: int) -> Iterator[None]:
+    """Around a slice's passes: name an operator that can't be repeated."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise UserError(
+            f"--exact {slices}: {str(error).splitlines()[0]}",
+            "Replace that operator in the model, or train without --exact.",
+        ) from error
 
 
 class ExactSync(GradientSync):
@@ -152,9 +166,7 @@ class ExactSync(GradientSync):
             return results
         results, drew = [], False
         for i in range(count):
-            seed_others(seed := reseed(i))
-            if self.world.device.type != "cpu":  # the host's generator, beside the device's
-                torch.default_generator.manual_seed(seed)
+            seed_generators(reseed(i), self.world.device)
             before = generators() if self.replicas.most > 1 else ()
             results.append(work(self.model, i))
             drew = drew or bool(before and generators() != before)
@@ -164,18 +176,11 @@ class ExactSync(GradientSync):
 
     @contextmanager
     def _guarded(self, module: nn.Module) -> Iterator[None]:
-        """Around a slice's passes: name an operator that can't be repeated, a parameter that forward changes."""
+        """Around a slice's passes: name what can't be repeated, or a parameter that forward changes."""
         versions = [(p._version, p.data_ptr()) for p in module.parameters()]
         values = [p.detach().clone() for p in module.parameters()] if self.overlap is None else []
-        try:
+        with repeatable(self.slices):
             yield
-        except RuntimeError as error:
-            if "deterministic" not in str(error):
-                raise
-            raise UserError(
-                f"--exact {self.slices}: {str(error).splitlines()[0]}",
-                "Replace that operator in the model, or train without --exact.",
-            ) from error
         same = [v == (p._version, p.data_ptr()) for v, p in zip(versions, module.parameters(), strict=True)]
         if values:  # through .data no version tells it; first batches, from which scales are set, are found here
             same = [

@@ -79,7 +79,9 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         image_size=data.image_size,
     )
     read = reader(images, world.device, execution.loader, execution.workers)
-    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, config.model.group or 1)
+    level = execution.strategy == "fsdp"  # whose passes hold collectives
+    group = config.model.group or 1
+    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:

@@ -169,7 +169,7 @@ class TrainStep:
 
     def _clip(self) -> None:
         if self.clip_norm:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+            self.sync.clip(self.parameters, self.clip_norm)
 
     def _require_gradients(self) -> None:
         """On the first step: name the parameters that took no part, which DDP would report by number, a step later."""
