@@ -54,6 +54,12 @@ def integration(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Random configurations: verify's verdict against what train leaves, for two minutes; prints its seed."""
+    session.run(sys.executable, "-m", "tests.fuzz_law", *(session.posargs or ["--seconds", "120"]))
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device."""
     _marked(session, "gpu")

@@ -102,6 +102,8 @@ REFUSED = [
     ("recipes mnist", ["recipes takes no arguments"]),
     ("eval", ["eval needs a run folder"]),
     ("eval nowhere", ["nowhere"]),
+    ("eval runs/x --eval-batch-size 5", ["unknown flag '--eval-batch-size'"]),
+    ("eval runs/x --out y", ["unknown flag '--out'"]),
 ]
 
 

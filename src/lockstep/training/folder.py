@@ -14,6 +14,8 @@ from lockstep.config import Config, Execution
 from lockstep.errors import UserError, unknown
 from lockstep.processes.world import World
 
+_NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel")
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -21,7 +23,8 @@ class Evaluation:
 
     weights: Literal["best", "final"] = "best"
     """Which of the run's saved weights."""
-    execution: Execution = field(default_factory=Execution)
+    # not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
+    execution: Execution = field(default_factory=Execution, metadata={"hidden": _NOT_EVALUATIONS})
 
 
 def check(config: Config) -> None:

@@ -64,7 +64,7 @@ def _trace(world: World, job: Job) -> Trace:
     run.synchronize()
     recorder.finish()
     if job.evaluate:
-        state.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta)
+        state.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
         trace.metrics = asdict(state.metrics)
         trace.file_sha256 = _file_sha256(run, state, world)
     trace.weights_sha256 = weights.digest(run.model)

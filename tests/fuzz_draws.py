@@ -1,0 +1,142 @@
+"""Random command lines for tests/fuzz_law.py: small runs on the bundled digits, of a few steps."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Give = Callable[..., None]
+VARIANTS = "tests.commands.variants"
+_TINY = (  # name, least image size, how often
+    ("mlp", 4, 16),
+    ("digits_net", 4, 16),
+    ("mnist_net", 6, 16),
+    ("lenet5", 4, 8),
+    (f"{VARIANTS}:normed_net", 4, 16),
+    (f"{VARIANTS}:dropping_net", 4, 16),
+    (f"{VARIANTS}:centred_net", 4, 4),
+    ("squeezenet1_1", 20, 1),
+    ("shufflenet_v2_x0_5", 32, 1),
+    ("mobilenet_v3_small", 32, 1),
+    ("timm/test_resnet", 32, 1),
+    ("timm/test_vit", 32, 1),
+    ("timm/test_efficientnet", 32, 1),
+    ("timm/test_convnext", 32, 1),
+)
+NORMED = {"timm/test_resnet", "timm/test_efficientnet", "shufflenet_v2_x0_5", "mobilenet_v3_small"} | {
+    f"{VARIANTS}:{name}" for name in ("normed_net", "dropping_net")
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A configuration. `flags` are those of train and verify alike."""
+
+    recipe: str
+    flags: tuple[str, ...]
+    nproc: tuple[int, ...]
+    exact: int
+    stop: int  # the step after which a run is stopped, to go on with another number of processes; 0: it isn't
+    local: bool  # batch statistics of a process's share were asked for
+    normed: bool  # the model has batch norm
+
+    def line(self, command: str) -> str:
+        """The command line that shows it."""
+        return f"lockstep {command} {self.recipe} {' '.join(self.flags)} --nproc {','.join(map(str, self.nproc))}"
+
+
+def draw(rng: random.Random) -> Drawn:
+    """One configuration."""
+    flags: list[str] = ["--dataset", "digits", "--device", "cpu"]
+
+    def give(flag: str, *values: object) -> None:
+        flags.extend([f"--{flag}", *map(str, values)])
+
+    def sometimes(often: float) -> bool:
+        return rng.random() < often
+
+    recipe = rng.choice(["digits", "digits", "mnist", "cifar10"])
+    model, least, _ = rng.choices(_TINY, [often for *_, often in _TINY])[0]
+    give("model", model)
+    small = least < 20
+    size = rng.choice([0, 8, *range(least, 14)]) if small else rng.choice([least, least + 1, 40])
+    if size:
+        give("image-size", size)
+    batch = rng.randint(5, 40) if small else rng.randint(5, 14)
+    give("batch-size", batch)
+    samples = batch * rng.randint(1, 3 if small else 2) + rng.randint(0, batch - 1)
+    give("fraction", round(samples / 1437, 5))
+    give("epochs", rng.choice([1, 2]))
+    give("seed", rng.randint(0, 999))
+    # what centred_net does with its share is by design another thing for each share, and is for exact mode alone
+    exact = rng.randint(2, min(9, batch)) if sometimes(0.6) or "centred" in model else 0
+    nproc = rng.choice([(1, 2), (1, 3), (2, 3), (1, 2, 3), (3, 1), (1, 5)] if small else [(1, 2), (1, 3), (2, 1)])
+    nproc = tuple(n for n in nproc if n <= (exact or batch)) or (1, 2)
+    nproc = nproc if len(nproc) > 1 else (1, 2)
+    if exact:
+        give("exact", exact)
+    if sometimes(0.3):
+        give("accumulate", rng.randint(1, min(4, batch // max(nproc))))
+    give("precision", rng.choices(["fp32", "bf16", "fp16"], [6, 3, 2])[0])
+    local = _batch_norm(rng, give, batch)
+    _optimizer(rng, give)
+    _augmentation(rng, give, size or 8)
+    if sometimes(0.15):
+        give("on-nonfinite", rng.choice(["skip", "rollback"]))
+    if sometimes(0.15):
+        flags.append(
+            rng.choice(["--channels-last", "--no-channels-last"] if recipe == "cifar10" else ["--channels-last"])
+        )
+    if sometimes(0.1):
+        give("tta", rng.choice(["mirror", "shift"]))
+    if sometimes(0.1):
+        give("loader", "streaming")
+        give("workers", 0)
+    give("eval-batch-size", rng.choice([100, 250, 360, 37] if small else [90, 120]))
+    give("threads", 2 if sometimes(0.1) and max(nproc) <= 2 else 1)
+    stop = rng.randint(1, 2) if sometimes(0.4) else 0
+    return Drawn(recipe, tuple(flags), nproc, exact, stop, local, model in NORMED)
+
+
+def _batch_norm(rng: random.Random, give: Give, batch: int) -> bool:
+    """Flags of batch norm; returns whether local statistics were asked for."""
+    kind = rng.choice(["", "", "global", "local", "groups"])
+    if kind:
+        give("batch-norm", f"groups:{rng.randint(2, max(2, batch // 2))}" if kind == "groups" else kind)
+    return kind == "local"
+
+
+def _optimizer(rng: random.Random, give: Give) -> None:
+    name, lr = rng.choice([("sgd", 0.05), ("adam", 1e-3), ("adamw", 3e-3), ("adadelta", 1.0), ("muon", 0.02)])
+    give("optimizer", name)
+    give("lr", lr)
+    if name == "sgd":
+        momentum = rng.choice([0.0, 0.9])
+        give("momentum", momentum)
+        give("nesterov" if momentum and rng.random() < 0.5 else "no-nesterov")
+    else:
+        give("no-nesterov")
+    if rng.random() < 0.4:
+        give("weight-decay", 0.01)
+    for often, flag, value in (
+        (0.25, "clip-norm", 0.5),
+        (0.25, "ema", 0.9),
+        (0.25, "label-smoothing", 0.1),
+        (0.2, "warmup-epochs", 1),
+    ):
+        if rng.random() < often:
+            give(flag, value)
+    if rng.random() < 0.3:
+        give("schedule", rng.choice(["constant", "linear", "step", "cosine", "one-cycle"]))
+
+
+def _augmentation(rng: random.Random, give: Give, size: int) -> None:
+    give("crop-padding", rng.choice([0, 0, 1, 2]))
+    if rng.random() < 0.3:
+        give("crop-fill", "reflect")
+    give(rng.choice(["flip", "no-flip", "no-flip"]))
+    if rng.random() < 0.2:
+        give("alternate-flip")
+    if rng.random() < 0.3:
+        give("cutout", rng.randint(1, size // 2))
+    if rng.random() < 0.2:
+        give("drop-last")

@@ -1,0 +1,207 @@
+"""A differential fuzzer of the law: `python -m tests.fuzz_law --seconds 120 --seed 1`.
+
+It draws configurations and asks two ways that must agree: what `verify` says of several numbers of processes, and what
+`train` leaves on each of them, in its `end` record and as the final weights' bytes; also where it is stopped and goes
+on with another number of processes. Refusals are listed with their sentences. Exit code 1: they disagree somewhere, or
+the law does not hold; each case comes with its command line. A machine too slow for an answer is none.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import io
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from lockstep.commands.shared.arguments import planned
+from lockstep.commands.verify.plan import Plan
+from lockstep.commands.verify.report import Report
+from lockstep.commands.verify.run import verify
+from lockstep.config import Config
+from lockstep.errors import UserError
+from lockstep.processes.failures import WorkerFailed
+from lockstep.processes.world import World
+from tests import journals
+from tests.fuzz_draws import Drawn, draw
+from tests.pool import Pool
+
+KEYED = importlib.util.find_spec("lockstep.draws") is not None  # draws in forward belong to a sample
+_REFUSED = re.compile(r"^lockstep\.errors\.UserError: (.*)$", re.MULTILINE)
+_SLOW = "no answer in"
+_SHARED_MEMORY = Path("/dev/shm")  # checkpoints wait for their disk
+_SHOWN = 400  # characters of an error
+
+
+@dataclass
+class Tally:
+    """What came of the configurations."""
+
+    drawn: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    disagreements: list[str] = field(default_factory=list)
+
+
+class Refused(Exception):
+    """A sentence that the user gets."""
+
+
+class TooSlow(Exception):
+    """This machine gave no answer in time."""
+
+
+def fuzz(seconds: float, seed: int, configurations: int, say: Callable[[str], None] = print) -> Tally:
+    """Try configurations until the time is up, or so many."""
+    tally, began = Tally(), time.monotonic()
+    with Pool(timeout=300) as pool:
+        while tally.drawn < configurations and time.monotonic() - began < seconds:
+            number = tally.drawn
+            tally.drawn += 1
+            drawn = draw(random.Random(f"{seed} {number}"))
+            try:
+                kind, wrong = tried(drawn, pool)
+            except Refused as refused:
+                tally.refused[str(refused)] += 1
+                continue
+            except TooSlow:
+                tally.kinds["without an answer in time"] += 1
+                continue
+            tally.kinds[kind] += 1
+            for what in wrong:
+                text = f"seed {seed}, configuration {number}: {what}\n  {drawn.line('verify')}"
+                tally.disagreements.append(text)
+                say(text)
+    return tally
+
+
+def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
+    """Whether it was exact or plain, and what does not fit together."""
+    with _asked(), contextlib.redirect_stderr(io.StringIO()):
+        args = [drawn.recipe, *drawn.flags, "--nproc", ",".join(map(str, drawn.nproc)), "--steps", "99"]
+        plan: Plan = planned("verify", Plan, lambda config: Plan(config=config), args, "{}")
+    with _asked():
+        report = verify(plan, start=pool.start)
+    wrong = _of_verify(drawn, report)
+    ends = {}
+    for n, trace in [(report.base.processes, report.base), *((c.other.processes, c.other) for c in report.comparisons)]:
+        with _asked():
+            ends[n] = end = trained(pool, [(plan.config_for(n), 0)])
+        seen = {
+            "weights_sha256": trace.weights_sha256,
+            "ledger_sha256": trace.ledger[-1],
+            "file": trace.file_sha256,
+            "top1": (trace.metrics or {}).get("top1"),
+            "loss": (trace.metrics or {}).get("loss"),
+        }
+        if different := [name for name, value in seen.items() if end[name] != value]:
+            wrong.append(f"with N = {n}, train and verify's trace differ in {', '.join(different)}")
+    kind = "exact" if drawn.exact else "plain"
+    names = [name for name in ends[plan.nproc[0]] if drawn.exact or name == "ledger_sha256"]
+    unlike = [name for name in names if len({str(end[name]) for end in ends.values()}) > 1]
+    if unlike and report.holds:
+        wrong.append(f"verify says that it holds, and train's {', '.join(unlike)} depend on N")
+    if drawn.exact and not unlike and not report.holds:
+        wrong.append("verify says that it does not hold, and train leaves the same on every N")
+    if drawn.stop and drawn.stop < len(report.base.loss):
+        first, last = plan.nproc[0], plan.nproc[-1]
+        with _asked():
+            end = trained(pool, [(plan.config_for(first), drawn.stop), (plan.config_for(last), 0)])
+        if unlike := [name for name in names if end[name] != ends[last][name]]:
+            what = f"stopped after step {drawn.stop} with N = {first} and gone on with N = {last}"
+            wrong.append(f"{what}: {', '.join(unlike)} differ from the straight run's")
+        kind += ", resumed"
+    return kind, wrong
+
+
+def _of_verify(drawn: Drawn, report: Report) -> list[str]:
+    """What verify found that is not by design."""
+    design: set[str] = set()
+    if not drawn.exact:
+        design = {"rounding"} | ({"batch statistics"} if drawn.local else set()) | (set() if KEYED else {"dropout"})
+        if "fp16" in drawn.flags:
+            design.add("overflow")  # a share's sum stays below the largest number where the whole batch's does not
+    found = []
+    for n, causes in report.causes.items():
+        for cause in causes:
+            if not set(cause.suspects) <= design:
+                rows = next((c.rows for c in report.comparisons if c.other.processes == n), [])
+                first = "; ".join(f"{row.quantity} {row.detail}" for row in rows if not row.holds)
+                found.append(f"verify, N = {n}: {cause.name}: {cause.finding} [{first}]")
+    return found
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """Tell refusals and slowness from failures."""
+    try:
+        yield
+    except UserError as error:
+        raise Refused(_generic(str(error))) from error
+    except WorkerFailed as failed:
+        if found := _REFUSED.findall(str(failed)):
+            raise Refused(_generic(found[-1])) from failed
+        if _SLOW in str(failed):
+            raise TooSlow from failed
+        raise
+
+
+def _generic(sentence: str) -> str:
+    """The sentence without its numbers, so that one refusal is counted once."""
+    return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "#", sentence.splitlines()[0])
+
+
+def trained(pool: Pool, parts: list[tuple[Config, int]]) -> dict[str, Any]:
+    """What `train` leaves: each part goes on in the same folder, and stops after so many steps (0: at its end)."""
+    with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
+        Path(folder, "weights").mkdir()
+        for config, stop in parts:
+            pool.start(_train, config, folder, stop, execution=config.execution)
+        end = journals.read(Path(folder, "journal.jsonl"))[-1]
+        file = hashlib.sha256(Path(folder, "weights", "final.safetensors").read_bytes()).hexdigest()
+        return {name: end[name] for name in ("weights_sha256", "ledger_sha256", "top1", "loss")} | {"file": file}
+
+
+def _train(world: World, config: Config, folder: str, stop: int) -> None:
+    """On each rank."""
+    from lockstep.training.control import Agreement, Control
+    from lockstep.training.loop import train
+
+    agree = Control.agree
+
+    def stopping(self: Control, steps: int, failed: bool = False, now: bool = False) -> Agreement:
+        asked = agree(self, steps, failed, now)
+        return Agreement(signal.SIGUSR1, True, asked.failed) if steps == stop else asked
+
+    with mock.patch.object(Control, "agree", stopping), contextlib.redirect_stdout(io.StringIO()):
+        train(config, world, Path(folder))
+
+
+def main() -> int:
+    """Fuzz, and print what was done."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--configurations", type=int, default=1 << 30)
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    tally = fuzz(given.seconds, given.seed, given.configurations, lambda text: print(text, flush=True))
+    print(f"{tally.drawn} configurations: {dict(tally.kinds)}, {tally.refused.total()} refused")
+    for sentence, count in tally.refused.most_common():
+        print(f"  {count} x {sentence}")
+    print(f"{len(tally.disagreements)} disagreement(s)")
+    return bool(tally.disagreements)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

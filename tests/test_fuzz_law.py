@@ -1,0 +1,58 @@
+"""The fuzzer of the law: its configurations are ones that a user could ask for, and it sees what it is there to see."""
+
+import random
+from unittest import mock
+
+import pytest
+
+from lockstep.commands.shared.arguments import planned
+from lockstep.commands.verify.plan import Plan
+from lockstep.errors import UserError
+from tests import fuzz_law
+from tests.fuzz_draws import Drawn, draw
+from tests.pool import Pool
+
+
+def test_most_of_what_is_drawn_can_be_asked_for_and_it_differs() -> None:
+    drawn = [draw(random.Random(i)) for i in range(12)]
+    assert len(set(drawn)) == 12
+    plans = 0
+    for each in drawn:
+        args = [each.recipe, *each.flags, "--nproc", ",".join(map(str, each.nproc))]
+        try:
+            planned("verify", Plan, lambda config: Plan(config=config), args, "{}")
+            plans += 1
+        except UserError:
+            pass
+    assert plans >= 9
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    assert draw(random.Random("7 3")) == draw(random.Random("7 3"))
+
+
+SMALL = (
+    "--model", "mlp", "--image-size", "5", "--batch-size", "8", "--fraction", "0.012", "--epochs", "1", "--exact", "3",
+)  # fmt: skip
+
+
+def test_a_train_that_leaves_something_else_is_seen() -> None:
+    drawn = Drawn("digits", SMALL, (1, 2), 3, 1, False, False)
+    right = fuzz_law.trained
+    with Pool() as pool:
+        assert fuzz_law.tried(drawn, pool) == ("exact, resumed", [])
+
+        def wrong(*args: object) -> dict[str, object]:
+            end = right(*args)  # type: ignore[arg-type]
+            return end | {"weights_sha256": f"{end['weights_sha256']} and what a fault adds"}
+
+        with mock.patch.object(fuzz_law, "trained", wrong):
+            _, found = fuzz_law.tried(drawn, pool)
+    assert found == [f"with N = {n}, train and verify's trace differ in weights_sha256" for n in (1, 2)]
+
+
+@pytest.mark.slow
+def test_a_few_configurations_agree() -> None:
+    tally = fuzz_law.fuzz(seconds=20, seed=5, configurations=4)
+    assert tally.disagreements == []
+    assert tally.drawn == tally.kinds.total() + tally.refused.total() > 0
