@@ -25,7 +25,7 @@ CASES = {
 
 def trained(world: World, strategy: str) -> dict[str, tuple[str, ...]]:
     """Digests of the weights and of the average, loss totals, metrics; by case."""
-    results = {}
+    results: dict[str, tuple[str, ...]] = {}
     for name, config in CASES.items():
         run = assemble(with_strategy(config, strategy), world)
         assert is_sharded(run.model) == (strategy == "fsdp")
