@@ -9,7 +9,7 @@ FSDP's: V / N sets of gradients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from lockstep.errors import UserError
 from lockstep.parallel.buckets import largest
-from lockstep.parallel.exact import repeatable
 from lockstep.parallel.exact_buffers import ExactBuffers
 from lockstep.parallel.fixed_point import add_fixed, from_fixed, scales
+from lockstep.parallel.repeatable import repeatable
 from lockstep.parallel.sharded import local, whole
 from lockstep.parallel.slices import seed_generators
 from lockstep.parallel.sync import GradientSync
@@ -79,7 +79,7 @@ class ShardedExactSync(GradientSync):
                     "Use a torch that has FSDPModule.set_custom_reduce_scatter, or --strategy ddp.",
                 )
             module.set_gradient_divide_factor(1.0)
-            module.set_custom_reduce_scatter(self.exchange)
+            module.set_custom_reduce_scatter(cast(Any, self.exchange))  # its base class is private
 
     def _begin(self) -> None:
         self.parts: list[list[Tensor]] = [[] for _ in self.parameters]  # of each slice's gradient, [n] each

@@ -20,7 +20,7 @@ from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.order import Order
 from lockstep.data.readers import reader
 from lockstep.errors import UserError
-from lockstep.parallel import exact
+from lockstep.parallel import repeatable
 from lockstep.parallel.strategy import spread
 from lockstep.processes.world import World
 from lockstep.randomness import stream
@@ -120,7 +120,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     """
     precision.configure(config.precision, world.device)
     if config.exact:
-        exact.configure(world)
+        repeatable.configure(world)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model, optim = build_model(config, train_set).to(dtype=dtype), config.optim
