@@ -53,6 +53,16 @@ USED = {
         "the module inside what torch.compile(module) returned",
         lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
     ),
+    "_C": Use(
+        ("draws/keyed.py",),
+        "the home of the next one",
+        lambda: hasattr(torch, "_C"),
+    ),
+    "_current_graph_task_id": Use(
+        ("draws/keyed.py",),
+        "whether a thread is autograd's, in a backward pass: checkpointed parts draw again there",
+        lambda: torch._C._current_graph_task_id() == -1,
+    ),
     "_get_ddp_logging_data": Use(
         ("parallel/ddp.py",),
         "DDP's clocks",

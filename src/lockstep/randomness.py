@@ -16,6 +16,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+GOLDEN, MIX1, MIX2 = (value - (1 << 64) for value in (_GOLDEN, _MIX1, _MIX2))  # the int64 of the same bits
 
 
 def stream(seed: int, *parts: int | str) -> int:
@@ -37,9 +38,9 @@ def _shift(z: Tensor, by: int) -> Tensor:
 
 def bits(key: int, ids: Tensor) -> Tensor:
     """64 random bits for each id. ids: int64 [...]; returns int64 [...] on the same device."""
-    z = ids * _signed(_GOLDEN) + _signed(key + _GOLDEN)
-    z = (z ^ _shift(z, 30)) * _signed(_MIX1)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX2)
+    z = ids * GOLDEN + _signed(key + _GOLDEN)
+    z = (z ^ _shift(z, 30)) * MIX1
+    z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)
 
 

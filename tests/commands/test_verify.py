@@ -143,8 +143,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "batch statistics",
     ),
     "plain mode's batch norm": ({"model": "normed_net", "batch_norm": "local"}, "batch statistics"),
-    "plain mode's dropout": ({"model": "dropping_net", "batch_norm": "global"}, "dropout"),
-    "both": ({"model": "dropping_net", "batch_norm": "local"}, "batch statistics and dropout"),
+    "dropout by rank": ({"patch": "dropout_by_rank", "model": "dropping_net", "batch_norm": "global"}, "dropout"),
+    "both": (
+        {"patch": "dropout_by_rank", "model": "dropping_net", "batch_norm": "local"},
+        "batch statistics and dropout",
+    ),
     "rounded on the way": ({"compress": "bf16"}, "compression"),
     "no reshuffle by N": ({"patch": "reshuffle_by_size", "steps": 6}, "order"),
     "order by rank": ({"patch": "order_by_rank"}, "order"),

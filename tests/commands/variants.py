@@ -128,9 +128,9 @@ def sum_for_average(run: Run, world: World, config: Config) -> None:
 
 
 def dropout_by_rank(run: Run, world: World, config: Config) -> None:
-    """Exact mode with masks seeded by process."""
-    reseed = run.step._reseed
-    run.step._reseed = lambda key: reseed(key + world.rank)
+    """Masks seeded by process."""
+    assert run.step.draws is not None
+    run.step.draws.seed += world.rank
 
 
 class _Drifting:

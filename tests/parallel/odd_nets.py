@@ -140,6 +140,11 @@ class ViT(nn.Module):
         return self.head(self.blocks(tokens).mean(1))
 
 
+def dropping() -> nn.Module:
+    """Its draws are keyed by sample, so its slices may go side by side."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 32), nn.Dropout(0.3), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "re-assigned buffers, infinities": Reassigning,
@@ -147,6 +152,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "complex parameter, one with gaps": Complex,
     "reentrant checkpoint, a layer twice": Twice,
     "three generators": Drawing,
+    "dropout": dropping,
     "batch norm, a shared block": resnet,
     "attention": ViT,
 }

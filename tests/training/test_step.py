@@ -98,17 +98,23 @@ def masks(
     return model.seen
 
 
-def test_dropout_is_a_function_of_seed_step_and_share() -> None:
-    once = masks(pretend(0, 2))
-    assert once == masks(pretend(0, 2))
-    assert once[0] != once[1], "another step, other draws"
-    assert once != masks(pretend(1, 2)), "another share, other draws"
-    assert once != masks(pretend(0, 2), seed=1)
-    first, second = masks(pretend(0, 2), accumulate=2, steps=1)
-    assert first != second, "another micro-batch, other draws"
-    assert once[1] != masks(pretend(0, 2), seed=1, steps=1)[0], "seed and step are not added up"
-    rate = np.mean(once)
-    assert 0.35 < rate < 0.65
+def by_sample(seen: list[list[bool]], sizes: list[int]) -> list[list[bool]]:
+    """The masks of the samples in the global batch's order, from those of its pieces."""
+    return [row for mask, size in zip(seen, sizes, strict=True) for row in np.reshape(mask, (-1, 40))[:size].tolist()]
+
+
+def test_dropout_is_a_function_of_seed_step_and_sample() -> None:
+    whole, later = masks(SINGLE)
+    assert [whole, later] == masks(SINGLE)
+    assert whole != later, "another step, other draws"
+    assert whole != masks(SINGLE, seed=1)[0]
+    assert later != masks(SINGLE, seed=1, steps=1)[0], "seed and step are not added up"
+    samples = by_sample([whole], [8])
+    assert len(set(map(tuple, samples))) == 8, "another sample, other draws"
+    assert 0.35 < np.mean(samples) < 0.65
+    for n, accumulate, sizes in ((2, 1, [4, 4]), (3, 1, [3, 3, 2]), (1, 2, [4, 4]), (1, 4, [2, 2, 2, 2])):
+        pieces = [mask for rank in range(n) for mask in masks(pretend(rank, n), steps=1, accumulate=accumulate)]
+        assert by_sample(pieces, sizes) == samples, (n, accumulate)
 
 
 def test_dropout_is_not_disturbed_by_other_draws_from_torchs_generator() -> None:
@@ -190,11 +196,10 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return run_ranks(everything, request.param)
 
 
-def test_dropout_differs_between_ranks(ranks: list[dict[str, Any]]) -> None:
-    draws = [str(rank["masks"][0]) for rank in ranks]
-    assert len(set(draws)) == len(ranks)
-    for number, rank in enumerate(ranks):
-        assert rank["masks"] == masks(pretend(number, len(ranks)))
+def test_a_samples_mask_is_the_same_on_any_rank(ranks: list[dict[str, Any]]) -> None:
+    sizes = [len(rank["masks"][0]) // 40 for rank in ranks]
+    for step, whole in enumerate(masks(SINGLE)):
+        assert by_sample([rank["masks"][step] for rank in ranks], sizes) == by_sample([whole], [8])
 
 
 def test_every_sample_weighs_the_same_in_uneven_and_empty_shares(ranks: list[dict[str, Any]]) -> None:

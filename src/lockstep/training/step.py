@@ -3,17 +3,20 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
+from lockstep.draws.intercept import keyed
+from lockstep.draws.keyed import Draws
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import step_batch_norms
-from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.data_parallel import driven, replica_devices
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
-from lockstep.parallel.sharded import whole
+from lockstep.parallel.sharded import is_sharded, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
@@ -33,7 +36,7 @@ class TrainStep:
         clip_norm: largest global gradient norm (0: no clipping).
         schedule: learning-rate factor, a function of the samples seen before the step; multiplies each group's initial
             rate.
-        seed: key of the dropout draws.
+        seed: key of dropout and of whatever else the model draws.
         sync: how gradients are combined (default: as `parallelize` made `model`).
         find_unused_parameters: accept parameters without a gradient.
         skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It
@@ -66,6 +69,7 @@ class TrainStep:
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
         self._reseed = _reseed(driven(model))
+        self.draws = None if replica_devices(model) else Draws(seed)  # DataParallel's copies run in threads of its own
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
         self._norms = step_batch_norms(model)
@@ -124,8 +128,15 @@ class TrainStep:
             return seed
 
         def take(model: nn.Module, i: int) -> Tensor:
-            weight = sizes[i] * self.sync.average_over / batch.count
-            return self._pass(model, images[i], labels[i], weight, batch.pieces[i], batch.count)
+            weight, piece = sizes[i] * self.sync.average_over / batch.count, batch.pieces[i]
+            some, theirs = self._some(images[i], labels[i])
+            if self.draws is None:
+                return self._pass(model, some, theirs, weight, piece, batch.count)
+            ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
+            with keyed(self.draws, unwrap(model), batch.step, ids, some):
+                if self.draws.plan is None and is_sharded(model):  # it can't be passed through in the midst of a pass
+                    self.draws.planned(model, some)
+                return self._pass(model, some, theirs, weight, piece, batch.count)
 
         means = self.sync.passes(self.model, sizes, reseed, take)
         losses = [mean * self._count(size) for mean, size in zip(means, sizes, strict=True)]
@@ -145,7 +156,6 @@ class TrainStep:
         self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, piece: Piece, count: int
     ) -> Tensor:
         """Forward and backward of one piece of a batch of `count`; returns its mean loss, detached."""
-        images, labels = self._some(images, labels)
         with self.autocast(), announced(self._norms, piece, len(images), count):
             mean = self.loss(_outputs(model, images), labels)
         weighted = mean if weight == 1 else mean * weight

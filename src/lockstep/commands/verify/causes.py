@@ -38,13 +38,12 @@ _REMEDIES = {
     LEARNING_RATE: "--batch-size is global: the rate is a function of samples seen, and N has no part in it.",
     UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
     COMPRESSION: "--compress rounds what a process sends, and so by its share: leave it out where N must not matter.",
-    DROPOUT: "Masks belong to a process's share. --exact V draws them by slice, the same for every N.",
+    DROPOUT: "Draws must be keyed by seed, step and sample, as TrainStep does: never by rank or position.",
     BATCH_NORM: "--batch-norm global takes the statistics over the whole batch, groups:32 over groups that N leaves "
     "alone, --exact V over slices.",
     FLOAT64: "Only rounding differs. --exact V adds without an order, and gives the same bits on every N.",
 }
 _REMEDIES_EXACT = {
-    DROPOUT: "Draws must be seeded by seed, step and slice, as TrainStep does.",
     BATCH_NORM: "Statistics must be a slice's own, and the buffers' changes averaged over all slices.",
     FLOAT64: "The pieces give the same outputs: is every gradient added by ExactSync, and no float by another sum?",
 }

@@ -52,7 +52,10 @@ def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) ->
         _pin_rates(run, lr)
     if causes.ALIGNMENT in off:
         run.model.register_forward_pre_hook(lambda _, args: tuple(arg.clone() for arg in args))
-    return ExpectedDraws() if causes.DROPOUT in off else nullcontext()
+    if causes.DROPOUT not in off:
+        return nullcontext()
+    run.step.draws = None  # keyed ones would not ask torch
+    return ExpectedDraws()
 
 
 def _use_plain_images(run: Run) -> None:

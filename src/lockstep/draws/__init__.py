@@ -1,0 +1,1 @@
+"""Random draws of a model's forward pass, keyed by sample: dropout, stochastic depth, noise."""

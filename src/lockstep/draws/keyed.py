@@ -1,0 +1,210 @@
+"""Draws keyed by (seed, step, sample id, which call): the same on any rank, in any piece, on any device.
+
+Which call it is comes from a generator of each piece's own, seeded alike: every call draws its key there. Activation
+checkpointing puts torch's generator back before it computes again; the piece's goes with it (`rng_state`), so the same
+masks come again, where a counter would go on. What has no batch dimension is the same on all ranks.
+"""
+
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lockstep.draws import kernels
+from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
+from lockstep.draws.untouched import untouched
+from lockstep.parallel.batchnorm import batch_norms
+from lockstep.randomness import bits, bits_np
+
+Fill = Callable[[Tensor, int], Tensor]  # (keys int64 [b], n) -> values [b, n]
+
+
+class Recorder:
+    """Notes what is drawn, for a plan; the draws are torch's own."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def call(self, kind: str, shape: Sequence[int], device: torch.device) -> None:
+        """Note one call."""
+        del device
+        self.calls.append((kind, tuple(shape)))
+
+
+class Keys:
+    """The keys of one piece's passes.
+
+    Args:
+        draws: whose pass it is.
+        model: the module that takes it: the bare one, or a replica.
+        key: of the step.
+        ids: int64 [b], the piece's samples.
+        images: what the model is given, for a plan.
+    """
+
+    def __init__(self, draws: "Draws", model: nn.Module, key: int, ids: np.ndarray, images: Tensor) -> None:
+        self.draws, self.model, self.key, self.ids, self.images = draws, model, key, ids, images
+        self.numbers: dict[int, int] = {}  # key of a call -> which call it was when it was first made
+        self.bases: dict[tuple[torch.device, bool], Tensor] = {}
+        self.draw = torch.empty(1, dtype=torch.int64)
+        self.drawn = self.draw.numpy()  # reads it without an operator of torch's
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """What calls draw their keys from; on the host, as is all that is drawn once for a whole batch."""
+        return torch.Generator().manual_seed(self.key)
+
+    def call(self, kind: str, shape: Sequence[int], device: torch.device) -> "Stream":
+        """The stream of the next call of a forward pass, or of one that is computed again."""
+        plan = self.draws.plan or self.draws.planned(self.model, self.images)
+        self.draw.random_(generator=self.generator)
+        key = int(self.drawn[0])
+        number = self.numbers.setdefault(key, len(self.numbers))
+        entry = plan.find(number, kind, shape, len(self.ids))
+        if entry is None:
+            self.draws.tell(self.model, kind, shape)
+        layout = guess(shape, len(self.ids)) if entry is None else entry.layout
+        return Stream(bits(key, self._base(device, layout is not None)), tuple(shape), layout)
+
+    def _base(self, device: torch.device, by_sample: bool) -> Tensor:
+        """A hash for each sample, or one for all: int64 [b] or [1] on the device."""
+        found = self.bases.get((device, by_sample))
+        if found is None:
+            ids = self.ids if by_sample else np.zeros(1, np.int64)
+            hashes = torch.empty(len(ids), dtype=torch.int64)
+            hashes.numpy()[:] = bits_np(self.key + (not by_sample), ids).view(np.int64)
+            if device.type == "cuda":
+                hashes = hashes.pin_memory().to(device, non_blocking=True)  # else it would wait for the device
+            found = self.bases[device, by_sample] = hashes.to(device)
+        return found
+
+
+class Stream:
+    """The random numbers of one call: a key for each sample, or one where there is no batch dimension."""
+
+    def __init__(self, keys: Tensor, shape: tuple[int, ...], layout: Layout | None) -> None:
+        self.keys, self.shape, self.layout = keys, shape, layout
+
+    def fill(self, fill: Fill) -> Tensor:
+        """The values of the call, in its shape."""
+        total = 1
+        for length in self.shape:
+            total *= length
+        flat = fill(self.keys, total // len(self.keys))
+        if self.layout is None or self.layout.dim == 0:
+            return flat.view(self.shape)
+        dim = self.layout.dim
+        rows_first = (self.shape[dim], *self.shape[:dim], *self.shape[dim + 1 :])
+        return flat.view(rows_first).movedim(0, dim)
+
+    def keep(self, p: float) -> tuple[Tensor, float]:
+        """A mask that drops with probability `p`, to 2**-16: bool; and what makes up for it on average."""
+        rate = kernels.keep_rate(p)
+        return self.fill(partial(kernels.keep, p=p)), 1 / rate if rate else 0.0
+
+
+_here = threading.local()
+_active: list[Keys | Recorder] = []  # of all threads
+
+
+def current() -> Keys | Recorder | None:
+    """Who is asked for a draw in this thread; None: torch.
+
+    A GPU's backward pass runs in a thread of autograd's, where checkpointed parts draw again.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    mine: Keys | Recorder | None = getattr(_here, "keys", None)
+    if mine is None and len(_active) == 1 and not getattr(_here, "off", False) and _in_backward():
+        return _active[0]
+    return mine
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+@contextmanager
+def asking(keys: Keys | Recorder | None) -> Iterator[None]:
+    """Within, this thread's draws come from `keys`; None: from torch."""
+    before = getattr(_here, "keys", None)
+    _here.keys, _here.off = keys, keys is None
+    if keys is not None:
+        _active.append(keys)
+    try:
+        yield
+    finally:
+        _here.keys, _here.off = before, False
+        if keys is not None:
+            _active.remove(keys)
+
+
+class Draws:
+    """What a model draws in its training passes, keyed by sample.
+
+    Args:
+        seed: the run's.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.plan: Plan | None = None  # made when the first call is: most models draw nothing
+        self.told: set[str] = set()
+        self.lock = threading.Lock()
+
+    def planned(self, model: nn.Module, images: Tensor) -> Plan:
+        """Where the batch is in what the model draws: two forward passes of three and five images, no trace left.
+
+        Batch norms normalise with what they have meanwhile, so that none waits for another rank.
+        """
+        with self.lock:
+            if self.plan is None:
+                self.plan = Plan(*(_recorded(model, images, count) for count in PASSES))
+            return self.plan
+
+    def tell(self, model: nn.Module, kind: str, shape: Sequence[int]) -> None:
+        """Say once for each module that its draws are keyed by a guess."""
+        name = drawing(model)
+        if name in self.told:
+            return
+        self.told.add(name)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            warnings.warn(
+                f"{name} draws {kind} of shape {list(shape)}, and passes of {PASSES[0]} and {PASSES[1]} images don't "
+                "tell where the batch is in it: the first dimension is taken for it if the batch divides that, so "
+                "these draws may depend on the number of processes",
+                stacklevel=2,
+            )
+
+
+def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
+    """The calls of a forward pass over so many of the images, repeated where they are fewer."""
+    recorder = Recorder()
+    with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"), asking(recorder):
+        warnings.simplefilter("ignore")  # untouched puts the filters back
+        for layer in batch_norms(model):
+            layer.training = False
+        try:
+            model(images[torch.arange(count, device=images.device) % len(images)])
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            return []  # takes no such batch: then nothing is known, which `tell` says at each call
+    return recorder.calls
+
+
+def drawing(model: nn.Module) -> str:
+    """The module of a model whose forward is under way and came last, by name and class."""
+    names = {id(module): name for name, module in model.named_modules()}
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if id(module) in names:
+            return f"{names[id(module)] or 'the model'} ({type(module).__name__})"
+        frame = frame.f_back
+    return "the model"
