@@ -1,7 +1,7 @@
 """How the gradients of one step's pieces become those of the global batch: what each way of training has to offer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -64,6 +64,10 @@ class GradientSync:
 
     def finish(self) -> None:
         """After the last piece: every parameter's .grad is the global batch's on return."""
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float) -> None:
+        """Scale the gradients so that their norm over all parameters is `most` at most."""
+        nn.utils.clip_grad_norm_(parameters, most)
 
     def updated(self, step: int) -> None:
         """After the optimizer's step number `step`, counted from 0."""

@@ -18,7 +18,7 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.data_parallel import driven
-from lockstep.parallel.exact import rounding
+from lockstep.parallel.repeatable import rounding
 from lockstep.parallel.sharded import is_sharded, local
 from lockstep.processes.files import write_json
 from lockstep.processes.memory import peaks_gib

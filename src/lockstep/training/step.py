@@ -233,7 +233,7 @@ class TrainStep:
 
     def _clip(self) -> None:
         if self.clip_norm:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+            self.sync.clip(self.parameters, self.clip_norm)
 
 
 def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:
