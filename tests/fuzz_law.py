@@ -3,8 +3,8 @@
 It draws configurations and asks two ways that must agree: what `verify` says of several numbers of processes, and what
 `train` leaves on each of them, in its `end` record and as the final weights' bytes; also where it is stopped and goes
 on with another number of processes, and in exact mode with other threads and sharded weights. Refusals are listed with
-their sentences. Exit code 1: they disagree somewhere, or the law does not hold; each case comes with its command line. A
-machine too slow for an answer is none.
+their sentences. Exit code 1: they disagree somewhere, or the law does not hold; each case comes with its command line.
+A machine too slow for an answer is none.
 """
 
 import argparse
