@@ -11,7 +11,7 @@ from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
 from lockstep.config.plain import diff_configs
 from lockstep.errors import PeerError, UserError
-from lockstep.parallel.exact import rounding
+from lockstep.parallel.repeatable import rounding
 from lockstep.processes.files import atomic_write
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run

@@ -18,7 +18,7 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.data_parallel import driven
-from lockstep.parallel.exact import rounding
+from lockstep.parallel.repeatable import rounding
 from lockstep.parallel.sharded import is_sharded, local
 from lockstep.processes.files import write_json
 from lockstep.processes.memory import peaks_gib
@@ -251,8 +251,11 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             ledger_sha256=state.ledger.hex(),
             weights_sha256=live.digest or _digest(live),
             processes=live.world.size,
+            skipped=live.run.step.skipped,
             peak_memory_gib=live.peak_memory_gib,
         )
         if raised is not None and not stopped:
             end["error"] = str(raised)
+        if end["skipped"]:
+            live.bar.write(f"{end['skipped']} step(s) left out, whose gradients were not finite")
         live.journal.write(end)
