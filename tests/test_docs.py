@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("src/**/*.md")]
 )
-BESIDE = {"--help", "--version", "--weights", *SHORT}  # of the command itself, of eval, and switches
+BESIDE = {"--trust-code", "--help", "--version", "--weights", *SHORT}  # of the command itself, of eval, and switches
 _COMMAND = re.compile(r"lockstep (?:train|eval)\b[^`\n]*|`(--[^`\n]*)`")
 _NAME = re.compile(r"\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 
