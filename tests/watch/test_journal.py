@@ -56,7 +56,7 @@ def test_the_guide_lists_every_field_of_every_kind() -> None:
     kinds = {get_args(get_type_hints(record)["kind"])[0] for record in get_args(Record)}
     assert set(table) == kinds
     assert table == {kind: set.union(*fields_of(kind)) for kind in kinds}
-    assert len(fields_of("fault")) == 3
+    assert len(fields_of("fault")) == 4
     assert documented("| kind | when | fields |\n| - | - | - |\n| `a` | now | `b` (`c`), `d` |\n\n") == {
         "a": {"b", "d"}
     }

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lockstep.errors import UserError
 from lockstep.parallel.buckets import Bucket, buckets_of
 from lockstep.parallel.exact_buffers import ExactBuffers
-from lockstep.parallel.modules import as_real, copy_from_first, unequal
+from lockstep.parallel.modules import as_real, copy_from_first, sum_in_order, unequal
 from lockstep.parallel.repeatable import own_storage, repeatable
 from lockstep.parallel.slices import Replicas, generators, seed_generators
 from lockstep.parallel.sync import GradientSync
@@ -220,6 +220,10 @@ class ExactSync(GradientSync):
         self.waits.append(sum(bucket.waited for bucket in self.buckets))
         if self.overlap is None:
             self.overlap = not self.world.largest([int(self.in_parts)])[0]
+
+    def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:  # noqa: ARG002
+        """In the order of the slices, whoever takes them."""
+        return sum_in_order(self.world, amounts, min(self.slices, count))
 
     def waited_ms(self) -> float | None:
         """The mean over the steps since the last call. A GPU's host does not wait, so there nobody can tell."""

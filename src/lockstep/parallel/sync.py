@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.parallel.batchnorm import apart, ghost
@@ -51,6 +52,11 @@ class GradientSync:
         """True where this step's passes gave a parameter a gradient; asked before `finish`."""
         return parameter.grad is not None
 
+    def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
+        """The sum over all pieces of the step: of this rank's amounts [pieces], `samples` of the batch's `count`."""
+        del samples, count
+        return amounts.sum()
+
     def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a piece of `size` samples."""
         del size, last
@@ -93,6 +99,12 @@ class BackwardSync(GradientSync, ABC):
         """A reduction in the last piece alone; a rank without a sample goes along as a ghost."""
         around = self.reducing(last)
         return around if size else ghost_piece(self.model, around)
+
+    def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
+        """By an all-reduce of one number."""
+        summed = super().total(amounts, samples, count)
+        dist.all_reduce(summed)
+        return summed
 
     @abstractmethod
     def reducing(self, last: bool) -> AbstractContextManager[None]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
@@ -25,6 +24,7 @@ from lockstep.parallel.strategy import spread
 from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
+from lockstep.training.losses import cross_entropy
 from lockstep.training.step import TrainStep
 
 
@@ -132,7 +132,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     optimizer = optimizers.build(model, optim, config.lr)
     step = TrainStep(
         module,
-        _loss(optim.label_smoothing),
+        cross_entropy(optim.label_smoothing),
         optimizer,
         precision=config.precision,
         clip_norm=optim.clip_norm,
@@ -179,10 +179,6 @@ def loaders(
     )
     train_set, val_set = load_data(config, world)
     return train_loader(config, train_set, world), eval_loader(config, val_set, world)
-
-
-def _loss(label_smoothing: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return lambda outputs, labels: F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
 
 
 def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:

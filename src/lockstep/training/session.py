@@ -251,8 +251,11 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             ledger_sha256=state.ledger.hex(),
             weights_sha256=live.digest or _digest(live),
             processes=live.world.size,
+            skipped=live.run.step.skipped,
             peak_memory_gib=live.peak_memory_gib,
         )
         if raised is not None and not stopped:
             end["error"] = str(raised)
+        if end["skipped"]:
+            live.bar.write(f"{end['skipped']} step(s) left out, whose gradients were not finite")
         live.journal.write(end)

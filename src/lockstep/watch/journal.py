@@ -110,6 +110,14 @@ class RollbackRecord(TypedDict):
     error: str
 
 
+class SkipRecord(TypedDict):
+    """A gradient was not finite, and `--on-nonfinite skip` left the step out."""
+
+    kind: Literal["fault"]
+    fault: Literal["skip"]
+    step: int  # from 0
+
+
 class EndRecord(TypedDict):
     """The last record of a process's work, however it ended."""
 
@@ -123,11 +131,12 @@ class EndRecord(TypedDict):
     ledger_sha256: str
     weights_sha256: str
     processes: int
+    skipped: int  # steps that this process left out because a gradient was not finite, as fp16's scaler does too
     peak_memory_gib: list[float]  # by rank and its devices; on a CPU what the process held resident
     error: NotRequired[str]
 
 
-FaultRecord = HangRecord | RollbackRecord | TroubleRecord
+FaultRecord = HangRecord | RollbackRecord | SkipRecord | TroubleRecord
 Record = RunRecord | StepRecord | EvalRecord | CheckpointRecord | FaultRecord | EndRecord
 _ORPHAN_S = 10.0  # that a rank whose launcher was killed may take to end, on a busy machine
 Mirror = Callable[[Record], None]
