@@ -26,6 +26,7 @@ from lockstep.processes.world import World
 from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
+from lockstep.training.cuts import probe
 from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
@@ -174,6 +175,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     run = assemble(fresh if going_on else config, world)  # the file that a run began with may be gone
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     state, resumed = resume.resume(config, world, run, folder)
+    notes = probe(config, world, run)
     if main:
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)
@@ -211,7 +213,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
             else None,
         )
         journal.write(run_record(config, world, run, state.steps))
-        for line in [*summary(config, world, run), *resumed.splitlines()]:
+        for line in [*summary(config, world, run), *notes, *resumed.splitlines()]:
             bar.write(line)
         yield from _until_its_end(live)
 
