@@ -36,6 +36,7 @@ class Drawn:
     nproc: tuple[int, ...]
     exact: int
     stop: int  # the step after which a run is stopped, to go on with another number of processes; 0: it isn't
+    threads: int  # of an exact run on the first number of processes that must leave the same; 0: none is tried
     local: bool  # batch statistics of a process's share were asked for
     normed: bool  # the model has batch norm
 
@@ -58,7 +59,8 @@ def draw(rng: random.Random) -> Drawn:
     model, least, _ = rng.choices(_TINY, [often for *_, often in _TINY])[0]
     give("model", model)
     small = least < 20
-    size = rng.choice([0, 8, *range(least, 14)]) if small else rng.choice([least, least + 1, 40])
+    others = [least, least + 16] if "vit" in model else [least, least + 1, 40]  # whole patches
+    size = rng.choice([0, 8, *range(least, 14)] if small else others)
     if size:
         give("image-size", size)
     batch = rng.randint(5, 40) if small else rng.randint(5, 14)
@@ -92,9 +94,11 @@ def draw(rng: random.Random) -> Drawn:
         give("loader", "streaming")
         give("workers", 0)
     give("eval-batch-size", rng.choice([100, 250, 360, 37] if small else [90, 120]))
-    give("threads", 2 if sometimes(0.1) and max(nproc) <= 2 else 1)
+    threads = 2 if sometimes(0.1) and max(nproc) <= 2 else 1
+    give("threads", threads)
     stop = rng.randint(1, 2) if sometimes(0.4) else 0
-    return Drawn(recipe, tuple(flags), nproc, exact, stop, local, model in NORMED)
+    again = 3 - threads if exact and sometimes(0.4) else 0
+    return Drawn(recipe, tuple(flags), nproc, exact, stop, again, local, model in NORMED)
 
 
 def _batch_norm(rng: random.Random, give: Give, batch: int) -> bool:

@@ -77,6 +77,8 @@ def fuzz(seconds: float, seed: int, configurations: int, say: Callable[[str], No
             except TooSlow:
                 tally.kinds["without an answer in time"] += 1
                 continue
+            except Exception as error:
+                kind, wrong = "crashed", [f"{type(error).__name__}: ...{str(error).strip()[-_SHOWN:]}"]
             tally.kinds[kind] += 1
             for what in wrong:
                 text = f"seed {seed}, configuration {number}: {what}\n  {drawn.line('verify')}"
@@ -121,6 +123,13 @@ def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
             what = f"stopped after step {drawn.stop} with N = {first} and gone on with N = {last}"
             wrong.append(f"{what}: {', '.join(unlike)} differ from the straight run's")
         kind += ", resumed"
+    if drawn.threads:
+        config = plan.config_for(plan.nproc[0]).with_execution(threads=drawn.threads)
+        with _asked():
+            end = trained(pool, [(config, 0)])
+        if unlike := [name for name in names if end[name] != ends[plan.nproc[0]][name]]:
+            wrong.append(f"{', '.join(unlike)} depend on the threads: N = {plan.nproc[0]} with {drawn.threads}")
+        kind += ", threads"
     return kind, wrong
 
 

@@ -68,6 +68,11 @@ USED = {
         "DDP's clocks",
         lambda: hasattr(nn.parallel.DistributedDataParallel, "_get_ddp_logging_data"),
     ),
+    "_set_ddp_runtime_logging_sample_rate": Use(
+        ("parallel/ddp.py",),
+        "how often DDP reads its clocks",
+        lambda: hasattr(nn.parallel.DistributedDataParallel, "_set_ddp_runtime_logging_sample_rate"),
+    ),
     "_get_default_store": Use(
         ("processes/failures.py", "watch/heartbeat.py"),
         "the store through which the ranks met, whoever opened it",

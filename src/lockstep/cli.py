@@ -14,6 +14,7 @@ from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.verify import command as verify
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.processes.failures import WorkerFailed
+from lockstep.processes.output import unbreakable_output
 from lockstep.processes.signals import exit_now
 
 # command -> (its arguments, what it is for, what runs it: arguments to an exit code)
@@ -85,22 +86,27 @@ stopped by a signal, after a checkpoint: 130 (Ctrl-C), 143 (SIGTERM), 138 (SIGUS
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     args = list(sys.argv[1:] if argv is None else argv)
-    try:
-        code = _dispatch(args)
-    except UserError as error:
-        print_error(str(error), once_a_host=True)
-        code = EXIT_USER_ERROR
-    except WorkerFailed as failed:
-        code = print_failure(failed)
-    except PeerError as error:
-        print_error(str(error))
-        code = EXIT_FAILURE
-    except KeyboardInterrupt:
-        print_error("interrupted", once_a_host=True)
-        code = EXIT_INTERRUPTED
+    with unbreakable_output():
+        code = _exit_code(args)
     if os.environ.get("RANK") and "torch.distributed" in sys.modules:
         exit_now(code)  # an ordinary end may abort: gloo's threads outlive the group, and want the interpreter's lock
     sys.exit(code)
+
+
+def _exit_code(args: list[str]) -> int:
+    try:
+        return _dispatch(args)
+    except UserError as error:
+        print_error(str(error), once_a_host=True)
+        return EXIT_USER_ERROR
+    except WorkerFailed as failed:
+        return print_failure(failed)
+    except PeerError as error:
+        print_error(str(error))
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        print_error("interrupted", once_a_host=True)
+        return EXIT_INTERRUPTED
 
 
 def _help() -> str:

@@ -57,7 +57,7 @@ def test_training_goes_on_while_a_slow_disk_takes_the_moment_of_the_call(tmp_pat
     (saved,) = writer.finished()  # type: ignore[unreachable]  # mypy has it busy as before
     assert saved["step"] == 2
     assert saved["durable_ms"] >= saved["stall_ms"] > 0
-    assert set(saved) == {"kind", "step", "digest", "bytes", "stall_ms", "durable_ms"}
+    assert set(saved) == {"kind", "step", "digest", "seal", "bytes", "stall_ms", "durable_ms"}
     assert writer.finished() == []
     loaded = newest(tmp_path / "checkpoints", {2: saved["digest"]})
     assert loaded is not None
@@ -193,3 +193,21 @@ def test_a_gpus_moment_is_kept_while_it_trains_on(tmp_path: Path) -> None:
         if loaded.step == step:
             restore(loaded, fresh)
             assert bits(fresh.state_dict()) == expected[step]
+
+
+def test_a_thread_that_cannot_start_is_named_and_the_end_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    net, optimizer = tiny(1.0)
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(UserError, match="the checkpoint of step 1 can't be written: can't start new thread"):
+            writer.save(1, net, optimizer)
+    writer.close()
+    writer.save(2, net, optimizer)
+    writer.close()
+    assert list(steps(tmp_path / "checkpoints")) == [2]

@@ -17,6 +17,8 @@ from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 from tests.commands.variants import bare_net
 
+_rand = torch.rand  # bound before a step could key what it draws
+
 
 def _before_update(run: Run, change: Callable[[int], object]) -> None:
     """Call change(step, from 1) before each update: gradients are reduced and clipped by then."""
@@ -288,7 +290,7 @@ def forgotten_seed(run: Run, world: World, config: Config) -> None:
 
     def unseeded(module: nn.Module, args: Any) -> Any:
         torch.manual_seed(int(torch.randint(1 << 30, (), generator=own)))
-        return (args[0] * torch.rand(len(args[0]), 1, 1, 1).add(0.5),) if module.training else None
+        return (args[0] * _rand(len(args[0]), 1, 1, 1).add(0.5),) if module.training else None
 
     run.model.register_forward_pre_hook(unseeded)
 

@@ -3,11 +3,15 @@
 import csv
 import io
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +23,7 @@ from lockstep.commands.compare.cells import NotMeasured, measure, printed_error
 from lockstep.commands.compare.plan import Cell, Plan
 from lockstep.commands.compare.results import FIGURES, aggregate
 from lockstep.commands.compare.strategies import BASES, Strategy, parse
-from lockstep.commands.shared.measured import interval
+from lockstep.commands.shared.measured import interval, watch_others
 from lockstep.config import Config, DataConfig, Execution, LinkConfig
 from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
@@ -147,6 +151,7 @@ def test_each_row_gets_an_equal_part_of_threads_and_workers() -> None:
         assert execution.threads * cell.processes == 8
         assert execution.workers * cell.processes == 4
     assert plan.config_for(rows[-1], cores=2).execution.threads == 1
+    assert plan.config_for(rows[-1], cores=2, on_gpus=True).execution.workers == plan.config.execution.workers
     assert _plan("ddp", threads=3).config_for(Cell(Strategy(), 2), cores=8).execution.threads == 3
 
 
@@ -251,7 +256,7 @@ _step_s = st.floats(0.001, 10)
 @given(st.lists(st.tuples(_step_s, _step_s, _step_s), min_size=1, max_size=6))
 @settings(max_examples=25, deadline=None)
 def test_speed_ups_are_paired_and_intervals_hold_the_median(times: list[tuple[float, float, float]]) -> None:
-    names = ["single x1", "ddp x2", "ddp x4"]
+    names = ["single x1", "ddp+bf16 x2", "ddp+bf16 x4"]  # for which no ideal is known
     rows = [row(name, {k: result(t[i]) for k, t in enumerate(times)}) for i, name in enumerate(names)]
     table = {r["name"]: r for r in aggregate(rows, "single x1")["rows"]}
     base = table["single x1"]
@@ -274,6 +279,42 @@ def test_a_drift_of_the_whole_machine_leaves_the_speed_up_alone() -> None:
     rows = [row(f"ddp x{n}", {k: result(f / n) for k, f in slow.items()}) for n in (1, 2)]
     speedup = aggregate(rows, "ddp x1")["rows"][1]["speedup"]
     assert [speedup[part] for part in ("median", "low", "high")] == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_a_speed_up_beyond_the_ideal_is_marked_and_not_printed() -> None:
+    rows = [row("ddp x1", {1: result(37.4)}), row("ddp x2", {1: result(1.0)}), row("ddp+bf16 x2", {1: result(1.0)})]
+    found = results(rows, "ddp x1", repeats=1)
+    assert [each["speedup"] is None for each in found["rows"]] == [
+        False,
+        True,
+        False,
+    ]  # what bf16 can give nobody knows
+    assert found["rows"][1]["efficiency"] is None
+    text = tables.markdown(found)
+    assert "| ddp x2 [1] |" in text
+    assert "[1] a speed-up of 37.4 is more than its processes can give" in text
+
+
+def test_a_machine_that_others_use_is_said() -> None:
+    rows = [row("ddp x1", {1: result(1.0) | {"others_cores": 1.25}}), row("ddp x2", {1: result(0.6)})]
+    text = tables.markdown(results(rows, "ddp x1", repeats=1))
+    assert "| ddp x1 [1] |" in text
+    assert "[1] others kept 1.2 cores busy meanwhile" in text
+    assert "| ddp x2 |" in text
+
+
+def test_others_are_those_that_this_process_did_not_start() -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        used = psutil.Process(stranger.pid).cpu_times
+        others, began = watch_others(), time.monotonic()
+        while used().user < 1.5:
+            time.sleep(0.05)
+        seen = others() * (time.monotonic() - began)
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert seen > 1.0  # core seconds: it is not counted as ours before it has ended
 
 
 def test_the_interval_is_that_of_a_binomial() -> None:

@@ -187,20 +187,25 @@ def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
     sync.finish()
 
 
-def _waits(world: World, late_s: float) -> float | None:
-    """Milliseconds that this rank waited per step, where the last rank is late for each backward pass."""
+def _waits(world: World, late_s: float) -> list[float | None]:
+    """Milliseconds that this rank waited per step, where the last rank is late for each backward pass; then not."""
     model = parallelize(network(), world, batch_norm="local")
     sync = sync_of(model)
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
-    for t in range(6):
-        time.sleep(late_s if world.rank == world.size - 1 else 0)
-        step(batch_of(world, 4, step=t))
-    return sync.waited_ms()
+    waits = []
+    for late in (late_s, 0.0):
+        for t in range(8):
+            time.sleep(late if world.rank == world.size - 1 else 0)
+            step(batch_of(world, 4, step=t))
+        step(batch_of(world, 4))  # DDP adds a step up when the next one begins
+        waits.append(sync.waited_ms())
+    return waits
 
 
 def test_the_wait_for_a_late_rank_is_seen_on_the_others() -> None:
-    first, last = run_ranks(_waits, 2, 0.1)
-    assert first >= 50 > last
+    (first, then), (last, _) = run_ranks(_waits, 2, 0.25)
+    assert first >= 125 > last
+    assert then < 0.4 * first, "steps of an earlier window still count"
     assert sync_of(network()).waited_ms() == 0.0
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig, Precision
 from lockstep.errors import UserError
-from lockstep.parallel import exact
+from lockstep.parallel import repeatable
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
@@ -122,8 +122,8 @@ def test_a_non_finite_slice_is_seen_by_all_ranks_alike() -> None:
 
 
 def configured(world: World) -> None:
-    vars(exact)["device_name"] = lambda _: ("Xeon", "EPYC")[world.rank]
-    exact.configure(world)
+    vars(repeatable)["device_name"] = lambda _: ("Xeon", "EPYC")[world.rank]
+    repeatable.configure(world)
 
 
 def test_ranks_that_round_differently_are_refused() -> None:
@@ -137,6 +137,7 @@ def test_ranks_that_round_differently_are_refused() -> None:
         ({"model": {"batch_norm": "global"}}, "--batch-norm global"),
         ({"model": {"compile": True}}, "--compile"),
         ({"execution": {"strategy": "dp"}}, "order of its own"),
+        ({"execution": {"strategy": "fsdp"}, "model": {"channels_last": True}}, "contiguous weights alone"),
         ({"precision": "tf32"}, "TF32"),
         ({"exact": 51}, "a slice needs a sample"),
         ({"execution": {"nproc": 9}}, "can't be shared out over 9 processes"),

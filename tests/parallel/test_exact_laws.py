@@ -14,7 +14,8 @@ from lockstep.checkpoint.weights import digest
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import slices
 from lockstep.errors import UserError
-from lockstep.parallel.exact import ExactSync, configure
+from lockstep.parallel.exact import ExactSync
+from lockstep.parallel.repeatable import configure
 from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
 from tests.parallel.odd_nets import CLASSES, NETS, PIXELS, mlp

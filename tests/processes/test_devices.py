@@ -13,7 +13,7 @@ from lockstep.commands.forecast import measure
 from lockstep.config import Execution
 from lockstep.data import readers
 from lockstep.errors import UserError
-from lockstep.parallel import exact
+from lockstep.parallel import repeatable
 from lockstep.processes import memory
 from lockstep.processes.devices import device_name, device_type, devices, has_streams
 from lockstep.processes.memory import free_bytes, peak_gib, peaks_gib
@@ -27,7 +27,7 @@ ALLOWED = {
     ("src/lockstep/training/precision.py", "torch.backends.cuda"): "TF32 is NVIDIA's",
     ("src/lockstep/training/precision.py", "torch.backends.cudnn"): "its convolutions use TF32 unless told not to",
     ("src/lockstep/training/precision.py", "'cuda'"): "TF32 is NVIDIA's",
-    ("src/lockstep/parallel/exact.py", "torch.backends.cudnn"): "its autotuner chooses kernels by their speed",
+    ("src/lockstep/parallel/repeatable.py", "torch.backends.cudnn"): "its autotuner chooses kernels by their speed",
     (
         "src/lockstep/parallel/data_parallel.py",
         "'cuda'",
@@ -174,7 +174,7 @@ def test_streams_are_for_devices_that_have_several_queues() -> None:
 
 def test_exact_mode_says_that_mps_can_t() -> None:
     with pytest.raises(UserError, match="--exact on mps"):
-        exact.configure(World.single(MPS))
+        repeatable.configure(World.single(MPS))
 
 
 # Memory

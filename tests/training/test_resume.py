@@ -110,7 +110,7 @@ def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(World.single(), EXACT, str(tmp_path), 7)
-    monkeypatch.setattr("lockstep.parallel.exact.device_name", lambda _: "another one")
+    monkeypatch.setattr("lockstep.parallel.repeatable.device_name", lambda _: "another one")
     with pytest.raises(UserError, match=r"device: .* -> another one\n.*--override rounding"):
         trained(World.single(), EXACT, str(tmp_path))
 

@@ -13,7 +13,7 @@ from torch import nn
 from lockstep.checkpoint.snapshot import Buffers, Snapshot, snapshot
 from lockstep.checkpoint.store import Phase, prune, write
 from lockstep.errors import UserError
-from lockstep.watch.journal import CheckpointRecord
+from lockstep.watch.journal import CheckpointRecord, seal
 
 
 class Writer:
@@ -59,8 +59,15 @@ class Writer:
         self._step = step
         # a daemon: a disk that never answers must not keep the process from ending
         write = (taken, best, began, stall_ms)
-        self._thread = threading.Thread(target=self._write, args=write, name="checkpoint", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._write, args=write, name="checkpoint", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise UserError(
+                f"the checkpoint of step {step} can't be written: {error}",
+                "The system gives this user no more threads: look at `ulimit -u` and the container's pids limit.",
+            ) from error
+        self._thread = thread
         return (time.perf_counter() - began) * 1000
 
     def _write(self, taken: Snapshot, best: int | None, began: float, stall_ms: float) -> None:
@@ -71,6 +78,7 @@ class Writer:
                     kind="checkpoint",
                     step=taken.step,
                     digest=written.digest,
+                    seal=seal(taken.step, written.digest),
                     bytes=written.bytes,
                     stall_ms=round(stall_ms, 3),
                     durable_ms=round((time.perf_counter() - began) * 1000, 3),

@@ -16,7 +16,8 @@ def main(args: list[str]) -> int:
     config: Config = planned("train", Config, lambda config: config, args, about)
     from lockstep.processes.devices import process_count
     from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
-    from lockstep.training.folder import check, claim_folder, discard_folder, newest_step, run
+    from lockstep.processes.lock import hold
+    from lockstep.training.folder import check, claim_folder, discarded_if_unused, newest_step, run
 
     check(config)
     execution = over_slurm_nodes(config.execution)
@@ -26,8 +27,6 @@ def main(args: list[str]) -> int:
     if execution.node_rank > 0:
         return launched(run, config, "", execution=execution)
     folder = claim_folder(config)
-    try:
+    with hold(folder), discarded_if_unused(folder):
         reached = partial(newest_step, str(folder))
         return launched(run, config, str(folder), execution=execution, recovery=config.recovery, progress=reached)
-    finally:
-        discard_folder(folder)

@@ -59,12 +59,11 @@ def _exact(config: Settings) -> None:
     adds = {
         "single": "exact mode has its own reduction; --nproc 1 is one process",
         "dp": "DataParallel adds floats in an order of its own",
-        "fsdp": "its reduce-scatter adds floats in an order of its own",
     }
     _exclude(
         mode,
         {
-            f"--strategy {execution.strategy}": (execution.strategy != "ddp", adds.get(execution.strategy, "")),
+            f"--strategy {execution.strategy}": (execution.strategy in adds, adds.get(execution.strategy, "")),
             f"--model-parallel {execution.model_parallel}": (
                 execution.model_parallel > 1,
                 "its integer sums are made on one device",
@@ -81,6 +80,10 @@ def _exact(config: Settings) -> None:
             "--compile": (
                 config.model.compile,
                 "a compiled kernel depends on the batch shapes that its process has met",
+            ),
+            "--strategy fsdp and --channels-last": (
+                execution.strategy == "fsdp" and config.model.channels_last,
+                "FSDP takes contiguous weights alone, whose convolutions round otherwise",
             ),
             "--precision tf32": (config.precision == "tf32", "exact mode switches TF32 off; use fp32, bf16 or fp16"),
         },

@@ -47,7 +47,7 @@ class TrainLoader:
     """The training set in the run's order. `loader.epoch(e, start)` yields a Batch for each step from `start` on.
 
     Each batch is cut into `accumulate` micro-batches, between groups of `group` samples, or for exact mode into `exact`
-    slices.
+    slices, on all ranks as many where `level` is set.
     """
 
     def __init__(
@@ -60,10 +60,11 @@ class TrainLoader:
         accumulate: int = 1,
         exact: int = 0,
         group: int = 1,
+        level: bool = False,
     ) -> None:
         self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
         self.pieces: Callable[[int], tuple[Piece, ...]] = (  # this rank's, of a global batch of so many samples
-            partial(slices, total=exact, world=world)
+            partial(slices, total=exact, world=world, level=level)
             if exact
             else partial(micro_batches, accumulate=accumulate, world=world, group=group)
         )

@@ -40,8 +40,14 @@ def micro_batches(count: int, accumulate: int, world: World, group: int = 1) -> 
     return tuple(pieces)
 
 
-def slices(count: int, total: int, world: World) -> tuple[Piece, ...]:
-    """This rank's slices of a global batch of `count` samples cut into `total`: whole ones, one after the other."""
+def slices(count: int, total: int, world: World, level: bool = False) -> tuple[Piece, ...]:
+    """This rank's slices of a global batch of `count` samples cut into `total`: whole ones, one after the other.
+
+    `level`: as many on every rank, by one without a sample where others have one more.
+    """
     cuts = min(total, count)
     mine = ((v, share_of(count, v, cuts)) for v in range(cuts)[world.share(cuts)])
-    return tuple(Piece(v, v, rows, rows.stop - rows.start) for v, rows in mine)
+    pieces = [Piece(v, v, rows, rows.stop - rows.start) for v, rows in mine]
+    if level and len(pieces) < -(-cuts // world.size):
+        pieces.append(Piece(total, total + world.rank, slice(count, count), 0))
+    return tuple(pieces)

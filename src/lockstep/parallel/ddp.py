@@ -17,6 +17,8 @@ _BUFFER_FLAG = next(
     if name in inspect.signature(DistributedDataParallel.__init__).parameters
 )
 
+_FIRST, _SELDOM = 10, 100  # DDP reads its clocks on the first steps, and then on every so many
+
 
 class LockstepDDP(DistributedDataParallel):
     """DistributedDataParallel over one device or several, as Lockstep needs it.
@@ -48,7 +50,11 @@ class DDPSync(BackwardSync):
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__(ddp, ddp.process_group.size())
-        self.ddp = ddp
+        self.ddp, self.rate = ddp, _SELDOM
+        if next(ddp.parameters()).device.type == "cpu":  # on a GPU it would wait for the device in each step
+            self.rate = 1
+            ddp._set_ddp_runtime_logging_sample_rate(self.rate)  # type: ignore[no-untyped-call]
+        self.noted, self.waited = (0, 0.0), 0.0  # how often its clocks were read, and the wait in all, in ns
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce."""
@@ -61,13 +67,24 @@ class DDPSync(BackwardSync):
             self.ddp.powersgd.forget()
 
     def waited_ms(self) -> float | None:
-        """From the end of the backward computation to the last bucket's arrival, by DDP's own clocks, over all steps.
+        """From the end of the backward computation to the last bucket's arrival, by DDP's own clocks.
 
-        DDP reads them on the first ten steps and on every hundredth.
+        The mean over the steps since the last call; on a GPU over those of them whose clocks DDP reads, which are the
+        first ten and every hundredth; where there is none, what was found last.
         """
         clocks = self.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        names = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in ns
+        names = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # ns, the mean since the first
         if not all(name in clocks for name in names):
             return None
         reduction, hidden = (float(clocks[name]) for name in names)
-        return max(0.0, reduction - hidden) / 1e6
+        read = _clocks_read(int(clocks["iteration"]), self.rate)
+        total, (read_before, before) = (reduction - hidden) * read, self.noted
+        if read > read_before:
+            self.waited = max(0.0, (total - before) / (read - read_before)) / 1e6
+            self.noted = read, total
+        return self.waited
+
+
+def _clocks_read(steps: int, rate: int) -> int:
+    """In how many of DDP's first steps it read its clocks."""
+    return min(steps, _FIRST) + max(0, steps // rate - _FIRST // rate)

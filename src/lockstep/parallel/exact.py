@@ -9,7 +9,6 @@ Memory beyond plain DDP's: the gradients once more for each further slice of thi
 sums.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,42 +21,11 @@ from torch import Tensor, nn
 from lockstep.errors import UserError
 from lockstep.parallel.buckets import Bucket, buckets_of
 from lockstep.parallel.exact_buffers import ExactBuffers
-from lockstep.parallel.modules import as_real, copy_from_first, unequal
-from lockstep.parallel.slices import Replicas, generators, seed_others
+from lockstep.parallel.modules import as_real, copy_from_first, sum_in_order, unequal
+from lockstep.parallel.repeatable import own_storage, repeatable
+from lockstep.parallel.slices import Replicas, generators, seed_generators
 from lockstep.parallel.sync import GradientSync
-from lockstep.processes.devices import device_name
 from lockstep.processes.world import World
-
-
-def configure(world: World) -> None:
-    """Make this process's kernels repeatable, and refuse a world whose ranks would round differently.
-
-    Sets one intra-op thread (kernels split their sums by them) and deterministic algorithms; no TF32, no autotuning.
-
-    Raises:
-        UserError: where devices or torch versions differ between ranks, and on MPS.
-    """
-    if world.device.type == "mps":
-        raise UserError("--exact on mps: its sums are scaled in float64, which MPS has not", "Use --device cpu.")
-    torch.set_num_threads(1)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
-    torch.use_deterministic_algorithms(True)
-    # it would cost a write of every new tensor
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
-    everyone = world.gather(rounding(world.device))
-    for what, first in everyone[0].items():
-        for rank, theirs in enumerate(everyone):
-            if theirs[what] != first:
-                raise UserError(
-                    f"--exact: {what} is {first} on rank 0 and {theirs[what]} on rank {rank}, which round differently",
-                    "Run on machines of one kind with the same software.",
-                )
-
-
-def rounding(device: torch.device) -> dict[str, str | int]:
-    """What decides how kernels round beside their input; two runs agree to the bit only where this does."""
-    return {"torch": torch.__version__, "device": device_name(device), "CPU threads": torch.get_num_threads()}
 
 
 class ExactSync(GradientSync):
@@ -152,9 +120,7 @@ class ExactSync(GradientSync):
             return results
         results, drew = [], False
         for i in range(count):
-            seed_others(seed := reseed(i))
-            if self.world.device.type != "cpu":  # the host's generator, beside the device's
-                torch.default_generator.manual_seed(seed)
+            seed_generators(reseed(i), self.world.device)
             before = generators() if self.replicas.most > 1 else ()
             results.append(work(self.model, i))
             drew = drew or bool(before and generators() != before)
@@ -164,18 +130,11 @@ class ExactSync(GradientSync):
 
     @contextmanager
     def _guarded(self, module: nn.Module) -> Iterator[None]:
-        """Around a slice's passes: name an operator that can't be repeated, a parameter that forward changes."""
+        """Around a slice's passes: name what can't be repeated, or a parameter that forward changes."""
         versions = [(p._version, p.data_ptr()) for p in module.parameters()]
         values = [p.detach().clone() for p in module.parameters()] if self.overlap is None else []
-        try:
+        with repeatable(self.slices):
             yield
-        except RuntimeError as error:
-            if "deterministic" not in str(error):
-                raise
-            raise UserError(
-                f"--exact {self.slices}: {str(error).splitlines()[0]}",
-                "Replace that operator in the model, or train without --exact.",
-            ) from error
         same = [v == (p._version, p.data_ptr()) for v, p in zip(versions, module.parameters(), strict=True)]
         if values:  # through .data no version tells it; first batches, from which scales are set, are found here
             same = [
@@ -262,15 +221,11 @@ class ExactSync(GradientSync):
         if self.overlap is None:
             self.overlap = not self.world.largest([int(self.in_parts)])[0]
 
+    def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:  # noqa: ARG002
+        """In the order of the slices, whoever takes them."""
+        return sum_in_order(self.world, amounts, min(self.slices, count))
+
     def waited_ms(self) -> float | None:
         """The mean over the steps since the last call. A GPU's host does not wait, so there nobody can tell."""
         waits, self.waits = self.waits, []
         return None if self.world.device.type != "cpu" else 1e3 * sum(waits) / max(1, len(waits))
-
-
-@torch.no_grad()
-def own_storage(model: nn.Module) -> None:
-    """Move parameters and buffers whose memory is not torch's, as numpy's, to where kernels find it aligned."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() % 64:
-            tensor.data = tensor.detach().clone()

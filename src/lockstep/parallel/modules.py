@@ -35,6 +35,13 @@ def write_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
         tensor.copy_(values.view(tensor.shape))
 
 
+def sum_in_order(world: World, mine: Tensor, count: int) -> Tensor:
+    """The sum [] of `count` numbers of which each rank has its share, the same bits on any number of ranks."""
+    table = mine.new_zeros(count)  # the other ranks' zeros round nothing
+    table[world.share(count)] = mine
+    return world.sum(table).sum()
+
+
 def as_real(tensor: Tensor) -> Tensor:
     """A complex tensor [...] seen as its real and imaginary parts [..., 2]; any other one as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -143,7 +143,9 @@ def generators() -> tuple[Any, ...]:
     return bytes(torch.get_rng_state().numpy()), state[1].tobytes(), state[2:], random.getstate()  # type: ignore
 
 
-def seed_others(seed: int) -> None:
-    """Seed numpy's and Python's."""
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed numpy's and Python's, and torch's of the host where the model draws from a device's."""
     np.random.seed(seed % 2**32)
     random.seed(seed)
+    if device.type != "cpu":
+        torch.default_generator.manual_seed(seed)

@@ -17,6 +17,7 @@ from lockstep.parallel.exact import ExactSync
 from lockstep.parallel.local import LocalSync
 from lockstep.parallel.norms import convert_group_batchnorm, convert_sync_batchnorm
 from lockstep.parallel.sharded import ShardedSync, is_sharded, shard
+from lockstep.parallel.sharded_exact import ShardedExactSync
 from lockstep.parallel.stages import cut
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.devices import devices, own_devices
@@ -97,6 +98,8 @@ def spread(
             shard(each, world)  # from the host, unit by unit: no device ever holds all of it
         elif image is not None:
             _place(each, world, config, image)
+    if config.exact and is_sharded(model):
+        return model, ShardedExactSync(model, world, config.exact)
     if config.exact:
         threads = execution.threads or max(1, cores() // world.local_size)
         return model, ExactSync(model, world, config.exact, threads)

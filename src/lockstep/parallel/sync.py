@@ -1,10 +1,11 @@
 """How the gradients of one step's pieces become those of the global batch: what each way of training has to offer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.parallel.batchnorm import apart, ghost
@@ -51,6 +52,11 @@ class GradientSync:
         """True where this step's passes gave a parameter a gradient; asked before `finish`."""
         return parameter.grad is not None
 
+    def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
+        """The sum over all pieces of the step: of this rank's amounts [pieces], `samples` of the batch's `count`."""
+        del samples, count
+        return amounts.sum()
+
     def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a piece of `size` samples."""
         del size, last
@@ -58,6 +64,10 @@ class GradientSync:
 
     def finish(self) -> None:
         """After the last piece: every parameter's .grad is the global batch's on return."""
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float) -> None:
+        """Scale the gradients so that their norm over all parameters is `most` at most."""
+        nn.utils.clip_grad_norm_(parameters, most)
 
     def updated(self, step: int) -> None:
         """After the optimizer's step number `step`, counted from 0."""
@@ -89,6 +99,12 @@ class BackwardSync(GradientSync, ABC):
         """A reduction in the last piece alone; a rank without a sample goes along as a ghost."""
         around = self.reducing(last)
         return around if size else ghost_piece(self.model, around)
+
+    def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
+        """By an all-reduce of one number."""
+        summed = super().total(amounts, samples, count)
+        dist.all_reduce(summed)
+        return summed
 
     @abstractmethod
     def reducing(self, last: bool) -> AbstractContextManager[None]:

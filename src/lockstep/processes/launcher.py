@@ -21,6 +21,7 @@ from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
 from lockstep.processes.failures import SHUTDOWN_S, WorkerFailed
 from lockstep.processes.listening import LOOPBACK, STORE
 from lockstep.processes.meeting import meeting_place, rendezvous_by
+from lockstep.processes.output import unbreakable_output
 from lockstep.processes.world import join
 
 _COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values
@@ -178,7 +179,7 @@ def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution,
     try:
         signals.end_with_parent()
         signals.raise_on_stop(SHUTDOWN_S, lambda: failures.other_failure(Path(folder)))
-        with join(execution) as world:
+        with unbreakable_output(), join(execution) as world:
             value = fn(world, *args)
         if isinstance(value, signal.Signals):
             signals.exit_after(_COLLECT_S, 128 + value)

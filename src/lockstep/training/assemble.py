@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
@@ -20,11 +19,12 @@ from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.order import Order
 from lockstep.data.readers import reader
 from lockstep.errors import UserError
-from lockstep.parallel import exact
+from lockstep.parallel import repeatable
 from lockstep.parallel.strategy import spread
 from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
+from lockstep.training.losses import cross_entropy
 from lockstep.training.step import TrainStep
 
 
@@ -79,7 +79,9 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         image_size=data.image_size,
     )
     read = reader(images, world.device, execution.loader, execution.workers)
-    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, config.model.group or 1)
+    level = execution.strategy == "fsdp"  # whose passes hold collectives
+    group = config.model.group or 1
+    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
@@ -118,7 +120,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     """
     precision.configure(config.precision, world.device)
     if config.exact:
-        exact.configure(world)
+        repeatable.configure(world)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model, optim = build_model(config, train_set).to(dtype=dtype), config.optim
@@ -130,7 +132,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     optimizer = optimizers.build(model, optim, config.lr)
     step = TrainStep(
         module,
-        _loss(optim.label_smoothing),
+        cross_entropy(optim.label_smoothing),
         optimizer,
         precision=config.precision,
         clip_norm=optim.clip_norm,
@@ -177,10 +179,6 @@ def loaders(
     )
     train_set, val_set = load_data(config, world)
     return train_loader(config, train_set, world), eval_loader(config, val_set, world)
-
-
-def _loss(label_smoothing: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return lambda outputs, labels: F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
 
 
 def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:

@@ -5,13 +5,15 @@ import json
 import os
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from lockstep.config import Config, Execution
 from lockstep.errors import UserError, unknown
+from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
 
 _NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel")
@@ -81,14 +83,19 @@ def newest_step(folder: str) -> int:
     return max(steps(Path(folder) / "checkpoints"), default=-1)
 
 
-def discard_folder(folder: Path) -> None:
-    """Take back what `claim_folder` made, where no run came of it: there is no journal."""
-    if (folder / "journal.jsonl").exists():
-        return
-    (folder / "config.json").unlink(missing_ok=True)
-    for made in (folder / "weights", folder):
-        with suppress(OSError):  # it holds something of somebody else's
-            made.rmdir()
+@contextmanager
+def discarded_if_unused(folder: Path) -> Iterator[None]:
+    """At the end take back what `claim_folder` made, where no run came of it: there is no journal."""
+    try:
+        yield
+    finally:
+        if not (folder / "journal.jsonl").exists():
+            (folder / "config.json").unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)  # held until the folder is gone
+            parents = [folder.parent] if folder.parent == Path("runs") else []
+            for made in (folder / "weights", folder, *parents):
+                with suppress(OSError):  # it holds something of somebody else's
+                    made.rmdir()
 
 
 def read_config(folder: str) -> Config:
@@ -110,13 +117,13 @@ def run(world: World, config: Config, claimed: str) -> int:
     from lockstep.training.loop import train
 
     config.require_batch_for(world.size)
-    made = claim_folder(config) if world.rank == 0 and not claimed else None
-    folder = Path(world.gather(claimed or str(made or ""))[0])
-    try:
+    with ExitStack() as claim:
+        if world.rank == 0 and not claimed:
+            claimed = str(claim_folder(config))
+            claim.enter_context(hold(Path(claimed)))
+            claim.enter_context(discarded_if_unused(Path(claimed)))
+        folder = Path(world.gather(claimed)[0])
         outcome = train(config, world, folder)
-    finally:
-        if made is not None:
-            discard_folder(made)
     state = outcome.state
     if state.metrics is not None:
         world.print(f"test accuracy {state.metrics.top1:.2%} (top-1 on {state.metrics.count:,} images)")

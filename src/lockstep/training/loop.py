@@ -21,7 +21,7 @@ from lockstep.training.session import Session, session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
 from lockstep.watch import desync
-from lockstep.watch.journal import EvalRecord, StepRecord
+from lockstep.watch.journal import EvalRecord, SkipRecord, StepRecord
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ def train_epoch(live: Session) -> None:
             compilation.close()
             if loss is not None:
                 window.add(step, samples, loss)
+            if live.run.step.left_out:
+                live.journal.write(SkipRecord(kind="fault", fault="skip", step=step))
             between_steps(live, window)
             if live.stop:
                 return
@@ -97,9 +99,10 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
             run.step.sync.left_out(batch.step)
         else:
             loss = run.step(batch)
-            if run.ema is not None:
-                run.ema.update_parameters(run.model)
-        state.advance(batch.ids, trained=loss is not None)
+        left_out = loss is None or getattr(run.step, "left_out", False)  # a --patch may put any function there
+        if run.ema is not None and not left_out:
+            run.ema.update_parameters(run.model)
+        state.advance(batch.ids, trained=not left_out)
         if state.steps % per_epoch == 0:
             run.synchronize()
         yield batch.step, batch.count, loss

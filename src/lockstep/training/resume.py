@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.restore import restore
@@ -10,7 +11,7 @@ from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
 from lockstep.config.plain import diff_configs
 from lockstep.errors import PeerError, UserError
-from lockstep.parallel.exact import rounding
+from lockstep.parallel.repeatable import rounding
 from lockstep.processes.files import atomic_write
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
@@ -91,9 +92,7 @@ def _find(config: Config, folder: Path) -> Loaded | None:
             _refuse_a_second_beginning(config, folder, loaded)
             return loaded
     if config.recovery.resume in ("auto", "never"):
-        path = folder / "journal.jsonl"
-        records = journal.read(path) if path.exists() else []
-        if any(r["kind"] == "end" and r["status"] == "completed" for r in records):
+        if _completed(config, folder):
             raise UserError(
                 f"{folder} holds a complete run and no checkpoint to go on from", "Name another folder with --out."
             )
@@ -117,19 +116,28 @@ def _refuse_a_second_beginning(config: Config, folder: Path, loaded: Loaded) -> 
     )
 
 
+def _completed(config: Config, folder: Path) -> bool:
+    """True where a run came to its end: by its journal, which may be damaged, or by its final weights."""
+    path, final = folder / "journal.jsonl", folder / "weights" / "final.safetensors"
+    records = journal.read(path) if path.exists() else []
+    if any(r["kind"] == "end" and r.get("status") == "completed" for r in records):
+        return True
+    return final.is_file() and weights.note_of(final).get("epoch") == str(config.epochs - 1)
+
+
 def digests(folder: Path) -> dict[int, str]:
     """The manifest digests of a run's checkpoints by step, as its journal has them."""
     path = folder / "journal.jsonl"
     known: dict[int, str] = {}
     for record in journal.read(path) if path.exists() else []:
+        noted = cast(dict[str, Any], record)  # as the file has it, which may be damaged
         if record["kind"] == "checkpoint":
-            known[record["step"]] = record["digest"]
+            step, digest = noted.get("step"), noted.get("digest")
+            if type(step) is int and isinstance(digest, str) and noted.get("seal") == journal.seal(step, digest):
+                known[step] = digest
             continue
-        if record["kind"] == "run":
-            start = record["resumed_from"]
-        elif record["kind"] == "fault" and record["fault"] == "rollback":
-            start = record["back_to"]
-        else:
+        start = noted.get("resumed_from" if record["kind"] == "run" else "back_to")
+        if type(start) is not int:
             continue
         known = {step: digest for step, digest in known.items() if step <= start}  # the rest is of a course it left
     return known

@@ -18,10 +18,11 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.data_parallel import driven
-from lockstep.parallel.exact import rounding
+from lockstep.parallel.repeatable import rounding
 from lockstep.parallel.sharded import is_sharded, local
 from lockstep.processes.files import write_json
 from lockstep.processes.memory import peaks_gib
+from lockstep.processes.output import take_broken
 from lockstep.processes.world import World
 from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
@@ -31,7 +32,7 @@ from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
 from lockstep.watch.heartbeat import Heartbeat, run_store
-from lockstep.watch.journal import EndRecord, HangRecord, Journal, RollbackRecord
+from lockstep.watch.journal import EndRecord, HangRecord, Journal, RollbackRecord, TroubleRecord, mend
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
 
@@ -89,7 +90,9 @@ class Session:
         self.note_written()
 
     def note_written(self) -> None:
-        """Put the checkpoints that have come to the disk into the journal."""
+        """Put the checkpoints that have come to the disk into the journal, and that output was turned off."""
+        if self.world.rank == 0 and (cause := take_broken()):
+            self.journal.write(TroubleRecord(kind="fault", fault="output", step=self.state.steps, cause=cause))
         if self.writer is not None:
             for saved in self.writer.finished():
                 self.journal.write(saved)
@@ -174,6 +177,8 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     fresh = dataclasses.replace(config, model=dataclasses.replace(config.model, init=""))
     run = assemble(fresh if going_on else config, world)  # the file that a run began with may be gone
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
+    path = folder / "journal.jsonl"
+    lost = mend(path) if main else ""
     state, resumed = resume.resume(config, world, run, folder)
     notes = probe(config, world, run)
     if main:
@@ -181,8 +186,9 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     total = config.epochs * len(run.train)
     with ExitStack() as stack:
         journal = Journal(
-            folder / "journal.jsonl" if main else None,
+            path if main else None,
             open_mirrors(execution.log, folder, config.to_dict()) if main else (),
+            alone=True,
         )
         stack.callback(journal.close)
         bar = ProgressBar(total, config.epochs, enabled=main, done=state.steps)
@@ -213,7 +219,9 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
             else None,
         )
         journal.write(run_record(config, world, run, state.steps))
-        for line in [*summary(config, world, run), *notes, *resumed.splitlines()]:
+        if lost:
+            journal.write(TroubleRecord(kind="fault", fault="journal", step=state.steps, cause=lost))
+        for line in [*summary(config, world, run), *notes, *resumed.splitlines(), *([lost] if lost else [])]:
             bar.write(line)
         yield from _until_its_end(live)
 
@@ -245,8 +253,11 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             ledger_sha256=state.ledger.hex(),
             weights_sha256=live.digest or _digest(live),
             processes=live.world.size,
+            skipped=live.run.step.skipped,
             peak_memory_gib=live.peak_memory_gib,
         )
         if raised is not None and not stopped:
             end["error"] = str(raised)
+        if end["skipped"]:
+            live.bar.write(f"{end['skipped']} step(s) left out, whose gradients were not finite")
         live.journal.write(end)

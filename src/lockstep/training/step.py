@@ -11,18 +11,17 @@ from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
-from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven, replica_devices
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
-from lockstep.parallel.sharded import is_sharded, whole
+from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
+from lockstep.training.checks import outputs_of, require_gradients, require_ready
+from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
-
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], labels [b]) -> the mean over the b samples
 
 
 class TrainStep:
@@ -30,7 +29,9 @@ class TrainStep:
 
     Args:
         model: the module that `parallelize` returned, or any module in a world of one.
-        loss: the mean loss of its samples, as torch's loss functions compute it.
+        loss: a function of (outputs, labels) that returns the mean over its samples, as torch's do, or each sample's
+            loss, or a numerator and a denominator that are summed over the whole batch; or one of torch's loss modules,
+            or its name. Class weights and ignored labels go with the module.
         optimizer: any torch optimizer over the model's parameters.
         precision: "fp32", "tf32", "bf16" or "fp16"; the last two through autocast, fp16 with a gradient scaler.
         clip_norm: largest global gradient norm (0: no clipping).
@@ -49,7 +50,7 @@ class TrainStep:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | str,
         optimizer: torch.optim.Optimizer,
         *,
         precision: str = "fp32",
@@ -60,7 +61,8 @@ class TrainStep:
         find_unused_parameters: bool = False,
         skip_nonfinite: bool = False,
     ) -> None:
-        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.model, self.loss, self.optimizer = model, terms_of(loss), optimizer
+        require_ready(model, optimizer)
         self.clip_norm, self.schedule, self.seed = clip_norm, schedule, seed
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
@@ -68,6 +70,10 @@ class TrainStep:
         self.sync.bind(optimizer)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
+        # fp16 has no room for N: there the ranks' mean becomes their sum when it is float32 again
+        self._averaged = 1 if self.scaler else self.sync.average_over
+        self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
+        self._check_mean = True
         self._reseed = _reseed(driven(model))
         self.draws = None if replica_devices(model) else Draws(seed)  # DataParallel's copies run in threads of its own
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
@@ -76,7 +82,8 @@ class TrainStep:
         self._example: tuple[Tensor, Tensor] | None = None  # of images and labels, for steps without a sample
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
-        self.skipped = 0  # steps left out because of a gradient that was not finite
+        self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
+        self._skipped = torch.zeros((), dtype=torch.int64, device=device)
         if schedule is not None:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
@@ -88,16 +95,21 @@ class TrainStep:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
         before = Kept(self.model.modules()) if self._skip_nonfinite else None
-        summed = self._accumulate(batch)
+        found = self._accumulate(batch)
         end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
-            self._require_gradients()
+            self._check_gradients = False
+            require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
         self.sync.finish()
-        if before is not None and not self._finite():
-            self.skipped += 1
+        summed = self._summed(found, batch)
+        self._divide()
+        self.left_out = before is not None and not self._finite()
+        if before is not None and self.left_out:
             before.restore()
-        else:
-            self._update()
+        if self.left_out and self.scaler is None:
+            self._skipped += 1
+        else:  # fp16's scaler leaves the step out as well, and lowers its scale
+            self._update(batch.step)
         for parameter in self.parameters:  # a fortieth of the time of optimizer.zero_grad, which does the same
             parameter.grad = None
         self.sync.updated(batch.step)
@@ -105,21 +117,44 @@ class TrainStep:
 
     def _finite(self) -> bool:
         """The same on all ranks: gradients are, after their reduction."""
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        return bool(torch.isfinite(whole(norm)))
+        return bool(torch.isfinite(whole(self._norm())))
 
-    def _update(self) -> None:
+    def _norm(self) -> Tensor:
+        return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+
+    @property
+    def skipped(self) -> int:
+        """Steps left out because a gradient was not finite, the scaler's of fp16 among them; waits for the device."""
+        return int(self._skipped)
+
+    def _divide(self) -> None:
+        """What could not be done before the gradients' sum: multiply by N for fp16, divide by a denominator."""
+        factor: Any = self.sync.average_over / self._averaged
+        if self._divisor is not None:
+            factor = factor / self._divisor
+        elif factor == 1:
+            return
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor)
+
+    def _update(self, step: int) -> None:
+        # an optimizer that draws noise has to draw the same on every rank
+        for seed in (torch.default_generator.manual_seed, self._reseed):
+            seed(stream(self.seed, "update", step))
         if self.scaler is None:
             self._clip()
             self.optimizer.step()
         else:
             # after the all-reduce an overflow of one rank is in every rank's gradients, so all skip the same step
             self.scaler.unscale_(self.optimizer)
+            self._skipped += ~torch.isfinite(whole(self._norm()))
             self._clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
-    def _accumulate(self, batch: Batch) -> Tensor:
+    def _accumulate(self, batch: Batch) -> list[Tensor]:
+        """What `_pass` returns of each of this rank's pieces."""
         sizes = [piece.size for piece in batch.pieces]
         images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
 
@@ -128,19 +163,28 @@ class TrainStep:
             return seed
 
         def take(model: nn.Module, i: int) -> Tensor:
-            weight, piece = sizes[i] * self.sync.average_over / batch.count, batch.pieces[i]
+            piece = batch.pieces[i]
             some, theirs = self._some(images[i], labels[i])
             if self.draws is None:
-                return self._pass(model, some, theirs, weight, piece, batch.count)
+                return self._pass(model, some, theirs, piece, batch.count)
             ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
             with keyed(self.draws, unwrap(model), batch.step, ids, some):
                 if self.draws.plan is None and is_sharded(model):  # it can't be passed through in the midst of a pass
                     self.draws.planned(model, some)
-                return self._pass(model, some, theirs, weight, piece, batch.count)
+                return self._pass(model, some, theirs, piece, batch.count)
 
-        means = self.sync.passes(self.model, sizes, reseed, take)
-        losses = [mean * self._count(size) for mean, size in zip(means, sizes, strict=True)]
-        return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
+        return self.sync.passes(self.model, sizes, reseed, take)
+
+    def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
+        """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
+        which its gradients are divided by too; a small all-reduce, that nothing waits for."""
+        sizes = [piece.size for piece in batch.pieces]
+        if self._divisor is None and not any(each.ndim for each in found):
+            losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
+            return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
+        terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=self._dtype)
+        self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
+        return terms[:, 0].sum() / self._divisor
 
     def _count(self, size: int) -> Tensor:
         """A number of samples as a kept scalar on the host, which costs a device nothing to multiply by.
@@ -152,15 +196,25 @@ class TrainStep:
             found = self._counts[size] = torch.tensor(size, dtype=self._dtype)
         return found
 
-    def _pass(
-        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, piece: Piece, count: int
-    ) -> Tensor:
-        """Forward and backward of one piece of a batch of `count`; returns its mean loss, detached."""
+    def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, piece: Piece, count: int) -> Tensor:
+        """Forward and backward of one piece of a batch of `count`.
+
+        Returns its mean loss, detached, or where it has a denominator both of them, [2].
+        """
         with self.autocast(), announced(self._norms, piece, len(images), count):
-            mean = self.loss(_outputs(model, images), labels)
-        weighted = mean if weight == 1 else mean * weight
+            outputs = outputs_of(model, images)
+            value, denominator = self.loss(outputs, labels)
+            if self._check_mean and 1 < piece.size < count:  # once, where a batch is cut at all
+                self._check_mean = False
+                require_mean(self.loss, outputs.detach() if isinstance(outputs, Tensor) else outputs, labels)
+        samples = piece.size if denominator is None else min(piece.size, 1)  # none: zeros, for who waits for them
+        weight = samples * self._averaged / count
+        weighted = value if weight == 1 else value * weight
         (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
-        return mean.detach() if weight else torch.zeros_like(mean)
+        value = value.detach()
+        if denominator is not None:
+            value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])
+        return value if piece.size else torch.zeros_like(value)
 
     def _some(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The same; for no sample, as the other ranks' collectives wait, two of an earlier step.
@@ -179,31 +233,7 @@ class TrainStep:
 
     def _clip(self) -> None:
         if self.clip_norm:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
-
-    def _require_gradients(self) -> None:
-        """On the first step: name the parameters that took no part, which DDP would report by number, a step later."""
-        self._check_gradients = False
-        named = {id(p): name for name, p in unwrap(self.model).named_parameters()}
-        unused = [named.get(id(p), "?") for p in self.parameters if p.requires_grad and not self.sync.received(p)]
-        if unused:
-            raise UserError(
-                f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
-                "Use them in forward(), freeze them with requires_grad_(False), or pass --find-unused-parameters.",
-            )
-
-
-def _outputs(model: nn.Module, images: Tensor) -> Any:
-    """The model's outputs; raises UserError where batch norm has nothing to take statistics of."""
-    try:
-        return model(images)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise UserError(
-            f"batch norm has a single value for a channel, which has no spread: {error}",
-            "Leave the short last batch out by --drop-last, or choose another --batch-size.",
-        ) from error
+            self.sync.clip(self.parameters, self.clip_norm)
 
 
 def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:

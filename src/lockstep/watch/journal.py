@@ -4,13 +4,17 @@ The types are what writers, readers and the table in docs/guide.md share. NaN an
 written as text: where a number may be one of them, a reader of the file may find text.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any, Literal, NotRequired, TextIO, TypedDict, cast
 
-from lockstep.processes.files import finite
+from lockstep.errors import UserError
+from lockstep.processes.files import finite, write_error
+from lockstep.processes.lock import try_lock
 
 
 class RunRecord(TypedDict):
@@ -70,6 +74,7 @@ class CheckpointRecord(TypedDict):
     kind: Literal["checkpoint"]
     step: int
     digest: str  # SHA-256 of its manifest, in hex
+    seal: str  # of step and digest: where it doesn't fit, this line was damaged, and not the checkpoint
     bytes: int
     stall_ms: float  # that training waited
     durable_ms: float  # from the call until it was on the device
@@ -85,6 +90,15 @@ class HangRecord(TypedDict):
     cause: str
 
 
+class TroubleRecord(TypedDict):
+    """Something broke that the run does without: its output, or a part of this file."""
+
+    kind: Literal["fault"]
+    fault: Literal["output", "journal"]
+    step: int
+    cause: str
+
+
 class RollbackRecord(TypedDict):
     """A loss was not finite, and the run went back to a checkpoint."""
 
@@ -94,6 +108,14 @@ class RollbackRecord(TypedDict):
     back_to: int  # the checkpoint's step
     skipped: list[int]  # the steps whose batches are left out from now on
     error: str
+
+
+class SkipRecord(TypedDict):
+    """A gradient was not finite, and `--on-nonfinite skip` left the step out."""
+
+    kind: Literal["fault"]
+    fault: Literal["skip"]
+    step: int  # from 0
 
 
 class EndRecord(TypedDict):
@@ -109,28 +131,43 @@ class EndRecord(TypedDict):
     ledger_sha256: str
     weights_sha256: str
     processes: int
+    skipped: int  # steps that this process left out because a gradient was not finite, as fp16's scaler does too
     peak_memory_gib: list[float]  # by rank and its devices; on a CPU what the process held resident
     error: NotRequired[str]
 
 
-Record = RunRecord | StepRecord | EvalRecord | CheckpointRecord | HangRecord | RollbackRecord | EndRecord
+FaultRecord = HangRecord | RollbackRecord | SkipRecord | TroubleRecord
+Record = RunRecord | StepRecord | EvalRecord | CheckpointRecord | FaultRecord | EndRecord
+_ORPHAN_S = 10.0  # that a rank whose launcher was killed may take to end, on a busy machine
 Mirror = Callable[[Record], None]
 
 
 class Journal:
-    """`write(record)` appends a record and passes it to the mirrors; without a path it does nothing."""
+    """`write(record)` appends a record and passes it to the mirrors; without a path it does nothing.
 
-    def __init__(self, path: Path | None, mirrors: tuple[Mirror, ...] = ()) -> None:
-        self.file = path.open("a", encoding="utf-8") if path else None
-        self.mirrors = mirrors
+    `alone`: as the run's one writer. Raises UserError where another process stays that.
+    """
+
+    def __init__(self, path: Path | None, mirrors: tuple[Mirror, ...] = (), alone: bool = False) -> None:
+        self.file = _opened_to_append(path) if path else None
+        if self.file is not None and alone and not try_lock(self.file.fileno(), _ORPHAN_S):
+            raise UserError(f"another process writes {path}", "Wait until it has ended, or name another --out.")
+        self.path, self.mirrors = path, mirrors
 
     def write(self, record: Record) -> None:
-        """Append one record, with the time in seconds since 1970."""
+        """Append one record, with the time in seconds since 1970. Raises UserError where the disk refuses."""
         if self.file is None:
             return
         record = cast(Record, {"kind": record["kind"], "time": round(time.time(), 3), **record})
-        self.file.write(json.dumps(finite(record), allow_nan=False) + "\n")
-        self.file.flush()
+        line = json.dumps(finite(record), allow_nan=False) + "\n"
+        try:
+            self.file.write(line)
+            self.file.flush()
+        except OSError as error:
+            file, self.file = self.file, None  # the end record will not fit either
+            with suppress(OSError):
+                file.close()
+            raise write_error(cast(Path, self.path), error) from error
         for mirror in self.mirrors:
             mirror(record)
 
@@ -140,17 +177,74 @@ class Journal:
             self.file.close()
 
 
-def read(path: Path) -> list[Record]:
-    """All records of a journal. A last line that a crash cut short is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+def _opened_to_append(path: Path) -> TextIO:
+    require_plain(path)
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def require_plain(path: Path) -> None:
+    """Raise UserError where something else than a file is at this path: a FIFO would be waited for, for good."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file", "Move it away, or name another folder with --out.")
+
+
+def read(path: Path, skipped: Callable[[int], object] = lambda _: None) -> list[Record]:
+    """The records of a journal, which may have been torn or damaged anywhere.
+
+    `skipped` is called with the number of each line that is none: the last, where a crash cut it short, or one that
+    the disk garbled.
+
+    Raises:
+        UserError: where it is no file, or can't be read.
+    """
+    require_plain(path)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror}", "Give this user the right to read it.") from error
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            records.append(cast(Record, record))
+        elif line.strip():
+            skipped(number)
     return records
+
+
+def mend(path: Path) -> str:
+    """Before a run appends to its journal again: cut off a last line that a crash left half, and tell what is lost."""
+    if not path.exists():
+        return ""
+    lost: list[int] = []
+    read(path, lost.append)
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        kept, _, _ = content.rpartition(b"\n")
+        try:
+            with path.open("r+b") as file:
+                if lost and lost[-1] == len(content.splitlines()):
+                    file.truncate(len(kept) + 1 if kept else 0)
+                else:  # whole but for its end
+                    file.seek(len(content))
+                    file.write(b"\n")
+        except OSError as error:
+            raise write_error(path, error) from error
+    if not lost:
+        return ""
+    names = ", ".join(map(str, lost[:5])) + (" and more" if len(lost) > 5 else "")
+    return f"{path.name}: line {names} can't be read and was left out"
+
+
+def seal(step: int, digest: str) -> str:
+    """What a checkpoint's record holds of itself."""
+    return hashlib.sha256(f"{step} {digest}".encode()).hexdigest()[:16]
 
 
 def end_of(records: Sequence[Record]) -> EndRecord | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.commands.compare.folder import replace_text
 from lockstep.commands.shared.arguments import start_training
+from lockstep.commands.shared.measured import watch_others
 from lockstep.config import Config
 from lockstep.watch.journal import Record, end_of, read
 
@@ -32,10 +33,11 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that did not end
     folder.mkdir(parents=True)
+    others = watch_others()
     if code := _wait(start_training(config.with_execution(out=str(folder / "run")), output)):
         raise NotMeasured(printed_error(output.read_text(encoding="utf-8", errors="replace")) or f"exit code {code}")
     shutil.rmtree(folder / "run" / "weights", ignore_errors=True)  # of every cell and round they would fill the disk
-    result = measure(read(folder / "run" / "journal.jsonl"), config.model.compile)
+    result = measure(read(folder / "run" / "journal.jsonl"), config.model.compile) | {"others_cores": others()}
     replace_text(kept, json.dumps(result, indent=1) + "\n")
     return result
 

@@ -77,14 +77,17 @@ class Plan:
         ways = [parse(text) for text in self.strategies]
         return [Cell(way, n) for way in ways for n in ((1,) if way.base in ONE_PROCESS else sorted(counts))]
 
-    def config_for(self, cell: Cell, cores: int) -> Config:
-        """The config of a cell: `cores` CPU threads and --workers loader workers, shared out over its processes.
+    def config_for(self, cell: Cell, cores: int, on_gpus: bool = False) -> Config:
+        """The config of a cell: `cores` CPU threads, and on a CPU --workers too, shared out over its processes.
+
+        Beside a GPU each process keeps its workers: what is compared there are GPUs, not one loader's division.
 
         Raises:
             UserError: for a strategy that the config, or so many processes, can't have.
         """
         given = self.config.execution
-        threads, workers = given.threads or max(1, cores // cell.processes), given.workers // cell.processes
+        threads = given.threads or max(1, cores // cell.processes)
+        workers = given.workers if on_gpus else given.workers // cell.processes
         return cell.strategy.applied(self.config, nproc=cell.processes, threads=threads, workers=workers, out="")
 
     def baseline_of(self, cells: list[Cell], possible: list[Cell]) -> Cell:

@@ -12,6 +12,9 @@ FIGURES = (
     "seconds_per_epoch", "total_s", "images_per_s", "speedup", "efficiency", "data_wait", "communication",
     "memory_sum_gib", "memory_largest_gib", "memory_smallest_gib", "top1",
 )  # fmt: skip
+_BUSY = 0.25  # cores; below it are the kernel's own threads and the clocks' ticks
+_IDEAL = 1.3  # times the ratio of the devices: caches make a little more than the ideal possible
+_AGAIN = "the machine was busy with something else, so measure again"
 _ONE_WINDOW = "figures of the step not measured: the run has one log window, which is the warm-up; see --log-every"
 
 
@@ -68,9 +71,26 @@ def _row(row: Row, base: Row, notes: list[str]) -> dict[str, Any]:
     note = f"not measured: {row.not_measured}" if row.not_measured else ""
     if not note and rounds and figures["seconds_per_epoch"] is None:
         note = _ONE_WINDOW
+    others = statistics.median([r.get("others_cores") or 0.0 for r in rounds.values()] or [0.0])
+    if not note and _beyond(row, base, figures["speedup"]):
+        note = f"a speed-up of {(figures['speedup'] or {})['median']:.3g} is more than its processes can give: {_AGAIN}"
+        figures["speedup"] = figures["efficiency"] = None
+    elif not note and others > _BUSY:
+        note = f"others kept {others:.1f} cores busy meanwhile: {_AGAIN}"
     if note and note not in notes:
         notes.append(note)
-    return plain | {"repeats": len(rounds), "note": notes.index(note) + 1 if note else None} | figures
+    return plain | {"repeats": len(rounds), "others_cores": others, "note": _number(note, notes)} | figures
+
+
+def _number(note: str, notes: list[str]) -> int | None:
+    return notes.index(note) + 1 if note else None
+
+
+def _beyond(row: Row, base: Row, speedup: dict[str, float | None] | None) -> bool:
+    """True for more than its devices can give to the way of training that is the baseline's too."""
+    same = row.strategy.partition("+")[2] == base.strategy.partition("+")[2]
+    median = speedup["median"] if speedup is not None else None
+    return same and median is not None and median > _IDEAL * row.devices / base.devices
 
 
 def _each(rounds: Sequence[Sequence[float]]) -> list[float]:

@@ -46,7 +46,7 @@ def compare(plan: Plan, log: Log, measure: Measure = measuring.run) -> dict[str,
     folder = claim(plan, place)
     try:
         with sigterm_raises():
-            _rounds(plan, rows, folder, log, measure)
+            _rounds(plan, rows, folder, log, measure, gpus > 0)
     except (KeyboardInterrupt, SystemExit):
         log(f"stopped; the same command with --out {shlex.quote(str(folder))} goes on with what is missing")
         raise
@@ -71,7 +71,7 @@ def _row(plan: Plan, cell: Cell, gpus: int) -> Row:
     drives = gpus if strategy.base == "dp" and gpus else cell.processes
     row = Row(cell.name, strategy.name, cell.processes, drives)
     try:
-        config = plan.config_for(cell, cores())
+        config = plan.config_for(cell, cores(), gpus > 0)
         row.threads, row.workers = config.execution.threads, config.execution.workers
         row.command = shlex.join(["lockstep", *train_arguments(config)])
         check(config)
@@ -90,7 +90,7 @@ def _row(plan: Plan, cell: Cell, gpus: int) -> Row:
     return row
 
 
-def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, log: Log, measure: Measure) -> None:
+def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, log: Log, measure: Measure, on_gpus: bool) -> None:
     """Each round runs every row once, every other round backwards, so that a drift of the machine meets all alike."""
     rounds = range(1, plan.repeats + 1)
     turns = [(number, cell) for number in rounds for cell in (list(rows) if number % 2 else list(rows)[::-1])]
@@ -106,7 +106,7 @@ def _rounds(plan: Plan, rows: Mapping[Cell, Row], folder: Path, log: Log, measur
             progress += f" ({_duration(start - began)} so far, about {_duration(left)} left)"
         log(f"{progress}: {cell.name}, round {number} of {plan.repeats}" + (", is there" if there else ""))
         try:
-            rows[cell].rounds[number] = measure(plan.config_for(cell, cores()), place)
+            rows[cell].rounds[number] = measure(plan.config_for(cell, cores(), on_gpus), place)
         except NotMeasured as error:
             rows[cell].not_measured = str(error)
             log(f"{cell.name} can't be measured: {error}")

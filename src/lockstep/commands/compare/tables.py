@@ -72,7 +72,8 @@ def text(column: Column, row: Mapping[str, Any]) -> str:
     """What stands in a column of a row: `1.95 [1.90, 2.01]`, or `1.95` from a single round."""
     value = row[column.key]
     if column.decimals is None:
-        return str(value)
+        noted = column.key == "name" and row["note"] is not None and row["seconds_per_epoch"] is not None
+        return f"{value} [{row['note']}]" if noted else str(value)
     if value is not None:
         return column.write(value)
     first = column.key == "seconds_per_epoch" and row["note"] is not None

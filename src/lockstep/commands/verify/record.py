@@ -6,7 +6,8 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from lockstep.config.objects import load_object
 from lockstep.data.loaders import Batch
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import batch_norms
-from lockstep.parallel.modules import average_buffers
+from lockstep.parallel.modules import average_buffers, preserved
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble
@@ -151,18 +152,28 @@ class _Recorder:
     def _note_step(self, ledger: bytes, loss: float) -> None:
         keyed = getattr(self.run.step, "draws", None)  # a step of the user's own may have none
         drawn, trace = bool(self.draws) or (keyed is not None and keyed.plan is not None), self.trace
-        held = self.tracks.note(itertools.chain(probes.state(self.run), probes.moments(self.run)), self.main)
-        buffers = {name for name, _ in self.run.model.named_buffers()}
-        buffers |= {f"ema.{name}" for name in buffers}  # each rank's may follow its own share until they are averaged
-        alike = [(name, digest) for name, digest in held if name not in buffers]
+        with self._averaged():
+            held = self.tracks.note(itertools.chain(probes.state(self.run), probes.moments(self.run)), self.main)
         outputs = self.watch.taken() if self.watch else 0
         self.parts.append(
-            self.part | {"ledger": ledger.hex(), "held": alike, "loss": loss, "draws": drawn, "outputs": outputs}
+            self.part | {"ledger": ledger.hex(), "held": held, "loss": loss, "draws": drawn, "outputs": outputs}
         )
         if self.main:
             trace.norm.append(self.norm)
             trace.skipped.append(not self.taken)
             trace.lr.append([float(group["lr"]) for group in self.run.step.optimizer.param_groups])
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within, buffers that follow each rank's own share until an evaluation are as that would have them."""
+        models = [self.run.model, *([self.run.ema.module] if self.run.ema is not None else [])]
+        if self.world.size == 1 or self.trace.exact:
+            yield
+            return
+        with preserved(module for model in models for module in model.modules()):
+            for model in models:
+                average_buffers(model, self.world.size)
+            yield
 
     def finish(self) -> None:
         """Put together what all ranks noted, and the state at the end; all call it."""

@@ -1,0 +1,85 @@
+"""One writer a folder: a lock that the kernel lets go of when the process that holds it ends, however that is."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lockstep.errors import UserError
+from lockstep.processes.files import write_error
+
+LOCK = "run.lock"
+_POLL_S = 0.05
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold a run folder for this process inside; its lock file is there only meanwhile, or after a kill.
+
+    A file system without locks (NFS without a lock service) can't tell: then it is not held.
+
+    Raises:
+        UserError: where a run holds it already, naming the host, the process and since when; or it can't be written.
+    """
+    path = folder / LOCK
+    try:
+        descriptor = _locked_file(path)
+    except OSError as error:
+        raise write_error(path, error) from error
+    if descriptor is None:
+        raise UserError(
+            f"{folder} is in use by another run{_holder(path)}",
+            "Wait until that has ended, or name another folder with --out.",
+        )
+    try:
+        began = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": began})
+        with suppress(OSError):  # a full disk: the lock itself needs no room
+            os.truncate(descriptor, 0)
+            os.write(descriptor, holder.encode())
+        yield
+    finally:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                path.unlink()  # while it is held: who opens it now and gets the lock finds that it is gone
+        os.close(descriptor)
+
+
+def _locked_file(path: Path) -> int | None:
+    """The descriptor of the lock file, locked; None where another process has the lock."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # it was unlinked by who held it before
+
+
+def try_lock(descriptor: int, seconds: float = 0.0) -> bool:
+    """Lock an open file for this process; False where another one holds it for so many seconds more."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_S)
+        except OSError:  # a file system without locks
+            return True
+
+
+def _holder(path: Path) -> str:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return f": process {found['pid']} on {found['host']}, since {found['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it is just about to write that
+        return ""

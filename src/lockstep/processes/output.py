@@ -1,0 +1,67 @@
+"""What is said on standard output and error: where that breaks, it is turned off, and the work goes on."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO, cast
+
+_broken: list[str] = []
+
+
+def take_broken() -> str:
+    """Why output was turned off since the last call, for the journal; empty where it was not."""
+    reason = "; ".join(_broken)
+    _broken.clear()
+    return reason
+
+
+@contextmanager
+def unbreakable_output() -> Iterator[None]:
+    """Inside, a pipe that nobody reads any more, a full disk or a lost terminal ends no process that prints to it."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, stream and _Stream(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, _Stream):
+                stream.flush()  # here, and not at the interpreter's end, where an error gets a traceback
+        sys.stdout, sys.stderr = before
+
+
+class _Stream:
+    """A stream whose first error sends it, and the descriptor behind it, to nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or pretend to."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError) as error:
+            self._give_up(error)
+            return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write, or pretend to."""
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        """Flush, or pretend to."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        _broken.append(f"{getattr(self._stream, 'name', 'output')}: {getattr(error, 'strerror', None) or error}")
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            self._stream.flush()  # what it still holds

@@ -1,0 +1,49 @@
+"""What a step can't be taken with, said by name before or in the first one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lockstep.errors import UserError
+from lockstep.parallel.strategy import unwrap
+
+
+def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what no step can be taken with."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError(
+            "LBFGS evaluates the loss several times in a step, and a step here is one pass over the batch",
+            "Use an optimizer that steps by the gradient at hand, as SGD or AdamW.",
+        )
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise UserError(
+            f"parameters without a shape yet: {', '.join(lazy[:5])}",
+            "Pass a batch through the Lazy modules before anything else is made of the model.",
+        )
+
+
+def outputs_of(model: nn.Module, images: Tensor) -> Any:
+    """The model's outputs; raises UserError where batch norm has nothing to take statistics of."""
+    try:
+        return model(images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            f"batch norm has a single value for a channel, which has no spread: {error}",
+            "Leave the short last batch out by --drop-last, or choose another --batch-size.",
+        ) from error
+
+
+def require_gradients(model: nn.Module, without: Sequence[Tensor]) -> None:
+    """Name the parameters that took no part in a step, which DDP would report by number, a step later."""
+    named = {id(p): name for name, p in unwrap(model).named_parameters()}
+    unused = [named.get(id(p), "?") for p in without if p.requires_grad]
+    if unused:
+        raise UserError(
+            f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
+            "Use them in forward(), freeze them with requires_grad_(False), or pass --find-unused-parameters.",
+        )

@@ -1,0 +1,65 @@
+"""One run a folder: who comes second is told who has it, however many come at once and however the first one ends."""
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import UserError
+from lockstep.processes.lock import LOCK, hold, try_lock
+from tests.subprocesses import lockstep, run_lockstep
+
+LONG = ("train", "--epochs", "2000", "--nproc", "1", "--threads", "1", "--out", "run", "--log-every", "5")
+
+
+def test_who_comes_second_is_told_who_has_it(tmp_path: Path) -> None:
+    with hold(tmp_path):
+        with pytest.raises(
+            UserError, match=rf"is in use by another run: process {os.getpid()} on .*, since 20"
+        ) as told:
+            hold(tmp_path).__enter__()
+        assert "--out" in told.value.remedy
+    assert not list(tmp_path.iterdir())
+    with hold(tmp_path):
+        (tmp_path / LOCK).unlink()  # with the folder that no run came of
+        with hold(tmp_path):
+            pass
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(UserError, match="can't write"):
+        hold(tmp_path).__enter__()
+
+
+def test_a_file_system_without_locks_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with hold(tmp_path), hold(tmp_path):
+        assert try_lock(0)
+
+
+def test_of_runs_that_start_at_once_in_one_folder_one_trains(tmp_path: Path) -> None:
+    commands = [lockstep(*LONG, cwd=tmp_path) for _ in range(4)]
+    journal = tmp_path / "run/journal.jsonl"
+    running = commands
+    while len(running) > 1:
+        time.sleep(0.02)
+        running = [command for command in running if command.process.poll() is None]
+    (winner,) = running
+    winner.until(lambda: journal.exists() and '"kind": "step"' in journal.read_text())
+    for command in commands:
+        if command is not winner:
+            ended = command.end()
+            assert (ended.code, ended.orphans) == (2, ()), ended.text
+            holder = f"process {winner.pid} on {socket.gethostname()}, since"
+            assert f"run is in use by another run: {holder}" in ended.err
+    winner.signal(signal.SIGKILL)  # its lock goes with it
+    winner.end()
+    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [record["kind"] for record in steps].count("run") == 1
+    again = run_lockstep(*LONG[:2], "1", *LONG[3:], "--resume", "never", cwd=tmp_path)
+    assert "holds a run already" in again.err
