@@ -9,6 +9,7 @@ It costs two or three forward and backward passes of five samples, a copy of the
 """
 
 import copy
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,6 @@ from lockstep.draws.untouched import same_generators
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.sharded import is_sharded
-from lockstep.parallel.slices import seed_others
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 
@@ -129,7 +129,8 @@ class _Probe:
         for name, module in model.named_modules():
             hooks.append(module.register_forward_hook(partial(_note, taken.calls, name)))
         torch.manual_seed(key)
-        seed_others(0)
+        np.random.seed(0)
+        random.seed(0)
         ids, images = np.array(rows), self.images[list(rows)]
         for parameter in model.parameters():
             parameter.grad = None
