@@ -60,6 +60,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def exhaustive(session: nox.Session) -> None:
+    """All families of torchvision and timm: gradients in float64, digests in exact mode; the better part of an hour."""
+    session.run(sys.executable, "-m", "tests.training.families")
+    session.run(sys.executable, "-m", "tests.parallel.exact_families")
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device."""
     _marked(session, "gpu")

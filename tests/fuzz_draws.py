@@ -22,9 +22,6 @@ _TINY = (  # name, least image size, how often
     ("timm/test_efficientnet", 32, 1),
     ("timm/test_convnext", 32, 1),
 )
-NORMED = {"timm/test_resnet", "timm/test_efficientnet", "shufflenet_v2_x0_5", "mobilenet_v3_small"} | {
-    f"{VARIANTS}:{name}" for name in ("normed_net", "dropping_net")
-}
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ class Drawn:
     exact: int
     stop: int  # the step after which a run is stopped, to go on with another number of processes; 0: it isn't
     threads: int  # of an exact run on the first number of processes that must leave the same; 0: none is tried
+    fsdp: bool  # an exact run must leave the same with sharded weights
     local: bool  # batch statistics of a process's share were asked for
-    normed: bool  # the model has batch norm
 
     def line(self, command: str) -> str:
         """The command line that shows it."""
@@ -79,7 +76,7 @@ def draw(rng: random.Random) -> Drawn:
     if sometimes(0.3):
         give("accumulate", rng.randint(1, min(4, batch // max(nproc))))
     give("precision", rng.choices(["fp32", "bf16", "fp16"], [6, 3, 2])[0])
-    local = _batch_norm(rng, give, batch)
+    local = _batch_norm(rng, give, exact, batch)
     _optimizer(rng, give)
     _augmentation(rng, give, size or 8)
     if sometimes(0.15):
@@ -98,12 +95,15 @@ def draw(rng: random.Random) -> Drawn:
     give("threads", threads)
     stop = rng.randint(1, 2) if sometimes(0.4) else 0
     again = 3 - threads if exact and sometimes(0.4) else 0
-    return Drawn(recipe, tuple(flags), nproc, exact, stop, again, local, model in NORMED)
+    whole = "muon" in flags or "--channels-last" in flags or recipe == "cifar10"  # which FSDP does not go with
+    fsdp = bool(exact) and not whole and sometimes(0.3)
+    return Drawn(recipe, tuple(flags), nproc, exact, stop, again, fsdp, local)
 
 
-def _batch_norm(rng: random.Random, give: Give, batch: int) -> bool:
+def _batch_norm(rng: random.Random, give: Give, exact: int, batch: int) -> bool:
     """Flags of batch norm; returns whether local statistics were asked for."""
-    kind = rng.choice(["", "", "global", "local", "groups"])
+    kinds = ["", "local"] * 9 + ["global", "groups"] if exact else ["", "", "global", "local", "groups"]
+    kind = rng.choice(kinds)
     if kind:
         give("batch-norm", f"groups:{rng.randint(2, max(2, batch // 2))}" if kind == "groups" else kind)
     return kind == "local"

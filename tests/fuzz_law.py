@@ -2,8 +2,9 @@
 
 It draws configurations and asks two ways that must agree: what `verify` says of several numbers of processes, and what
 `train` leaves on each of them, in its `end` record and as the final weights' bytes; also where it is stopped and goes
-on with another number of processes. Refusals are listed with their sentences. Exit code 1: they disagree somewhere, or
-the law does not hold; each case comes with its command line. A machine too slow for an answer is none.
+on with another number of processes, and in exact mode with other threads and sharded weights. Refusals are listed with
+their sentences. Exit code 1: they disagree somewhere, or the law does not hold; each case comes with its command line.
+A machine too slow for an answer is none.
 """
 
 import argparse
@@ -115,21 +116,21 @@ def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
         wrong.append(f"verify says that it holds, and train's {', '.join(unlike)} depend on N")
     if drawn.exact and not unlike and not report.holds:
         wrong.append("verify says that it does not hold, and train leaves the same on every N")
-    if drawn.stop and drawn.stop < len(report.base.loss):
-        first, last = plan.nproc[0], plan.nproc[-1]
-        with _asked():
-            end = trained(pool, [(plan.config_for(first), drawn.stop), (plan.config_for(last), 0)])
-        if unlike := [name for name in names if end[name] != ends[last][name]]:
-            what = f"stopped after step {drawn.stop} with N = {first} and gone on with N = {last}"
-            wrong.append(f"{what}: {', '.join(unlike)} differ from the straight run's")
-        kind += ", resumed"
-    if drawn.threads:
-        config = plan.config_for(plan.nproc[0]).with_execution(threads=drawn.threads)
-        with _asked():
-            end = trained(pool, [(config, 0)])
-        if unlike := [name for name in names if end[name] != ends[plan.nproc[0]][name]]:
-            wrong.append(f"{', '.join(unlike)} depend on the threads: N = {plan.nproc[0]} with {drawn.threads}")
-        kind += ", threads"
+    first, last = plan.nproc[0], plan.nproc[-1]
+    stop = drawn.stop if drawn.stop < len(report.base.loss) else 0
+    threaded = plan.config_for(first).with_execution(threads=drawn.threads)
+    sharded = plan.config_for(last).with_execution(strategy="fsdp" if drawn.fsdp else "ddp")
+    for wanted, name, parts in (
+        (stop, "resumed", [(plan.config_for(first), stop), (plan.config_for(last), 0)]),
+        (drawn.threads, "threads", [(threaded, 0)]),
+        (drawn.fsdp, "fsdp", [(sharded, 0)]),
+    ):
+        if wanted:
+            kind += f", {name}"
+            with _asked():
+                end = trained(pool, parts)
+            if unlike := [key for key in names if end[key] != ends[last][key]]:
+                wrong.append(f"{name} ({wanted}): {', '.join(unlike)} differ from the straight run's")
     return kind, wrong
 
 

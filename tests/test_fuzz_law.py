@@ -37,10 +37,10 @@ SMALL = (
 
 
 def test_a_train_that_leaves_something_else_is_seen() -> None:
-    drawn = Drawn("digits", SMALL, (1, 2), 3, 1, 2, False, False)
+    drawn = Drawn("digits", SMALL, (1, 2), 3, 1, 2, True, False)
     right = fuzz_law.trained
     with Pool() as pool:
-        assert fuzz_law.tried(drawn, pool) == ("exact, resumed, threads", [])
+        assert fuzz_law.tried(drawn, pool) == ("exact, resumed, threads, fsdp", [])
 
         def wrong(*args: object) -> dict[str, object]:
             end = right(*args)  # type: ignore[arg-type]
