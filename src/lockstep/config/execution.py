@@ -60,6 +60,8 @@ class Execution:
     """Epochs between two evaluations; the last epoch has one in any case."""
     log: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
     """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb."""
+    probe: bool = True
+    """Before the first step, look for parts of the model whose result depends on --nproc, and name them."""
     log_every: int = 10
     """Steps between two `step` records of the journal, and between two moves of the progress bar."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
+from lockstep.data.agreement import require_same, seeded
 from lockstep.data.arrays import ImageSet
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
@@ -35,5 +36,9 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
 
         return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links)
     if ":" in data.dataset:
-        return user_sets(data.dataset, load_object(data.dataset, "dataset"), data_dir)
+        factory = load_object(data.dataset, "dataset")
+        with seeded(seed):
+            sets = user_sets(data.dataset, factory, data_dir)
+        require_same(sets, seed, world)
+        return sets
     raise unknown("dataset", data.dataset, DATASETS, "Your own: package.module:factory.")
