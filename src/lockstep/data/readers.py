@@ -1,6 +1,8 @@
 """How a loader gets its samples: out of memory (resident), or through worker processes (streaming)."""
 
 import multiprocessing
+import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -61,7 +63,16 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
     # Nothing here may be part of a reference cycle: to collect one that holds workers takes 5 s for each of them.
     def through_workers(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         requested.requests = requests
-        for answer in loader:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # torch's own words beside the error
+                answers = iter(loader)  # starts the workers, at first
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"{images.name} can't be handed to worker processes: {error}",
+                "Define its class and functions at the top of a module, open files in __getitem__, or use --workers 0.",
+            ) from error
+        for answer in answers:
             if isinstance(answer, UserError):
                 try:
                     raise answer

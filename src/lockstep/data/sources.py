@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
+from lockstep.data.agreement import require_same, seeded
 from lockstep.data.arrays import ImageSet
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
@@ -30,9 +31,14 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
         official = OFFICIAL[data.dataset]
         return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
     if data.dataset == "folder":
-        from lockstep.data.folder import DEFAULT_SIZE, load_folders  # imports torchvision, 1.5 s
+        from lockstep.data.folder import DEFAULT_SIZE  # imports torchvision, 1.5 s
+        from lockstep.data.layout import load_folders
 
-        return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop)
+        return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links)
     if ":" in data.dataset:
-        return user_sets(data.dataset, load_object(data.dataset, "dataset"), data_dir)
+        factory = load_object(data.dataset, "dataset")
+        with seeded(seed):
+            sets = user_sets(data.dataset, factory, data_dir)
+        require_same(sets, seed, world)
+        return sets
     raise unknown("dataset", data.dataset, DATASETS, "Your own: package.module:factory.")

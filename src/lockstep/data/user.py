@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
+from lockstep.data.agreement import members
 from lockstep.data.arrays import ArraySet, Ids, ImageSet, check_labels
 from lockstep.errors import UserError
 
@@ -139,11 +141,13 @@ class DatasetSet:
                     f"{self.name}: sample {sample} is {list(image.shape)}, sample 0 is {list(self.shape)}",
                     "A batch needs one shape: resize and crop in the Dataset.",
                 )
-            check_labels(self.name, np.array([int(label)]), len(self.classes), sample)
+            number = _as_label(label, f"{self.name}: sample {sample}")
+            check_labels(self.name, np.array([number]), len(self.classes), sample)
             images.append(image)
-            labels.append(int(label))
+            labels.append(number)
         if not images:  # a rank without a share of a short batch
-            return torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
+            first = _as_image(self.dataset[0][0], f"{self.name}: sample 0")
+            return first.new_empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
         return torch.stack(images), torch.tensor(labels)
 
 
@@ -161,6 +165,18 @@ def _as_image(image: Any, where: str) -> Tensor:
     )
 
 
+def _as_label(label: Any, where: str) -> int:
+    """A class number out of an integer, or a tensor or array of one."""
+    value = np.asarray(label.detach().cpu() if isinstance(label, Tensor) else label)
+    if value.size != 1 or value.dtype.kind not in "iub":
+        said = str(label) if value.size == 1 else f"{_described(label)}, shape {list(value.shape)}"
+        raise UserError(
+            f"{where} has the label {said}, which is no class number",
+            "A label is a whole number from 0 to classes - 1; of a one-hot vector take its argmax().",
+        )
+    return int(value.item())
+
+
 def _adapted(name: str, value: Any) -> ImageSet:
     if hasattr(value, "read"):
         wanted = ("name", "classes", "shape", "mean", "std", "fingerprint", "__len__")
@@ -168,6 +184,11 @@ def _adapted(name: str, value: Any) -> ImageSet:
             raise UserError(f"{name} is an ImageSet without {', '.join(sorted(missing))}", _EXPECTED)
         made: ImageSet = value
         return made
+    if isinstance(value, IterableDataset):
+        raise UserError(
+            f"{name} is an IterableDataset ({type(value).__name__}), whose samples come in an order of its own",
+            "Samples are asked for by number here: make it a map-style Dataset with __getitem__ and __len__.",
+        )
     if not (hasattr(value, "__getitem__") and hasattr(value, "__len__")) or isinstance(value, tuple | list | Tensor):
         raise UserError(f"{name} is {_described(value)}", _EXPECTED)
     if len(value) == 0:
@@ -179,7 +200,8 @@ def _adapted(name: str, value: Any) -> ImageSet:
     classes = _classes(name, value)
     mean, std = (tuple(getattr(value, key, (0.5,) * channels)) for key in ("mean", "std"))
     kind = type(value)
-    identity = repr((kind.__module__, kind.__qualname__, len(value), classes, (channels, height, width)))
+    shape = (channels, height, width)
+    identity = repr((kind.__module__, kind.__qualname__, len(value), classes, shape, members(value)))
     digest = hashlib.sha256(identity.encode()).hexdigest()
     return DatasetSet(name, value, classes, (channels, height, width), mean, std, digest)
 
@@ -192,6 +214,11 @@ def _classes(name: str, dataset: Any) -> tuple[str, ...]:
             return tuple(map(str, inner.classes))
         if len(getattr(inner, "targets", ())):
             labels = np.asarray(inner.targets)
+            if labels.ndim != 1 or labels.dtype.kind not in "iu":
+                raise UserError(
+                    f"{name}: `targets` are {labels.dtype} {list(labels.shape)}, not class numbers",
+                    "Whole numbers from 0 to classes - 1, one for each sample; of one-hot vectors take argmax().",
+                )
             check_labels(name, labels, int(labels.max()) + 1)
             return tuple(map(str, range(int(labels.max()) + 1)))
         inner = getattr(inner, "dataset", None)

@@ -27,6 +27,7 @@ from lockstep.processes.world import World
 from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
+from lockstep.training.cuts import probe
 from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
@@ -179,6 +180,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     path = folder / "journal.jsonl"
     lost = mend(path) if main else ""
     state, resumed = resume.resume(config, world, run, folder)
+    notes = probe(config, world, run)
     if main:
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)
@@ -219,7 +221,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
         journal.write(run_record(config, world, run, state.steps))
         if lost:
             journal.write(TroubleRecord(kind="fault", fault="journal", step=state.steps, cause=lost))
-        for line in [*summary(config, world, run), *resumed.splitlines(), *([lost] if lost else [])]:
+        for line in [*summary(config, world, run), *notes, *resumed.splitlines(), *([lost] if lost else [])]:
             bar.write(line)
         yield from _until_its_end(live)
 
