@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("src/**/*.md")]
 )
-BESIDE = {"--help", "--version", "--weights", *SHORT}  # of the command itself, of eval, and switches
+BESIDE = {"--trust-code", "--help", "--version", "--weights", *SHORT}  # of the command itself, of eval, and switches
 _COMMAND = re.compile(r"lockstep (?:train|eval)\b[^`\n]*|`(--[^`\n]*)`")
 _NAME = re.compile(r"\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 
@@ -125,3 +125,11 @@ def test_the_readme_has_the_two_commands_and_all_recipes() -> None:
     assert "pip install '.[dev]' && pytest" in lines
     rows = re.findall(r"^\| `([\w-]+)` \|.*?\| (\d+), (\d+) \|", readme, re.MULTILINE)
     assert rows == [(name, str(make().batch_size), str(make().epochs)) for name, make in RECIPES.items()]
+
+
+def test_every_kind_of_fault_has_its_test() -> None:
+    page = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| .* \| `([^`]+)::(test_\w+)` \|$", page, re.MULTILINE)
+    assert len(rows) >= 30
+    for file, name in rows:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file}::{name}"

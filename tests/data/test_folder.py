@@ -1,4 +1,5 @@
 import io
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -15,7 +16,8 @@ from torchvision.transforms import RandomResizedCrop, v2
 
 from lockstep.config import DataConfig
 from lockstep.data import folder
-from lockstep.data.folder import EXTENSIONS, FolderSet, centre_crop, crop_box, decode, load_folders
+from lockstep.data.folder import EXTENSIONS, FolderSet, centre_crop, crop_box, decode
+from lockstep.data.layout import load_folders
 from lockstep.data.sources import load
 from lockstep.errors import UserError
 from lockstep.processes.world import World
@@ -235,3 +237,38 @@ def test_bad_layouts_are_user_errors(tmp_path: Path) -> None:
     refused(r"hold different classes: only one of them has bee")
     (tmp_path / "val/bee").mkdir()
     refused(r"class folder .*val/ant holds no image")
+
+
+ODD = {
+    "fifo": ("is no plain file", lambda path, _: os.mkfifo(path)),
+    "dangling": ("is a link to nothing", lambda path, _: path.symlink_to("nowhere.png")),
+    "loop": ("can't be read: Too many levels of symbolic links", lambda path, _: path.symlink_to(path)),
+    "outside": ("outside of", lambda path, other: path.symlink_to(other / "secret.png")),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_image_file_of_the_folder_is_named(tmp_path: Path, kind: str) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "set" / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "set" / split / "cat" / "whole.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    message, make = ODD[kind]
+    make(tmp_path / "set/train/cat/odd.png", tmp_path)
+    with pytest.raises(UserError, match=f"odd.png.*{message}"):
+        load_folders(tmp_path / "set", 8, 0, resized_crop=False)
+    if kind == "outside":
+        train, _ = load_folders(tmp_path / "set", 8, 0, resized_crop=False, follow_links=True)
+        assert len(train) == 2
+
+
+def test_links_inside_are_followed_and_those_without_an_end_are_named(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / split / "cat" / "whole.png")
+    (tmp_path / "train/cat/same.png").symlink_to("whole.png")
+    train, _ = load_folders(tmp_path, 8, 0, resized_crop=False)
+    assert [train.path(i).name for i in range(2)] == ["same.png", "whole.png"]
+    (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat")
+    with pytest.raises(UserError, match="again is a link to a folder above it"):
+        load_folders(tmp_path, 8, 0, resized_crop=False)

@@ -513,6 +513,23 @@ def test_float_images_pass_through_unchanged(user: Any) -> None:
     assert train.read(np.array([], np.int64), 0)[0].shape == (0, 3, 2, 2)
 
 
+@pytest.mark.parametrize("kind", ["float64", "float32", "uint8"])
+def test_no_sample_of_a_dataset_has_the_type_of_one(user: Any, kind: str) -> None:
+    train, _ = user(
+        f"""
+        import torch
+        from torch.utils.data import TensorDataset
+
+        def make():
+            whole = TensorDataset(torch.zeros(5, 1, 4, 4).to(torch.{kind}), torch.tensor([0, 1, 0, 1, 0]))
+            whole.classes = ("a", "b")
+            return whole, whole
+        """
+    )
+    some, none = train.read(np.arange(2), 0)[0], train.read(np.arange(0), 0)[0]
+    assert (none.dtype, none.shape) == (some.dtype, (0, 1, 4, 4))
+
+
 def test_a_dataset_of_pil_images_becomes_uint8(user: Any, tmp_path: Path) -> None:
     train, _ = user("""
         from PIL import Image

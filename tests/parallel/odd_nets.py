@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -145,6 +146,48 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 32), nn.Dropout(0.3), nn.ReLU(), nn.Linear(32, CLASSES))
 
 
+class Generated(nn.Module):
+    """Layers, and what they do to their buffers, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        width = draw.choice([7, 16, 33])
+        self.first, self.last = nn.Linear(PIXELS, width), nn.Linear(width, CLASSES)
+        self.layers = nn.ModuleList(
+            nn.Linear(width, width, bias=draw.random() < 0.5) for _ in range(draw.randint(1, 3))
+        )
+        self.order = [draw.randrange(len(self.layers)) for _ in range(draw.randint(1, 4))]  # some twice, some never
+        self.norm = draw.choice([nn.LayerNorm, nn.Identity])(width)
+        self.drop = nn.Dropout(draw.choice([0.0, 0.3]))
+        self.kinds = [draw.choice(["in place", "re-assigned", "by data", "flag", "count"]) for _ in range(3)]
+        for i, kind in enumerate(self.kinds):
+            dtype = {"flag": torch.bool, "count": draw.choice([torch.uint8, torch.int64])}.get(kind)
+            start = draw.choice([0.0, -0.0, math.inf, -math.inf]) if dtype is None else 0
+            self.register_buffer(f"state{i}", torch.full((width,), start, dtype=dtype or torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1))
+        for i, kind in enumerate(self.kinds):
+            state, mean = self.get_buffer(f"state{i}"), x.detach().float().mean(0)
+            finite = torch.where(state.isfinite(), state, 0).to(mean.dtype)
+            match kind:
+                case "in place":
+                    state.copy_(torch.where(mean > 0, 0.9 * finite + mean, state))
+                case "re-assigned":
+                    setattr(self, f"state{i}", torch.lerp(finite, mean, 0.1))
+                case "by data":
+                    state.data[0] = mean[0]
+                case "flag":
+                    state |= mean > 0.1
+                case "count":
+                    state += 1
+            x = x + 0.01 * finite
+        for i in self.order:
+            x = self.drop(torch.relu(self.layers[i](x)))
+        return self.last(self.norm(x))
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "re-assigned buffers, infinities": Reassigning,
@@ -155,4 +198,5 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "dropout": dropping,
     "batch norm, a shared block": resnet,
     "attention": ViT,
+    **{f"generated {seed}": partial(Generated, seed) for seed in range(6)},
 }

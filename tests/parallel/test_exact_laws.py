@@ -49,7 +49,10 @@ def trained(world: World, net: nn.Module, threads: int, precision: str = "fp32")
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), labels)
 
-    step = TrainStep(net, loss, optimizer, precision=precision, clip_norm=1.0, sync=sync, seed=3)
+    unused = hasattr(net, "order")
+    step = TrainStep(
+        net, loss, optimizer, precision=precision, clip_norm=1.0, sync=sync, seed=3, find_unused_parameters=unused
+    )
     losses = [world.sum(step(batch)).item() for batch in batches(world)]
     return digest(net), repr(losses)
 

@@ -162,3 +162,18 @@ def test_ranks_pass_by_strangers_and_other_jobs(monkeypatch: pytest.MonkeyPatch)
             open_store(job, "127.0.0.1", 1, 2, 1.0)
         open_store("another", "127.0.0.1", 1, 2, 20.0).set("word", "said")
         assert another.get("word") == b"said"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SLURM_NODEID": ""}, "SLURM_NODEID is not set"),
+        ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is no number"),
+        ({"SLURM_NODEID": "7"}, "SLURM_NODEID=7 of 2 nodes"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT=http is no number"),
+    ],
+)
+def test_slurm_s_variables_that_are_missing_or_no_numbers(change: dict[str, str], message: str) -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "a,b"}
+    with pytest.raises(UserError, match=message):
+        over_slurm_nodes(Execution(), {**step, "SLURM_NODEID": "0", **change})

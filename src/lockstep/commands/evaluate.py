@@ -10,7 +10,7 @@ from lockstep.errors import UserError
 
 def main(args: list[str]) -> int:
     """Evaluate a run's saved weights again."""
-    from lockstep.training.folder import Evaluation, evaluate_run, read_config
+    from lockstep.training.folder import Evaluation, evaluate_run, read_config, require_trusted
 
     names, rest = split_arguments(args, Evaluation)
     run_folder = one_name("eval", "run folder", names)
@@ -21,4 +21,5 @@ def main(args: list[str]) -> int:
     chosen: Evaluation = parse(
         Evaluation, default, rest, "lockstep eval RUN", "Evaluate a run's saved weights, on any number of processes."
     )
+    require_trusted(config, run_folder, chosen.trust_code)
     return launched(evaluate_run, config, run_folder, chosen, execution=chosen.execution)

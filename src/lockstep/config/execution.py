@@ -13,6 +13,11 @@ Strategy = Literal["single", "dp", "ddp", "fsdp"]
 LOG_MIRRORS = ("csv", "tensorboard", "wandb")
 
 
+_LONGEST_S = 10_000_000  # four months
+_SHORTEST_HANG_S = 0.1
+_MOST = {"nproc": 1024, "threads": 4096, "workers": 1024, "nnodes": 100_000}  # beyond them no machine goes
+
+
 @dataclass(frozen=True)
 class Execution:
     """Where and how fast the run goes; none of it changes what is learned."""
@@ -69,10 +74,13 @@ class Execution:
         require_at_least(1, self, "nnodes", "eval_batch_size", "eval_every", "log_every", "model_parallel")
         require_at_least(0, self, "workers", "threads")
         require(
-            self.collective_timeout > 0,
-            f"--collective-timeout {self.collective_timeout} is not positive",
+            0 < self.collective_timeout <= _LONGEST_S,
+            f"--collective-timeout {self.collective_timeout} is not between 0 and {_LONGEST_S:,} seconds",
             "Give seconds, as 600.",
         )
+        for name, most in _MOST.items():
+            value, flag = getattr(self, name), name.replace("_", "-")
+            require(value == "auto" or value <= most, f"--{flag} {value} is too much", f"Use {most:,} at most.")
         require(0 <= self.master_port < 65536, f"--master-port {self.master_port} is not a port", "Use 1 to 65535.")
         require(
             0 <= self.node_rank < self.nnodes,
@@ -164,3 +172,8 @@ class Recovery:
         Interval.parse(self.checkpoint_every)
         require(self.keep >= 1, f"--keep {self.keep} would keep no checkpoint", "Use 1 or more.")
         require_at_least(0, self, "max_restarts", "min_nproc", "hang_timeout", "check_every")
+        require(
+            not 0 < self.hang_timeout < _SHORTEST_HANG_S,
+            f"--hang-timeout {self.hang_timeout} is shorter than a step",
+            "Give seconds, as 300, or 0 to wait for ever.",
+        )

@@ -19,6 +19,9 @@ _MODEL_HELP = (
 )
 
 
+_LARGEST_SIDE = 8192  # pixels
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, and how the training set is augmented."""
@@ -43,6 +46,8 @@ class DataConfig:
     """Side of the images that the model sees, in pixels (0: as stored)."""
     drop_last: bool = False
     """Leave out the short last batch of an epoch."""
+    follow_links: bool = False
+    """Follow links that lead out of the class folders."""
 
     def __post_init__(self) -> None:
         require(
@@ -51,6 +56,9 @@ class DataConfig:
             "Give the part of the training set to use, as 0.25.",
         )
         require_at_least(0, self, "crop_padding", "cutout", "image_size")
+        for name in ("crop_padding", "cutout", "image_size"):
+            value, flag = getattr(self, name), name.replace("_", "-")
+            require(value <= _LARGEST_SIDE, f"--{flag} {value} is too large", f"Use {_LARGEST_SIDE:,} at most.")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from lockstep.randomness import stream, uniform_np
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
 DEFAULT_SIZE = 224
-_LAYOUT = "Lay the images out as train/CLASS/FILE and val/CLASS/FILE (or test/CLASS/FILE)."
 _SCALE = (0.08, 1.0)  # of the image's area, and
 _RATIO = (3 / 4, 4 / 3)  # width / height: Szegedy et al., Going Deeper with Convolutions, CVPR 2015, section 6
 _ATTEMPTS = 10
@@ -70,7 +69,11 @@ class FolderSet:
         digest = hashlib.sha256(repr(self.classes).encode())
         for sample in range(len(self)):
             path = self.path(sample)
-            digest.update(repr((str(path.relative_to(self.root)), path.stat().st_size)).encode())
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise UserError(f"{path} (sample {sample}): {error.strerror}", "Put it back.") from error
+            digest.update(repr((str(path.relative_to(self.root)), size)).encode())
         return digest.hexdigest()
 
     def path(self, sample: int) -> Path:
@@ -169,62 +172,3 @@ def crop_box(height: int, width: int, draws: Sequence[float]) -> tuple[int, int,
             return int(draws[-2] * (height - h + 1)), int(draws[-1] * (width - w + 1)), h, w
     h, w = min(height, round(width / _RATIO[0])), min(width, round(height * _RATIO[1]))
     return (height - h) // 2, (width - w) // 2, h, w
-
-
-def load_folders(root: Path, size: int, seed: int, resized_crop: bool) -> tuple[FolderSet, FolderSet]:
-    """Training and validation set from `root/train` and `root/val` (or `root/test`), images `size` pixels a side.
-
-    Raises:
-        UserError: for a missing or empty folder, or classes that differ.
-    """
-    train_root = root / "train"
-    val_root = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "val")
-    for folder in (train_root, val_root):
-        if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}", f"{_LAYOUT} Name the folder above with --data-dir DIR.")
-    classes, val_classes = _classes(train_root), _classes(val_root)
-    if classes != val_classes:
-        only = sorted(set(classes) ^ set(val_classes))
-        raise UserError(
-            f"{train_root} and {val_root} hold different classes: only one of them has {', '.join(only[:10])}"
-            + (f" and {len(only) - 10} more" if len(only) > 10 else ""),
-            "Both need the same class folders.",
-        )
-    return (
-        _scan(train_root, classes, size, seed, resized_crop),
-        _scan(val_root, classes, size, seed, resized_crop=False),
-    )
-
-
-def _classes(folder: Path) -> tuple[str, ...]:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-    if not names:
-        raise UserError(f"{folder} holds no class folders", _LAYOUT)
-    return tuple(names)
-
-
-def _scan(root: Path, classes: tuple[str, ...], size: int, seed: int, resized_crop: bool) -> FolderSet:
-    found: list[bytes] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        files = _images(root / name)
-        if not files:
-            raise UserError(
-                f"the class folder {root / name} holds no image",
-                f"Put images there ({', '.join(EXTENSIONS)}), or remove the folder from every split.",
-            )
-        found += [os.fsencode(f"{name}/{file}") for file in files]
-        labels += [label] * len(files)
-    ends = np.cumsum([len(path) + 1 for path in found], dtype=np.int64) - 1
-    paths = b"".join(path + b"\0" for path in found)
-    return FolderSet(root, classes, size, seed, resized_crop, paths, ends, np.array(labels, np.int64))
-
-
-def _images(folder: Path) -> list[str]:
-    """Paths of the image files below a folder, relative to it and sorted."""
-    files = []
-    for parent, _, names in os.walk(folder, followlinks=True):
-        inside = Path(parent).relative_to(folder).as_posix()
-        prefix = "" if inside == "." else f"{inside}/"
-        files += [prefix + name for name in names if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
-    return sorted(files)

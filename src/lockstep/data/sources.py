@@ -31,9 +31,10 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
         official = OFFICIAL[data.dataset]
         return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
     if data.dataset == "folder":
-        from lockstep.data.folder import DEFAULT_SIZE, load_folders  # imports torchvision, 1.5 s
+        from lockstep.data.folder import DEFAULT_SIZE  # imports torchvision, 1.5 s
+        from lockstep.data.layout import load_folders
 
-        return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop)
+        return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links)
     if ":" in data.dataset:
         factory = load_object(data.dataset, "dataset")
         with seeded(seed):

@@ -146,7 +146,8 @@ class DatasetSet:
             images.append(image)
             labels.append(number)
         if not images:  # a rank without a share of a short batch
-            return torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
+            first = _as_image(self.dataset[0][0], f"{self.name}: sample 0")
+            return first.new_empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
         return torch.stack(images), torch.tensor(labels)
 
 

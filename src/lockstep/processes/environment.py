@@ -70,13 +70,24 @@ def over_slurm_nodes(execution: Execution, environ: Mapping[str, str] = os.envir
     nodes = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if len(nodes) < 2 or set(nodes) != {1}:
         return execution
+    node = _number(environ, "SLURM_NODEID", "Start with srun, which sets it.")
+    if node >= len(nodes):
+        raise UserError(f"SLURM_NODEID={node} of {len(nodes)} nodes", "Start with srun, which sets it.")
+    port = _number(environ, "MASTER_PORT", "Unset it.") if environ.get("MASTER_PORT") else ports(_slurm_job(environ))[0]
     return replace(
         execution,
         nnodes=len(nodes),
-        node_rank=int(environ["SLURM_NODEID"]),
+        node_rank=node,
         master_addr=environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "")),
-        master_port=int(environ.get("MASTER_PORT") or ports(_slurm_job(environ))[0]),
+        master_port=port,
     )
+
+
+def _number(environ: Mapping[str, str], name: str, remedy: str) -> int:
+    value = environ.get(name, "")
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise UserError(f"{name}={value} is no number" if value else f"{name} is not set", remedy)
+    return int(value)
 
 
 def _is_other_pmi(environ: Mapping[str, str]) -> bool:

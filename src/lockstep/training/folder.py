@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.config import Config, Execution
+from lockstep.config.fields import require
 from lockstep.errors import UserError, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
@@ -25,6 +26,8 @@ class Evaluation:
 
     weights: Literal["best", "final"] = "best"
     """Which of the run's saved weights."""
+    trust_code: bool = False
+    """Import and call the code that the folder's config.json names, as --model package.module:factory did."""
     # not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
     execution: Execution = field(default_factory=Execution, metadata={"hidden": _NOT_EVALUATIONS})
 
@@ -60,18 +63,19 @@ def claim_folder(config: Config) -> Path:
     """
     execution = config.execution
     folder = Path(execution.out or f"runs/{config.recipe.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if not execution.out and folder.exists():  # two runs within a second
-        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-    if (folder / "journal.jsonl").exists() and config.recovery.resume == "never":
-        raise UserError(
-            f"{folder} holds a run already",
-            "Name another folder with --out, remove that one, or leave --resume out to go on with it.",
-        )
     try:
+        if not execution.out and folder.exists():  # two runs within a second
+            folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+        if (folder / "journal.jsonl").exists() and config.recovery.resume == "never":
+            raise UserError(
+                f"{folder} holds a run already",
+                "Name another folder with --out, remove that one, or leave --resume out to go on with it.",
+            )
         (folder / "weights").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in its name
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"the run folder {folder} can't be written: {error.strerror}", "Name another folder with --out."
+            f"the run folder {folder} can't be written: {reason}", "Name another folder with --out."
         ) from error
     return folder
 
@@ -132,6 +136,17 @@ def run(world: World, config: Config, claimed: str) -> int:
         how = f"`--out {folder}` goes on from here" if config.recovery.checkpoint_every != "0" else "nothing was kept"
         world.print(f"stopped by {signal.Signals(outcome.stop).name} after step {state.steps}; {how}")
     return signal.Signals(outcome.stop) if outcome.stop else 0
+
+
+def require_trusted(config: Config, folder: str, trust_code: bool) -> None:
+    """Raise UserError where evaluating a run would import code that its config.json names, and nobody allowed that."""
+    named = {"model": config.model.model, "dataset": config.data.dataset}
+    if code := [f"{what} {name}" for what, name in named.items() if ":" in name]:
+        require(
+            trust_code,
+            f"{folder}/config.json names code that this would run: {', '.join(code)}",
+            "Read it; if you trust it, give --trust-code.",
+        )
 
 
 def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) -> None:

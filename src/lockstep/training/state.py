@@ -1,10 +1,12 @@
 """Where a run is. The same on all ranks, and nothing of it a rank's own, so any number of ranks can go on from it."""
 
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from lockstep.config.fields import require
 from lockstep.data.order import EMPTY_LEDGER, extend_ledger
 from lockstep.training.evaluation import Metrics
 
@@ -34,6 +36,37 @@ class State:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "State":
-        """The inverse of `to_dict`."""
-        metrics = Metrics(**values["metrics"]) if values["metrics"] else None
-        return cls(**{**values, "ledger": bytes.fromhex(values["ledger"]), "metrics": metrics})
+        """The inverse of `to_dict`. Raises UserError for values that no run can have."""
+        _require(isinstance(values, dict) and set(values) == {f.name for f in fields(cls)}, "its entries")
+        for name in ("steps", "samples", "epochs", "best_step"):
+            _require(_is_count(values[name]), name)
+        _require(max(values["best_step"], values["epochs"]) <= values["steps"], "best_step or epochs beyond steps")
+        best, skipped, ledger = values["best_top1"], values["skipped"], values["ledger"]
+        _require(best == -1 or _is_share(best), "best_top1")
+        _require(isinstance(skipped, list) and all(map(_is_count, skipped)), "skipped")
+        _require(isinstance(ledger, str) and re.fullmatch("[0-9a-f]{64}", ledger) is not None, "ledger")
+        metrics = None if values["metrics"] is None else _metrics(values["metrics"])
+        return cls(**{**values, "ledger": bytes.fromhex(ledger), "best_top1": float(best), "metrics": metrics})
+
+
+def _metrics(values: Any) -> Metrics:
+    _require(isinstance(values, dict) and set(values) == {f.name for f in fields(Metrics)}, "metrics")
+    _require(_is_share(values["top1"]) and _is_share(values["top5"]) and _is_count(values["count"]), "metrics")
+    _require(type(values["loss"]) in (int, float), "metrics")
+    return Metrics(**values)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+def _require(well: bool, what: str) -> None:
+    require(
+        well,
+        f"the checkpoint's state.json holds what no run has written ({what})",
+        "It was changed by hand, or by a newer version: go on from another one by --resume PATH.",
+    )

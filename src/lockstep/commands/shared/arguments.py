@@ -23,10 +23,16 @@ _PRINTING_S = 10.0  # that a silent process lives on: when one ends, torchrun en
 
 def print_error(message: str, once_a_host: bool = False) -> None:
     """A line on standard error. `once_a_host`: torchrun's processes all meet the same error, and one prints it."""
-    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and _another_prints():
         time.sleep(_PRINTING_S)
         return
     print(f"lockstep: {message}", file=sys.stderr, flush=True)
+
+
+def _another_prints() -> bool:
+    """True on torchrun's processes but a host's first; in half an environment there is no other one."""
+    whole = all(os.environ.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    return whole and os.environ["LOCAL_RANK"] != "0"
 
 
 def print_failure(failed: WorkerFailed) -> int:

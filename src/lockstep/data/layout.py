@@ -1,0 +1,113 @@
+"""The layout of class folders on the disk, and what in it is no image: links, FIFOs, what can't be read."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.data.folder import EXTENSIONS, FolderSet
+from lockstep.errors import UserError
+
+_LAYOUT = "Lay the images out as train/CLASS/FILE and val/CLASS/FILE (or test/CLASS/FILE)."
+
+
+def load_folders(
+    root: Path, size: int, seed: int, resized_crop: bool, follow_links: bool = False
+) -> tuple[FolderSet, FolderSet]:
+    """Training and validation set from `root/train` and `root/val` (or `root/test`), images `size` pixels a side.
+
+    `follow_links`: also out of the two folders; by itself a link there would take in whatever it points to.
+
+    Raises:
+        UserError: for a missing or empty folder, classes that differ, and what is no readable image file or folder.
+    """
+    train_root = root / "train"
+    val_root = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "val")
+    for folder in (train_root, val_root):
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}", f"{_LAYOUT} Name the folder above with --data-dir DIR.")
+    classes, val_classes = _classes(train_root), _classes(val_root)
+    if classes != val_classes:
+        only = sorted(set(classes) ^ set(val_classes))
+        raise UserError(
+            f"{train_root} and {val_root} hold different classes: only one of them has {', '.join(only[:10])}"
+            + (f" and {len(only) - 10} more" if len(only) > 10 else ""),
+            "Both need the same class folders.",
+        )
+    return (
+        _scan(train_root, classes, size, seed, resized_crop, follow_links),
+        _scan(val_root, classes, size, seed, False, follow_links),
+    )
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    with _readable(folder):
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise UserError(f"{folder} holds no class folders", _LAYOUT)
+    return tuple(names)
+
+
+def _scan(
+    root: Path, classes: tuple[str, ...], size: int, seed: int, resized_crop: bool, follow_links: bool
+) -> FolderSet:
+    found: list[bytes] = []
+    labels: list[int] = []
+    inside = "" if follow_links else os.path.realpath(root)
+    for label, name in enumerate(classes):
+        _require_inside(root / name, inside)
+        files = sorted(_images(root / name, "", inside, ()))
+        if not files:
+            raise UserError(
+                f"the class folder {root / name} holds no image",
+                f"Put images there ({', '.join(EXTENSIONS)}), or remove the folder from every split.",
+            )
+        found += [os.fsencode(f"{name}/{file}") for file in files]
+        labels += [label] * len(files)
+    ends = np.cumsum([len(path) + 1 for path in found], dtype=np.int64) - 1
+    paths = b"".join(path + b"\0" for path in found)
+    return FolderSet(root, classes, size, seed, resized_crop, paths, ends, np.array(labels, np.int64))
+
+
+def _images(folder: Path, prefix: str, inside: str, above: tuple[str, ...]) -> Iterator[str]:
+    """Paths of the image files below a folder, relative to the first one. Entries that are no links cost no call.
+
+    `inside`: the real path that links may not leave, if any; `above`: those of the folders on the way here.
+    """
+    here = os.path.realpath(folder)
+    if here in above:
+        raise UserError(f"{folder} is a link to a folder above it", "Remove the link: it has no end.")
+    with _readable(folder):
+        entries = list(os.scandir(folder))
+    for entry in entries:
+        path = Path(entry.path)
+        image = entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
+        with _readable(path):
+            is_folder, is_file = entry.is_dir(), image and entry.is_file()
+        if entry.is_symlink() and (is_folder or is_file):
+            _require_inside(path, inside)
+        if is_folder:
+            yield from _images(path, f"{prefix}{entry.name}/", inside, (*above, here))
+        elif is_file:
+            yield prefix + entry.name
+        elif image:
+            what = "a link to nothing" if entry.is_symlink() else "no plain file"
+            raise UserError(f"{path} is {what}", "Replace or remove it.")
+
+
+def _require_inside(path: Path, inside: str) -> None:
+    if inside and path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+        raise UserError(
+            f"{path} is a link to {os.path.realpath(path)}, outside of {inside}",
+            "Give --follow-links if it is yours and meant, or put the file itself there.",
+        )
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}", "Remove it, or give this user the right.") from error
