@@ -54,7 +54,7 @@ def everything(world: World) -> dict[Any, Any]:
             found[samples, size, kind] = evaluate(model, loader(data, world, size, kind), world).to_dict()
         found[samples, size, "bf16"] = evaluate(model, loader(data, world, size), world, "bf16").to_dict()
     # running statistics that each rank moved by its own share: no longer one model
-    model = parallelize(network(), world)
+    model = parallelize(network(), world, batch_norm="local")
     model.train()
     for step in range(3):
         model(torch.randn(4, 1, 5, 5, generator=torch.Generator().manual_seed(10 * step + world.rank)) + world.rank)

@@ -21,6 +21,7 @@ from lockstep.draws import kernels
 from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
 from lockstep.draws.untouched import untouched
 from lockstep.parallel.batchnorm import batch_norms
+from lockstep.processes.devices import to_device
 from lockstep.randomness import bits, bits_np
 
 Fill = Callable[[Tensor, int], Tensor]  # (keys int64 [b], n) -> values [b, n]
@@ -80,9 +81,7 @@ class Keys:
             ids = self.ids if by_sample else np.zeros(1, np.int64)
             hashes = torch.empty(len(ids), dtype=torch.int64)
             hashes.numpy()[:] = bits_np(self.key + (not by_sample), ids).view(np.int64)
-            if device.type == "cuda":
-                hashes = hashes.pin_memory().to(device, non_blocking=True)  # else it would wait for the device
-            found = self.bases[device, by_sample] = hashes.to(device)
+            found = self.bases[device, by_sample] = to_device(hashes, device)
         return found
 
 

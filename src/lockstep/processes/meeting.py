@@ -1,5 +1,6 @@
 """How the launchers of a run meet, one on each machine: torch's elastic launcher by a rendezvous of our own."""
 
+import errno
 import socket
 from datetime import timedelta
 from typing import Any
@@ -85,8 +86,11 @@ def meeting_place(execution: Execution) -> StaticRendezvous:
         try:
             listener = listen_at(host, execution.master_port)
         except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
             raise UserError(
-                f"--master-port {execution.master_port} can't be opened on this machine: {error.strerror}",
+                f"--master-port {execution.master_port} is in use on this machine"
+                if taken
+                else f"--master-port {execution.master_port} can't be opened on this machine: {error.strerror}",
                 "Name another." if execution.nnodes > 1 else "Leave the flag out, or name another.",
             ) from error
     return StaticRendezvous(execution, listener)
