@@ -89,7 +89,10 @@ def _made(family: str, num_classes: int) -> nn.Module:
         return timm.create_model(name, num_classes=num_classes, **TIMM[name][1])
     import torchvision
 
-    return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **TORCHVISION[name][1])
+    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **TORCHVISION[name][1])
+    if name.startswith("vgg"):  # its own classifier takes a gigabyte in float64
+        model.classifier = nn.Sequential(nn.Linear(512 * 49, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, num_classes))
+    return model
 
 
 def _images(count: int, side: int) -> Any:
