@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Session:
     peak_memory_gib: list[float] = field(default_factory=list)  # by rank and its devices, once it has settled
     digest: str = ""  # of sharded weights, likewise
     stop: int = 0  # the signal by which the ranks agreed to stop
+    compiled: set[tuple[str | int, ...]] = field(default_factory=set)  # the kinds and shapes of work seen so far
 
     @property
     def keeps(self) -> bool:
@@ -69,6 +70,13 @@ class Session:
     def failed(self) -> bool:
         """True on the rank whose last write failed."""
         return self.writer is not None and self.writer.failed
+
+    def compiling(self, *work: str | int) -> AbstractContextManager[None]:
+        """Around work of a kind and of shapes: with --compile the first of them may be compiled, for minutes."""
+        if not self.config.model.compile or work in self.compiled:
+            return nullcontext()
+        self.compiled.add(work)
+        return self.beat.long_phase("compilation")
 
     def checkpoint(self) -> None:
         """Save all that a resume needs; every rank calls it at the same step. Training waits for the copy alone."""
