@@ -26,10 +26,11 @@ from torchvision import transforms
 from torchvision.transforms import functional, v2
 
 from lockstep.config import DataConfig
-from lockstep.data.layout import load_folders
+from lockstep.data import folder as folders
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
+from lockstep.data.layout import load_folders
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.order import Order
 from lockstep.data.readers import resident, streaming
