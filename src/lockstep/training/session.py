@@ -28,6 +28,7 @@ from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
 from lockstep.training.cuts import probe
+from lockstep.training.single import refuse_single_values
 from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
@@ -188,6 +189,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     path = folder / "journal.jsonl"
     lost = mend(path) if main else ""
     state, resumed = resume.resume(config, world, run, folder)
+    refuse_single_values(config, world, run)
     notes = probe(config, world, run)
     if main:
         write_json(folder / "config.json", config.to_dict())
