@@ -30,6 +30,7 @@ from lockstep.data import folder as folders
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
+from lockstep.data.layout import load_folders
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.order import Order
 from lockstep.data.readers import resident, streaming
@@ -183,7 +184,7 @@ _TUNED = v2.Compose(
 
 
 def _lockstep(root: Path, workers: int) -> Callable[[], Iterable[object]]:
-    images, _ = folders.load_folders(root, SIZE, 0, resized_crop=True)
+    images, _ = load_folders(root, SIZE, 0, resized_crop=True)
     augment = Augment(images.mean, images.std, 0, flip=True)
     order, read = Order(len(images), BATCH, 0), streaming(images, CPU, workers)
     epochs = TrainLoader(images, order, augment, World.single(), read).epochs(10**6)

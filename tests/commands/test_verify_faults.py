@@ -37,7 +37,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str, str]] = {
     "normalised_by_share": ({}, "augmentation", "without augmentation"),
     "warmup_by_share": ({"warmup_epochs": 2}, "learning rate", "without learning rate"),
     "epoch_of_its_own": ({}, "order", "from step 1"),
-    "own_noise": ({"exact": 4}, "not found", "step 1: loss"),
+    "own_noise": ({"exact": 4}, "dropout", "without dropout"),
     "forgotten_seed": ({"exact": 4}, "dropout", "without dropout"),
     "centred_by_share": ({}, "not found", "step 1: loss"),
     "buffers_of_one_rank": ({"model": f"{FAULTS}:averaging_net"}, "replicas", "0.mean of rank 1"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
 
 from lockstep.draws import intercept
 from lockstep.draws.intercept import keyed
@@ -93,6 +94,24 @@ def test_autocast_draws_the_same_masks() -> None:
             passes(model, images.float(), WHOLE)
         hook.remove()
     assert torch.equal(masks[0][-1], masks[1][-1])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, where it is left
+def test_a_compiled_model_draws_the_same_masks() -> None:
+    """Without its kernels, which are inductor's: what matters is that the compiler doesn't take dropout for its own."""
+    layers = nn.Linear(4, 40), nn.Dropout(0.5), StochasticDepth(0.5, "row"), nn.Linear(40, CLASSES)
+    model = nn.Sequential(*layers).double()
+    images, ids, outputs = torch.randn(N, 4, dtype=torch.float64), np.arange(N), []
+    for compiled in (False, True):
+        if compiled:
+            model.compile(backend="aot_eager")
+        draws = Draws(0, compiled)
+        for piece in (slice(0, N), slice(0, 3), slice(3, N)):
+            with keyed(draws, model, 2, ids[piece], images[piece]):
+                outputs.append(model(images[piece]).detach())
+    whole = outputs[0]
+    for found in (torch.cat(outputs[1:3]), outputs[3], torch.cat(outputs[4:])):
+        assert (found - whole).abs().max() < 1e-10
 
 
 def test_threads_have_keys_of_their_own() -> None:

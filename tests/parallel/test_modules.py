@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lockstep.parallel.modules import Kept, aligned, average_buffers, preserved
+from lockstep.parallel.modules import Kept, aligned, average_buffers, flattened, preserved
 from lockstep.processes.world import World
 from tests.ranks import run_ranks
 
@@ -75,3 +75,8 @@ def averaged(world: World) -> dict[str, list[float]]:
 def test_an_average_of_equal_values_is_that_value() -> None:
     for result in run_ranks(averaged, 3):
         assert result == {"center": [0.1, 1 / 3, 1.0], "mask": [1.0, -math.inf, -math.inf], "steps": 0}
+
+
+def test_tensors_of_several_devices_come_together_on_the_first_ones() -> None:
+    flat = flattened([torch.zeros(2, device="meta"), torch.zeros(3, 1)], torch.float64)
+    assert (flat.device.type, flat.shape, flat.dtype) == ("meta", (5,), torch.float64)

@@ -138,6 +138,31 @@ def test_a_script_without_the_guard_is_told_so(tmp_path: Path) -> None:
     assert not ended.orphans
 
 
+DEAF = """
+import signal, time
+import lockstep
+
+def main(world):
+    if world.rank == 1:
+        raise ValueError("bad luck")
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # as in C code that never comes back
+    time.sleep(600)
+
+if __name__ == "__main__":
+    try:
+        lockstep.launch(main, nproc=2)
+    except lockstep.WorkerFailed as failed:
+        print(failed)
+"""
+
+
+def test_a_failure_is_told_though_another_rank_hears_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "500")  # torch's launcher alone would wait for that
+    ended = run_script(tmp_path, DEAF)
+    assert (ended.code, ended.out, ended.orphans) == (0, "rank 1: ValueError: bad luck\n", ()), ended.text
+
+
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 JOINING = """
 import lockstep

@@ -48,7 +48,7 @@ TORCHVISION: dict[str, tuple[int, dict[str, Any]]] = {
     "vit_b_32": (64, {"image_size": 64, "dropout": 0.1, "attention_dropout": 0.1}),
     "swin_t": (32, {"dropout": 0.1, "attention_dropout": 0.1}),
     "swin_v2_t": (32, {"dropout": 0.1, "attention_dropout": 0.1}),
-    "maxvit_t": (64, {"input_size": (64, 64)}),
+    "maxvit_t": (224, {"input_size": (224, 224)}),  # others don't fit its windows
 }
 _TIMM_DROPS = {"drop_rate": 0.1, "drop_path_rate": 0.1}
 TIMM: dict[str, tuple[int, dict[str, Any]]] = {
@@ -57,7 +57,7 @@ TIMM: dict[str, tuple[int, dict[str, Any]]] = {
     "beit_base_patch16_224": (32, {"img_size": 32, "depth": 2, **_TIMM_DROPS}),
     "cait_xxs24_224": (32, {"img_size": 32, "depth": 4, **_TIMM_DROPS}),
     "xcit_nano_12_p16_224": (32, _TIMM_DROPS),
-    "mixer_s32_224": (64, {"img_size": 64, "num_blocks": 2, **_TIMM_DROPS}),
+    "mixer_s32_224": (64, {"img_size": 64, **_TIMM_DROPS}),
     "convnext_atto": (32, _TIMM_DROPS),
     "efficientnet_lite0": (32, _TIMM_DROPS),
     "mobilenetv3_small_050": (32, {"drop_rate": 0.1}),
@@ -89,7 +89,10 @@ def _made(family: str, num_classes: int) -> nn.Module:
         return timm.create_model(name, num_classes=num_classes, **TIMM[name][1])
     import torchvision
 
-    return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **TORCHVISION[name][1])
+    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **TORCHVISION[name][1])
+    if name.startswith("vgg"):  # its own classifier takes a gigabyte in float64
+        model.classifier = nn.Sequential(nn.Linear(512 * 49, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, num_classes))
+    return model
 
 
 def _images(count: int, side: int) -> Any:

@@ -184,4 +184,5 @@ def test_a_non_finite_loss_has_one_answer_on_all_ranks(tmp_path: Path) -> None:
     run_ranks(poisoned, 2, skip, str(tmp_path / "skip"), 6)
     end = end_of(tmp_path / "skip")
     assert end["status"] == "completed"
-    assert end["ledger_sha256"] != records[-1]["ledger_sha256"]  # the ledger tells that a batch was left out
+    assert end["skipped"] == 1
+    assert end["ledger_sha256"] == records[-1]["ledger_sha256"]  # both have trained on all but that batch

@@ -6,9 +6,11 @@ Not seen: a function that a file imported by name before (`from torch.nn.functio
 what torch draws inside its kernels, as between the layers of an LSTM.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,19 +24,32 @@ from lockstep.randomness import stream
 
 PLACES: tuple[tuple[Any, dict[str, Callable[..., Any]]], ...] = ((F, FUNCTIONAL), (torch, TORCH), (Tensor, TENSOR))
 
+# of other libraries, by module and name: what draws by a tensor's method, which a compiler takes for torch's own
+_DRAWING = {"torchvision.ops.stochastic_depth": "stochastic_depth", "timm.layers.drop": "drop_path"}
 _lock = threading.Lock()
 _users = 0
 _before: list[tuple[Any, str, Any]] = []  # what stood there; None where it was inherited
 
 
+@cache
+def _places(compiled: bool) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
+    """What to replace by what. Compiled code is left at each of the functions, where it would else draw by piece."""
+    if not compiled:
+        return list(PLACES)
+    off: Any = torch.compiler.disable
+    places = [(place, {k: off(f) for k, f in functions.items()}) for place, functions in PLACES if place is not Tensor]
+    others = [(sys.modules[module], name) for module, name in _DRAWING.items() if module in sys.modules]
+    return [*places, (Tensor, TENSOR), *((place, {name: off(getattr(place, name))}) for place, name in others)]
+
+
 @contextmanager
-def intercepted() -> Iterator[None]:
+def intercepted(compiled: bool = False) -> Iterator[None]:
     """Within, in all threads: torch's random functions ask for keys. A microsecond or two for each entry."""
     global _users
     with _lock:
         _users += 1
         if _users == 1:
-            for place, functions in PLACES:
+            for place, functions in _places(compiled):
                 _before.extend((place, name, place.__dict__.get(name)) for name in functions)
                 for name, function in functions.items():
                     setattr(place, name, function)
@@ -60,5 +75,5 @@ def keyed(draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Te
         ids: int64 [b], the piece's samples.
         images: float [b, ...], what the model is given.
     """
-    with intercepted(), asking(Keys(draws, model, stream(draws.seed, "draws", step), ids, images)):
+    with intercepted(draws.compiled), asking(Keys(draws, model, stream(draws.seed, "draws", step), ids, images)):
         yield

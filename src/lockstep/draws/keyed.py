@@ -150,10 +150,11 @@ class Draws:
 
     Args:
         seed: the run's.
+        compiled: parts of the model are torch.compile's.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, compiled: bool = False) -> None:
+        self.seed, self.compiled = seed, compiled
         self.plan: Plan | None = None  # made when the first call is: most models draw nothing
         self.told: set[str] = set()
         self.lock = threading.Lock()

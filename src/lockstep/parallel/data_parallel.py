@@ -26,7 +26,7 @@ class Replicas(nn.DataParallel[nn.Module]):
 
     def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> list[nn.Module]:
         """A copy for each device; raises UserError for a compiled module."""
-        if module._compiled_call_impl is not None or isinstance(getattr(module, "_orig_mod", None), nn.Module):
+        if is_compiled(module):
             raise UserError(
                 "a compiled module in nn.DataParallel: every copy would compute with the first GPU's weights",
                 "Leave --compile out, or use --strategy ddp.",
@@ -44,6 +44,11 @@ class Replicas(nn.DataParallel[nn.Module]):
         if self.module.training and len(replicas) > 1:
             _average_buffers(self.module, replicas)
         return outputs
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was asked for a module itself, in either way."""
+    return module._compiled_call_impl is not None or isinstance(getattr(module, "_orig_mod", None), nn.Module)
 
 
 def _autocasting(replica: nn.Module, kind: str, dtype: torch.dtype) -> Callable[..., Any]:

@@ -24,8 +24,9 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def flattened(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """All elements of some tensors, one tensor after the other: [n]."""
-    return torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in tensors])
+    """All elements of some tensors, one tensor after the other: [n], on the first one's device."""
+    device = tensors[0].device  # a model in stages has several
+    return torch.cat([tensor.detach().reshape(-1).to(device, dtype) for tensor in tensors])
 
 
 @torch.no_grad()

@@ -8,10 +8,14 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from lockstep.config import Execution, Recovery
 from lockstep.errors import EXIT_USER_ERROR, PeerError, UserError
@@ -24,6 +28,7 @@ from lockstep.processes.meeting import meeting_place, rendezvous_by
 from lockstep.processes.output import unbreakable_output
 from lockstep.processes.world import join
 
+_LOOK_S = 0.5
 _COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values
 
 
@@ -151,7 +156,7 @@ def _start_workers(
             STORE: meeting.listens,
         }
         try:
-            with signals.environment_variables(environment), signals.launch_handlers():
+            with signals.environment_variables(environment), signals.launch_handlers(), _stragglers_ended(Path(folder)):
                 if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
                     signal.signal(signal.SIGHUP, hung_up)
                 values = elastic_launch(launcher, _worker)(fn, args, execution, folder)
@@ -168,6 +173,33 @@ def _start_workers(
                 "Check that the address is machine 0's, the port is open, and the command runs on every machine.",
             ) from error
     return [values[rank] for rank in sorted(values)]
+
+
+@contextmanager
+def _stragglers_ended(folder: Path) -> Iterator[None]:
+    """Inside, once a worker has left its failure, end soon those that do not heed the signal to stop.
+
+    A rank that stands in a collective on a GPU, or in C code that holds the interpreter, hears of no signal; torch's
+    launcher waits half a minute for it, and the failure would be told only then.
+    """
+    before, over = {child.pid for child in psutil.Process().children()}, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            if failures.other_failure(folder) is not None and not over.wait(SHUTDOWN_S):
+                for child in psutil.Process().children():
+                    with suppress(psutil.Error):
+                        if child.pid not in before and "resource_tracker" not in " ".join(child.cmdline()):
+                            child.kill()
+                return
+
+    thread = threading.Thread(target=watch, name="lockstep-stragglers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str) -> Any:

@@ -1,6 +1,5 @@
 """The story of a run: resume, epochs, steps, evaluation, saving."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -62,14 +61,11 @@ def train_epoch(live: Session) -> None:
     """
     run, state, beat = live.run, live.state, live.beat
     window = Window(live.world, run, live.config.execution.log_every)
-    compiling = live.config.model.compile
-    first = next(step for step in itertools.count(state.steps) if step not in state.skipped)
     with ExitStack() as compilation:
 
         def loaded(batch: Batch) -> None:
             beat.at(state.steps, "forward-backward")
-            if compiling and batch.step == first:  # it may take minutes
-                compilation.enter_context(beat.long_phase("compilation"))
+            compilation.enter_context(live.compiling("step", *(piece.size for piece in batch.pieces)))
 
         beat.at(state.steps, "loader")
         for step, samples, loss in steps(run, state, loaded):
@@ -164,16 +160,17 @@ def finish_epoch(live: Session) -> None:
 def evaluate_and_keep(live: Session) -> None:
     """Write the `eval` record and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
-    metrics = evaluate(
-        run.evaluated,
-        run.val,
-        live.world,
-        config.precision,
-        tick=lambda: live.beat.at(state.steps, "evaluation"),
-        tta=config.tta,
-        devices=replica_devices(run.step.model),
-        synchronized=True,
-    )
+    with live.compiling("evaluation"):
+        metrics = evaluate(
+            run.evaluated,
+            run.val,
+            live.world,
+            config.precision,
+            tick=lambda: live.beat.at(state.steps, "evaluation"),
+            tta=config.tta,
+            devices=replica_devices(run.step.model),
+            synchronized=True,
+        )
     live.journal.write(EvalRecord(kind="eval", epoch=state.epochs, step=state.steps, **metrics.to_dict()))
     live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
     best = metrics.top1 > state.best_top1

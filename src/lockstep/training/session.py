@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from lockstep.training import resume
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import Control, stop_requests
 from lockstep.training.cuts import probe
+from lockstep.training.single import refuse_single_values
 from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
@@ -58,6 +59,7 @@ class Session:
     peak_memory_gib: list[float] = field(default_factory=list)  # by rank and its devices, once it has settled
     digest: str = ""  # of sharded weights, likewise
     stop: int = 0  # the signal by which the ranks agreed to stop
+    compiled: set[tuple[str | int, ...]] = field(default_factory=set)  # the kinds and shapes of work seen so far
 
     @property
     def keeps(self) -> bool:
@@ -68,6 +70,13 @@ class Session:
     def failed(self) -> bool:
         """True on the rank whose last write failed."""
         return self.writer is not None and self.writer.failed
+
+    def compiling(self, *work: str | int) -> AbstractContextManager[None]:
+        """Around work of a kind and of shapes: with --compile the first of them may be compiled, for minutes."""
+        if not self.config.model.compile or work in self.compiled:
+            return nullcontext()
+        self.compiled.add(work)
+        return self.beat.long_phase("compilation")
 
     def checkpoint(self) -> None:
         """Save all that a resume needs; every rank calls it at the same step. Training waits for the copy alone."""
@@ -180,6 +189,7 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
     path = folder / "journal.jsonl"
     lost = mend(path) if main else ""
     state, resumed = resume.resume(config, world, run, folder)
+    refuse_single_values(config, world, run)
     notes = probe(config, world, run)
     if main:
         write_json(folder / "config.json", config.to_dict())

@@ -12,7 +12,7 @@ from lockstep.data.pieces import Piece
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
-from lockstep.parallel.data_parallel import driven, replica_devices
+from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import is_sharded, local, whole
@@ -75,7 +75,9 @@ class TrainStep:
         self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
         self._check_mean = True
         self._reseed = _reseed(driven(model))
-        self.draws = None if replica_devices(model) else Draws(seed)  # DataParallel's copies run in threads of its own
+        compiled = any(map(is_compiled, model.modules()))
+        # DataParallel's copies run in threads of its own
+        self.draws = None if replica_devices(model) else Draws(seed, compiled)
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
         self._norms = step_batch_norms(model)

@@ -1,4 +1,4 @@
-"""What is read off a step: fingerprints of images and outputs, the tensors that it leaves, whether it drew numbers."""
+"""What is read off a step: fingerprints of images and outputs, and the tensors that it leaves."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -130,22 +130,3 @@ class Watch:
         """The fingerprint of all outputs since the last call."""
         seen, self.seen = self.seen, []
         return sum(seen) & (2**64 - 1)
-
-
-class Draws:
-    """Whether random numbers are drawn on a device after this is made, other than before a seeding."""
-
-    def __init__(self, device: torch.device) -> None:
-        generators: Any = [torch.default_generator]
-        if device.type != "cpu":
-            generators = getattr(torch.get_device_module(device), "default_generators", None)
-        self.device = device
-        self.generator: torch.Generator | None = generators[device.index or 0] if generators else None
-        self.before = self.generator.get_state() if self.generator else None
-
-    def __bool__(self) -> bool:
-        if self.generator is None or self.before is None:  # it can't be asked
-            return True
-        now = self.generator.get_state()
-        seeded = torch.Generator(self.device).manual_seed(self.generator.initial_seed()).get_state()
-        return not torch.equal(now, self.before) and not torch.equal(now, seeded)

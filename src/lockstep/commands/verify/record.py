@@ -138,7 +138,7 @@ class _Recorder:
             "rows": [(piece.rows.start, piece.rows.stop) for piece in batch.pieces],
             "count": batch.count,
         }
-        self.norm, self.taken, self.draws = math.nan, False, probes.Draws(self.world.device)
+        self.norm, self.taken = math.nan, False
 
     def _note_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
@@ -150,14 +150,11 @@ class _Recorder:
         self.norm = float(torch.stack(norms).norm()) if norms else 0.0
 
     def _note_step(self, ledger: bytes, loss: float) -> None:
-        keyed = getattr(self.run.step, "draws", None)  # a step of the user's own may have none
-        drawn, trace = bool(self.draws) or (keyed is not None and keyed.plan is not None), self.trace
+        trace = self.trace
         with self._averaged():
             held = self.tracks.note(itertools.chain(probes.state(self.run), probes.moments(self.run)), self.main)
         outputs = self.watch.taken() if self.watch else 0
-        self.parts.append(
-            self.part | {"ledger": ledger.hex(), "held": held, "loss": loss, "draws": drawn, "outputs": outputs}
-        )
+        self.parts.append(self.part | {"ledger": ledger.hex(), "held": held, "loss": loss, "outputs": outputs})
         if self.main:
             trace.norm.append(self.norm)
             trace.skipped.append(not self.taken)
@@ -192,7 +189,6 @@ class _Recorder:
             trace.shares.append([[stop - start for start, stop in part["rows"]] for part in parts])
             if not _covers([rows for part in parts for rows in part["rows"]], first["count"]):
                 trace.uncovered.append(step)
-            trace.draws |= any(part["draws"] for part in parts)
             for rank, part in enumerate(parts):
                 if part["ledger"] != first["ledger"]:
                     trace.diverged.append((step, rank, "ledger"))

@@ -50,7 +50,6 @@ class Trace:
     diverged: list[tuple[int, int, str]] = field(default_factory=list)  # (step, rank, what) that is not as on rank 0
     metrics: dict[str, float] | None = None
     repeats: bool = False  # the second epoch has the first one's order
-    draws: bool = False  # the step draws random numbers
     batch_norm: bool = False
     exact: bool = False
     weights_sha256: str = ""  # as `train` writes it in its `end` record
