@@ -3,15 +3,45 @@
 import dataclasses
 
 import pytest
+from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import digest
-from lockstep.config import Config
+from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.parallel.sharded import is_sharded
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
 from tests.parallel.test_exact import BASE, changed
 from tests.ranks import run_ranks
+
+
+class Depthwise(nn.Module):
+    """A block, so a unit of FSDP's, that begins with a convolution whose kernel its input's strides choose."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.mix = (
+            nn.Conv2d(channels, channels, 7, padding=3, groups=channels),
+            nn.Linear(channels, channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Permuted(nn.Module):
+    """Normalises over channels that lie last in memory, as ConvNeXt does, and hands its blocks a permuted view."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(in_channels, 24, 1), nn.LayerNorm(24)
+        self.blocks, self.head = nn.Sequential(Depthwise(24), Depthwise(24)), nn.Linear(24, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        out: Tensor = self.head(self.blocks(x).mean(dim=(2, 3)))
+        return out
+
 
 MODEL = {"model": "tests.parallel.test_exact:small_net"}
 CASES = {
@@ -20,6 +50,13 @@ CASES = {
     "bf16": changed(precision="bf16", model=MODEL),
     "skip": changed(on_nonfinite="skip", model=MODEL),
     "fewer samples than slices in the last batch": changed(data={"fraction": 53 / 1437}, model=MODEL),
+    "a view with a sample alone": Config(
+        batch_size=7,  # slices of two samples and of one, whose strides nobody needs
+        exact=5,
+        data=DataConfig(dataset="digits", fraction=14 / 1437),
+        model=ModelConfig(model="tests.parallel.test_sharded_exact:Permuted"),
+        optim=OptimConfig(optimizer="sgd", lr=0.1),
+    ),
 }
 
 
