@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
+from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_sharded
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
@@ -43,7 +44,17 @@ class Permuted(nn.Module):
         return out
 
 
+class Skipping(Permuted):
+    """Uses its first block's input once more, which that block uses twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        out: Tensor = self.head((self.blocks(x) + x).mean(dim=(2, 3)))
+        return out
+
+
 MODEL = {"model": "tests.parallel.test_exact:small_net"}
+SKIPPING = {"model": "tests.parallel.test_sharded_exact:Skipping"}
 CASES = {
     "sgd, clipping, batch norm, dropout": BASE,
     "adamw, EMA": changed(optim={"optimizer": "adamw", "lr": 0.01, "ema": 0.9}, model=MODEL),
@@ -74,6 +85,10 @@ def trained(world: World, strategy: str) -> dict[str, tuple[str, ...]]:
         run.synchronize()
         metrics = evaluate(run.evaluated, run.val, world, config.precision, synchronized=True)
         results[name] = digest(run.model), digest(run.evaluated), repr(losses), repr(metrics)
+    if strategy == "fsdp":
+        run = assemble(with_strategy(changed(model=SKIPPING), strategy), world)
+        with pytest.raises(UserError, match=r"blocks.0 uses an input 2 times, and 1 more use it"):
+            run.step(next(run.train.epoch(0)))
     return results
 
 

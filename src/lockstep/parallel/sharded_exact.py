@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from lockstep.errors import UserError
 from lockstep.parallel.buckets import largest
 from lockstep.parallel.exact_buffers import ExactBuffers
 from lockstep.parallel.fixed_point import add_fixed, from_fixed, scales
+from lockstep.parallel.joints import Joints
 from lockstep.parallel.repeatable import repeatable
 from lockstep.parallel.sharded import local, whole
 from lockstep.parallel.slices import seed_generators
@@ -51,56 +51,6 @@ class Exchange:
         self.received.append((output_tensor, parts.view(group.size(), -1)))
 
 
-class _Strided(torch.autograd.Function):
-    """The same elements with strides of their own; the gradient passes as it comes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, strides: tuple[int, ...]) -> Tensor:
-        del ctx
-        return x.as_strided(x.shape, strides, x.storage_offset())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        del ctx
-        return gradients[0], None
-
-
-def keep_strides(unit: nn.Module) -> None:
-    """Hand a unit its input with the strides that it would have without FSDP.
-
-    To learn when a unit's backward pass is over, FSDP sends its input through an autograd function, and autograd makes
-    a view of what such a function returns as it came: the same elements, but the stride of a dimension of size 1 may
-    be another one. No element depends on that, but which kernel a convolution takes, and so how it rounds: with a
-    single sample a permuted view was channels last before, and isn't after it.
-    """
-    strides: dict[Any, tuple[int, ...]] = {}  # by where the elements are, of the call under way
-
-    def place(x: Tensor) -> Any:
-        return x.data_ptr(), x.shape, *(stride for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1)
-
-    def note(x: Tensor) -> Tensor:
-        if 1 in x.shape and x.requires_grad:
-            strides[place(x)] = x.stride()
-        return x
-
-    def restore(x: Tensor) -> Tensor:
-        before = strides.get(place(x)) if 1 in x.shape and x.requires_grad else None
-        return x if before in (None, x.stride()) else cast(Tensor, _Strided.apply(x, before))
-
-    def before_fsdp(module: nn.Module, args: Any, kwargs: Any) -> None:
-        del module
-        strides.clear()
-        if torch.is_grad_enabled():
-            tree_map_only(Tensor, note, (args, kwargs))
-
-    def after_fsdp(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        del module
-        return tree_map_only(Tensor, restore, (args, kwargs)) if strides else None
-
-    unit.register_forward_pre_hook(before_fsdp, prepend=True, with_kwargs=True)
-    unit.register_forward_pre_hook(after_fsdp, with_kwargs=True)
-
-
 class ShardedExactSync(GradientSync):
     """Gradients of a global batch's slices, added exactly by those who own the parts.
 
@@ -120,7 +70,8 @@ class ShardedExactSync(GradientSync):
         self._begin()
         from torch.distributed.fsdp import FSDPModule
 
-        for module in model.modules():
+        joints = Joints(model, slices)
+        for name, module in model.named_modules():
             if not isinstance(module, FSDPModule):
                 continue
             if not hasattr(module, "set_custom_reduce_scatter"):
@@ -131,7 +82,7 @@ class ShardedExactSync(GradientSync):
                 )
             module.set_gradient_divide_factor(1.0)
             module.set_custom_reduce_scatter(cast(Any, self.exchange))  # its base class is private
-            keep_strides(module)
+            joints.watch(name, cast(nn.Module, module))
 
     def _begin(self) -> None:
         self.parts: list[list[Tensor]] = [[] for _ in self.parameters]  # of each slice's gradient, [n] each
