@@ -96,7 +96,6 @@ def draw(rng: random.Random) -> Drawn:
     stop = rng.randint(1, 2) if sometimes(0.4) else 0
     again = 3 - threads if exact and sometimes(0.4) else 0
     whole = "muon" in flags or "--channels-last" in flags or recipe == "cifar10"  # which FSDP does not go with
-    whole = whole or "--clip-norm" in flags or not small  # a sharded norm is another sum
     fsdp = bool(exact) and not whole and sometimes(0.3)
     return Drawn(recipe, tuple(flags), nproc, exact, stop, again, fsdp, local)
 
