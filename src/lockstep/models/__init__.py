@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -92,11 +93,15 @@ def _from_torchvision(name: str, in_channels: int, num_classes: int, image_size:
             _adapt_first_conv(model, in_channels)
         _check_fit(model, in_channels, image_size)
     except (AssertionError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"model {name} can't take {in_channels}x{image_size}x{image_size} images: {error}",
-            "Give another --image-size (most models of torchvision are made for 224), or another --model.",
-        ) from error
+        raise _misfit(name, in_channels, image_size, error) from error
     return model
+
+
+def _misfit(name: str, in_channels: int, image_size: int, error: Exception) -> UserError:
+    return UserError(
+        f"model {name} can't take {in_channels}x{image_size}x{image_size} images: {error}",
+        "Give another --image-size (most models are made for 224), or another --model.",
+    )
 
 
 def _adapt_first_conv(model: nn.Module, in_channels: int) -> None:
@@ -130,6 +135,13 @@ def _from_timm(name: str, in_channels: int, num_classes: int, image_size: int) -
         if "img_size" not in str(error):
             raise
         model = timm.create_model(name, **options)  # a convolutional model: takes any size
+    with suppress(NotImplementedError):  # an operator that has no shapes alone
+        try:
+            _check_fit(model, in_channels, image_size)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if isinstance(error, NotImplementedError):
+                raise
+            raise _misfit(name, in_channels, image_size, error) from error
     return model
 
 
