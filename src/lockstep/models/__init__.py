@@ -153,6 +153,12 @@ def _from_factory(factory: Any, name: str, in_channels: int, num_classes: int, i
         parameters = inspect.signature(factory).parameters.values()
     except ValueError:  # some built-in callables have no signature
         parameters = {}.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if strange := [each for each in required if each not in offered]:
+        raise UserError(
+            f"model {name} wants {', '.join(strange)}, which nobody here knows",
+            f"A factory may take {', '.join(offered)}, and whatever has a default.",
+        )
     taken = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         taken.add("num_classes")  # as torchvision's builders take it
