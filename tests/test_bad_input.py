@@ -102,6 +102,9 @@ REFUSED = [
     ("recipes mnist", ["recipes takes no arguments"]),
     ("eval", ["eval needs a run folder"]),
     ("eval nowhere", ["nowhere"]),
+    ("train --override bogus", ["unknown entry 'bogus'"]),
+    ("train --nproc 2 --min-nproc 3", ["--min-nproc 3 is more than --nproc 2"]),
+    ("train --model os:system", ["os:system wants command"]),
     ("eval runs/x --eval-batch-size 5", ["unknown flag '--eval-batch-size'"]),
     ("eval runs/x --out y", ["unknown flag '--out'"]),
 ]

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 import lockstep
 from lockstep import cli
@@ -20,7 +21,7 @@ from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, Execution
 from lockstep.config.flags import known_flags, split_arguments
 from lockstep.config.recipes import RECIPES, recipe
-from lockstep.errors import RENAMED
+from lockstep.errors import RENAMED, UserError
 from lockstep.processes.world import World
 from lockstep.training.evaluation import Metrics
 from tests.journals import read
@@ -204,6 +205,21 @@ def test_eval_repeats_the_last_evaluation_on_any_number_of_processes(
     assert said(capsys, f"eval {trained} --weights final --nproc 1") == expected
     for n in (2, 3):
         assert run_ranks(evaluated, n, str(trained)) == [expected] + [""] * (n - 1)
+
+
+def test_weights_say_what_an_answer_means(trained: Path, tmp_path: Path) -> None:
+    from lockstep.checkpoint import weights
+
+    final = trained / "weights" / "final.safetensors"
+    note = weights.note_of(final)
+    assert json.loads(note["classes"]) == [str(digit) for digit in range(10)]
+    assert len(json.loads(note["mean"])) == len(json.loads(note["std"])) == 1
+    other = tmp_path / "run"
+    shutil.copytree(trained, other)
+    note["classes"] = json.dumps([str(digit) for digit in range(9, -1, -1)])
+    save_file(weights.read(final), other / "weights" / "final.safetensors", note)
+    with pytest.raises(UserError, match="was trained on other classes than"):
+        evaluated(World.single(), str(other))
 
 
 def test_eval_by_the_real_command(trained: Path) -> None:

@@ -180,7 +180,9 @@ def _fork_a_server(fds: list[int], environ: Mapping[str, str]) -> None:
     """A server for what this process will start, forked while nothing has happened in it yet."""
     global _server
     parent = os.getpid()
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    low, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with low:  # out of the way of the descriptors that this process is to have
+        ours = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, _PARKING))
     pid = os.fork()
     if pid == 0:
         for fd in (ours.detach(), *fds):

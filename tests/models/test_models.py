@@ -196,6 +196,14 @@ def test_timm_names_with_and_without_prefix() -> None:
         models.check("timm/resnet81")
 
 
+@pytest.mark.skipif(not TIMM, reason="timm is not installed")
+def test_a_size_that_one_of_timm_s_cannot_take_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model test_vit can't take 1x33x33 images: .*divisible by patch size"):
+        models.build("timm/test_vit", in_channels=1, num_classes=10, image_size=33)
+    for name in ("test_vit", "test_convnext", "test_resnet"):
+        models.build(f"timm/{name}", in_channels=3, num_classes=10, image_size=224)
+
+
 def test_without_timm_its_names_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in ("timm/resnet18", "vit_tiny_patch16_224"):

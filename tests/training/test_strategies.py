@@ -151,9 +151,10 @@ def asked_to_stop(world: World, config: Config, folder: str, step: int) -> None:
     ("changes", "message"),
     [
         (
-            {"exact": 4, "execution": Execution(strategy="fsdp")},
-            r"--exact 4 with --strategy fsdp: its reduce-scatter",
+            {"exact": 4, "execution": Execution(strategy="fsdp"), "model": ModelConfig(channels_last=True)},
+            "--exact 4 with --strategy fsdp and --channels-last",
         ),
+        ({"exact": 4, "execution": Execution(strategy="single")}, "--exact 4 with --strategy single"),
         ({"exact": 4, "execution": Execution(model_parallel=2)}, "--exact 4 with --model-parallel 2"),
         ({"exact": 4, "link": LinkConfig(compress="bf16")}, "--exact 4 with --compress bf16"),
         ({"exact": 4, "link": LinkConfig(sync_every=2)}, "--exact 4 with --sync-every 2"),

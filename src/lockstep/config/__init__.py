@@ -8,6 +8,7 @@ what is learned, except through rounding and, with `batch_norm="local"`, through
 import dataclasses
 import math
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from lockstep.config.experiment import OPTIMIZERS, DataConfig, LinkConfig, Model
 from lockstep.config.fields import Floats, Ints, Names, require, split_commas
 from lockstep.config.plain import from_plain
 from lockstep.config.settings import Precision, Settings
+from lockstep.errors import unknown
 
 __all__ = [
     "LOG_MIRRORS",
@@ -52,6 +54,10 @@ class Config(Settings):
             f"Use 1 to {self.batch_size}.",
         )
         combinations.require_sound(self)
+        if strange := [name for name in self.recovery.override if not _is_entry(name)]:
+            raise unknown(
+                "entry", strange[0], sorted(_entries(Config)), "--override names what may differ, as lr,epochs."
+            )
         require(
             self.recovery.hang_timeout < self.execution.collective_timeout,
             f"--hang-timeout {self.recovery.hang_timeout:g} is not below --collective-timeout "
@@ -60,6 +66,11 @@ class Config(Settings):
         )
         nproc, nodes = self.execution.nproc, self.execution.nnodes
         if nproc != "auto":
+            require(
+                self.recovery.min_nproc <= nproc,
+                f"--min-nproc {self.recovery.min_nproc} is more than --nproc {nproc}",
+                "It is how few processes a restart may go down to.",
+            )
             self.require_batch_for(nproc * nodes)
 
     def require_batch_for(self, processes: int) -> None:
@@ -105,3 +116,17 @@ class Config(Settings):
             UserError: for an unknown entry or one of another type, naming it, and for values that make no run.
         """
         return typing.cast("Config", from_plain(cls, values, "config"))
+
+
+def _is_entry(name: str) -> bool:
+    """True for what `diff_configs` can leave out: an entry or group by path or last name, as a flag spells it too."""
+    plain = name.removeprefix("--").replace("-", "_")
+    return plain == "rounding" or plain in _entries(Config)
+
+
+def _entries(cls: type, before: str = "") -> Iterator[str]:
+    for item in dataclasses.fields(cls):
+        yield item.name
+        yield before + item.name
+        if dataclasses.is_dataclass(kind := typing.get_type_hints(cls)[item.name]):
+            yield from _entries(typing.cast(type, kind), f"{before}{item.name}.")

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -92,11 +93,15 @@ def _from_torchvision(name: str, in_channels: int, num_classes: int, image_size:
             _adapt_first_conv(model, in_channels)
         _check_fit(model, in_channels, image_size)
     except (AssertionError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"model {name} can't take {in_channels}x{image_size}x{image_size} images: {error}",
-            "Give another --image-size (most models of torchvision are made for 224), or another --model.",
-        ) from error
+        raise _misfit(name, in_channels, image_size, error) from error
     return model
+
+
+def _misfit(name: str, in_channels: int, image_size: int, error: Exception) -> UserError:
+    return UserError(
+        f"model {name} can't take {in_channels}x{image_size}x{image_size} images: {error}",
+        "Give another --image-size (most models are made for 224), or another --model.",
+    )
 
 
 def _adapt_first_conv(model: nn.Module, in_channels: int) -> None:
@@ -130,6 +135,13 @@ def _from_timm(name: str, in_channels: int, num_classes: int, image_size: int) -
         if "img_size" not in str(error):
             raise
         model = timm.create_model(name, **options)  # a convolutional model: takes any size
+    with suppress(NotImplementedError):  # an operator that has no shapes alone
+        try:
+            _check_fit(model, in_channels, image_size)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if isinstance(error, NotImplementedError):
+                raise
+            raise _misfit(name, in_channels, image_size, error) from error
     return model
 
 
@@ -141,6 +153,12 @@ def _from_factory(factory: Any, name: str, in_channels: int, num_classes: int, i
         parameters = inspect.signature(factory).parameters.values()
     except ValueError:  # some built-in callables have no signature
         parameters = {}.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if strange := [each for each in required if each not in offered]:
+        raise UserError(
+            f"model {name} wants {', '.join(strange)}, which nobody here knows",
+            f"A factory may take {', '.join(offered)}, and whatever has a default.",
+        )
     taken = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         taken.add("num_classes")  # as torchvision's builders take it

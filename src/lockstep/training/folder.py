@@ -163,6 +163,13 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     configure(config.precision, world.device)
     train_set, val_set = load_data(config, world)
     model = build_model(config, train_set).to(world.device)
-    weights.load(model, Path(folder) / "weights" / f"{chosen.weights}.safetensors")
+    path = Path(folder) / "weights" / f"{chosen.weights}.safetensors"
+    weights.load(model, path)
+    known = weights.note_of(path).get("classes")
+    if known is not None and known != json.dumps(list(val_set.classes)):
+        raise UserError(
+            f"{path} was trained on other classes than {val_set.name} has, or in another order",
+            "Name the data that it was trained on with --data-dir.",
+        )
     metrics = evaluate(model, eval_loader(config, val_set, world), world, config.precision, tta=config.tta)
     world.print(f"{chosen.weights} weights of {folder}: {metrics}")

@@ -1,5 +1,6 @@
 """The story of a run: resume, epochs, steps, evaluation, saving."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -182,7 +183,13 @@ def evaluate_and_keep(live: Session) -> None:
 
 
 def save_weights(run: Run, state: State, path: Path, here: bool) -> None:
-    """Write the weights that were evaluated last, with where the run was; `here`: on this rank (weights.save)."""
+    """Write the weights that were evaluated last, with where the run was and what an answer means.
+
+    `here`: on this rank (weights.save). The classes, and mean and standard deviation by channel that a pixel in [0, 1]
+    is normalised with, are JSON: whoever has the file alone can use it.
+    """
     assert state.metrics is not None
+    images = run.train.images
     note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(state.metrics.top1)}
+    note |= {name: json.dumps(list(getattr(images, name))) for name in ("classes", "mean", "std")}
     weights.save(run.evaluated, path, note, here=here)

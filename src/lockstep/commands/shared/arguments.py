@@ -47,6 +47,8 @@ def one_name(command: str, what: str, names: list[str]) -> str:
     """The one positional argument; empty where there is none."""
     if len(names) > 1:
         raise UserError(f"{command} takes one {what}, got {' '.join(names)}", "Values follow a flag: --epochs 3.")
+    if "" in names:
+        raise UserError(f"{command}: the {what} is an empty text", "Name one, or leave it out.")
     return names[0] if names else ""
 
 
