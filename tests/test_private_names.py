@@ -1,6 +1,7 @@
 """Names that torch and Python keep to themselves and that Lockstep uses all the same; which torch lacks one."""
 
 import ast
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,6 +53,11 @@ USED = {
         ("parallel/data_parallel.py", "parallel/strategy.py"),
         "the module inside what torch.compile(module) returned",
         lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
+    ),
+    "_pytree": Use(
+        ("parallel/joints.py",),
+        "the tensors in whatever a unit is called with, as FSDP itself finds them",
+        lambda: importlib.util.find_spec("torch.utils._pytree") is not None,
     ),
     "_C": Use(
         ("draws/keyed.py",),
