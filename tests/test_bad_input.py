@@ -330,7 +330,7 @@ def running(place: Path) -> Iterator[Callable[..., tuple[Command, Journal]]]:
             command.end(timeout=0)
 
 
-def interrupted(ended: Ended, journal: Journal, code: int) -> None:
+def assert_interrupted(ended: Ended, journal: Journal, code: int) -> None:
     assert ended.code == code, ended.text
     assert not ended.orphans, ended.text
     assert "Traceback" not in ended.err, ended.text
@@ -342,20 +342,20 @@ def interrupted(ended: Ended, journal: Journal, code: int) -> None:
 def test_ctrl_c_on_one_process(running: Any, flags: tuple[str, ...]) -> None:
     command, journal = running(1, *flags)
     command.signal_group(signal.SIGINT)
-    interrupted(command.end(30), journal, 130)
+    assert_interrupted(command.end(30), journal, 130)
 
 
 def test_ctrl_c_on_two_processes(running: Any) -> None:
     command, journal = running(2)
     command.signal_group(signal.SIGINT)
-    interrupted(command.end(30), journal, 130)
+    assert_interrupted(command.end(30), journal, 130)
 
 
 @pytest.mark.slow
 def test_an_interrupt_of_the_launcher_alone(running: Any) -> None:
     command, journal = running(2)
     command.signal(signal.SIGINT)
-    interrupted(command.end(30), journal, 130)
+    assert_interrupted(command.end(30), journal, 130)
 
 
 def test_ctrl_c_while_the_workers_start(place: Path) -> None:
@@ -372,14 +372,14 @@ def test_ctrl_c_while_the_workers_start(place: Path) -> None:
 def test_sigterm_ends_launcher_and_workers(running: Any, nproc: int) -> None:
     command, journal = running(nproc)
     command.signal(signal.SIGTERM)
-    interrupted(command.end(30), journal, 143)
+    assert_interrupted(command.end(30), journal, 143)
 
 
 def test_sigusr1_of_the_launcher_alone_ends_with_a_checkpoint(running: Any) -> None:
     """How Slurm says that a job's time is nearly over, where the launcher is its one task on the node."""
     command, journal = running(2)
     command.signal(signal.SIGUSR1)
-    interrupted(command.end(30), journal, 138)
+    assert_interrupted(command.end(30), journal, 138)
     *_, checkpoint, end = journal()
     assert (checkpoint["kind"], checkpoint["step"]) == ("checkpoint", end["steps"])
 

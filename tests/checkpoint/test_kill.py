@@ -70,7 +70,7 @@ def recovered(folder: Path) -> tuple[int, float]:
     return loaded.step, value
 
 
-def write_and_kill(folder: Path, phase: str) -> None:
+def assert_survives_a_kill_while_writing(folder: Path, phase: str) -> None:
     for step in (1, 2):
         keep(folder, step)
     killed(folder, 3, 3.0, phase)
@@ -80,7 +80,7 @@ def write_and_kill(folder: Path, phase: str) -> None:
     assert recovered(folder) == (3, 3)
 
 
-def replace_and_kill(folder: Path, phase: str) -> None:
+def assert_survives_a_kill_while_replacing(folder: Path, phase: str) -> None:
     for step in (2, 3):
         keep(folder, step)
     killed(folder, 3, 33.0, phase)
@@ -89,12 +89,12 @@ def replace_and_kill(folder: Path, phase: str) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_killed_while_writing(tmp_path: Path, phase: str) -> None:
-    write_and_kill(tmp_path / "c", phase)
+    assert_survives_a_kill_while_writing(tmp_path / "c", phase)
 
 
 @pytest.mark.parametrize("phase", REPLACING)
 def test_killed_while_replacing(tmp_path: Path, phase: str) -> None:
-    replace_and_kill(tmp_path / "c", phase)
+    assert_survives_a_kill_while_replacing(tmp_path / "c", phase)
 
 
 def test_these_are_all_phases(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_these_are_all_phases(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_killed_while_writing_many_times(tmp_path: Path, phase: str) -> None:
     for number in range(10):
-        write_and_kill(tmp_path / str(number), phase)
+        assert_survives_a_kill_while_writing(tmp_path / str(number), phase)
 
 
 def kill_at_random(folder: Path, times: int, seed: int) -> int:

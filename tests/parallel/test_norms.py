@@ -83,7 +83,7 @@ def trained(world: World, norm: str, accumulate: int = 1, spread: bool = False, 
     return {"losses": losses, **{name: value.numpy().copy() for name, value in model.state_dict().items()}}
 
 
-def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+def assert_agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
@@ -175,8 +175,8 @@ def plain(accumulate: int = 1, spread: bool = False, steps: int = 6) -> dict[str
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_by_default_batch_norm_is_that_of_the_whole_micro_batch(n: int) -> None:
     for rank in ranks_of(n):
-        agree(rank["auto", 1], plain(), 1e-8)
-        agree(rank["auto", 2], plain(2, steps=2), 1e-8)
+        assert_agree(rank["auto", 1], plain(), 1e-8)
+        assert_agree(rank["auto", 2], plain(2, steps=2), 1e-8)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -185,7 +185,7 @@ def test_groups_are_the_same_for_any_accumulation_and_number_of_ranks(n: int) ->
     assert np.abs(expected["norm.running_mean"]).max() > 0.01
     for rank in ranks_of(n):
         for accumulate in (1, 2, 4):
-            agree(rank["groups", accumulate], expected, 1e-12)
+            assert_agree(rank["groups", accumulate], expected, 1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -193,7 +193,7 @@ def test_a_model_that_divides_by_its_inputs_spread_trains_on_ranks_without_a_sam
     expected = plain(spread=True)
     for rank in ranks_of(n):
         found = {name: value for name, value in rank["spread"].items() if name != "center"}
-        agree(found, {name: value for name, value in expected.items() if name != "center"}, 1e-8)
+        assert_agree(found, {name: value for name, value in expected.items() if name != "center"}, 1e-8)
         assert np.isfinite(rank["spread"]["center"]).all()
 
 
@@ -242,7 +242,7 @@ def test_groups_on_one_process_are_torchs_ddp_on_four_with_plain_batch_norm() ->
     )
     for t in range(STEPS):
         step(batch_of(SINGLE, 4 * t, group=4))
-    agree({name: value.numpy() for name, value in model.state_dict().items()}, four, 1e-12)
+    assert_agree({name: value.numpy() for name, value in model.state_dict().items()}, four, 1e-12)
 
 
 def test_pieces_that_cut_a_group_are_refused_with_the_remedy() -> None:

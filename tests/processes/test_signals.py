@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -186,4 +187,6 @@ def test_a_loader_worker_goes_on_when_the_whole_group_is_signalled(tmp_path: Pat
 
 
 def test_a_process_without_a_parent_of_multiprocessing_goes_on() -> None:
+    before = set(threading.enumerate())
     end_with_parent()
+    assert set(threading.enumerate()) <= before, "nothing may wait for a parent that there is not"
