@@ -19,7 +19,7 @@ from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training.checks import outputs_of, require_gradients, require_ready
+from lockstep.training.checks import outputs_of, require_gradients, require_ready, require_sound
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
 
@@ -67,6 +67,7 @@ class TrainStep:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
+        require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters)
         self.sync.bind(optimizer)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
