@@ -30,6 +30,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "model.compile": (True,),
     "model.batch_norm": ("global", "local", "groups:2"),
     "model.channels_last": (True,),
+    "model.activation_checkpointing": (True,),
     "exact": (4,),
     "tta": ("mirror",),
     "execution.probe": (False,),
