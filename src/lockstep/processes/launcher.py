@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from lockstep.processes.failures import SHUTDOWN_S, WorkerFailed
 from lockstep.processes.listening import LOOPBACK, STORE
 from lockstep.processes.meeting import meeting_place, rendezvous_by
 from lockstep.processes.output import unbreakable_output
+from lockstep.processes.temporary import temporary_folder
 from lockstep.processes.world import join
 
 _LOOK_S = 0.5
@@ -138,7 +138,7 @@ def _start_workers(
             raise SignalException("the terminal hung up", signal.Signals(number))
 
     meeting = meeting_place(execution)
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+    with temporary_folder() as folder:
         launcher = LaunchConfig(
             min_nodes=execution.nnodes,
             max_nodes=execution.nnodes,
