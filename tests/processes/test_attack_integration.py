@@ -1,4 +1,4 @@
-"""What a run over two hosts listens at, and what a stranger there gets who sends it the pickle that once ran as code."""
+"""What a run over two hosts listens at, and what a stranger there gets who sends the pickle that once ran as code."""
 
 import base64
 import pickle
