@@ -138,7 +138,9 @@ def special(case: Case) -> bool:
         path.unlink(missing_ok=True)
     match case.rng.randrange(4):
         case 0:
-            path.symlink_to(case.rng.choice([str(target), "/etc/passwd", "/dev/zero", "/dev/full", path.name, "no", "."]))
+            path.symlink_to(
+                case.rng.choice([str(target), "/etc/passwd", "/dev/zero", "/dev/full", path.name, "no", "."])
+            )
         case 1:
             os.mkfifo(path)
         case 2:
