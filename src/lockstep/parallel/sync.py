@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from lockstep.parallel.batchnorm import apart, ghost
 from lockstep.parallel.modules import average_buffers, preserved, without_gradients
 
+Reseed = Callable[[int], int]  # seeds the generators that draw for piece i, and returns their seed
+Take = Callable[[nn.Module, int], Tensor]  # the forward and backward pass of piece i through that module
+
 
 class GradientSync:
     """The training step's view of the other ranks; as it stands here, there are none."""
@@ -27,19 +30,10 @@ class GradientSync:
         """This rank's part of a batch [b, ...] in pieces of these sizes, for `passes`."""
         return [batch] if len(sizes) == 1 else torch.split(batch, list(sizes))
 
-    def passes(
-        self,
-        model: nn.Module,
-        sizes: Sequence[int],
-        reseed: Callable[[int], int],
-        take: Callable[[nn.Module, int], Tensor],
-    ) -> list[Tensor]:
+    def passes(self, model: nn.Module, sizes: Sequence[int], reseed: Reseed, take: Take) -> list[Tensor]:
         """Take this rank's pieces of a step through the model, and return what `take` does of each.
 
-        Args:
-            sizes: samples of each piece.
-            reseed: `reseed(i)` seeds the generators that draw for piece i, and returns their seed.
-            take: `take(model, i)` is the forward and backward pass of piece i through that module.
+        `sizes`: samples of each piece.
         """
         results = []
         for i, size in enumerate(sizes):

@@ -16,7 +16,7 @@ from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.strategy import unwrap
 from lockstep.processes.world import World
 from lockstep.training.precision import autocast
-from lockstep.watch.journal import Scores
+from lockstep.watch.records import Scores
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lockstep.training.session import Session, session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
 from lockstep.watch import desync
-from lockstep.watch.journal import EvalRecord, SkipRecord, StepRecord
+from lockstep.watch.records import EvalRecord, SkipRecord, StepRecord
 
 
 @dataclass(frozen=True)
