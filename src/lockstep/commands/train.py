@@ -28,8 +28,8 @@ def main(args: list[str]) -> int:
     if execution.node_rank > 0:
         return launched(run, config, "", execution=execution)
     folder = claim_folder(config)
-    from lockstep.training import loop  # noqa: F401 (once here, and not once in each worker that is forked)
-
     with sigterm_raises(), hold(folder), discarded_if_unused(folder):
+        from lockstep.training import loop  # noqa: F401 (once here, and not once in each worker: they are forked)
+
         reached = partial(newest_step, str(folder))
         return launched(run, config, str(folder), execution=execution, recovery=config.recovery, progress=reached)
