@@ -1,6 +1,7 @@
 """Going on from a checkpoint: find it, refuse what is not the same experiment, restore."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,10 +69,15 @@ def load(run: Run, loaded: Loaded) -> State:
     return State.from_dict(saved["progress"])
 
 
-def goes_on(config: Config, world: World, folder: Path) -> bool:
-    """True where `resume` will find a checkpoint or raise, so that the initial weights don't matter; on all ranks."""
+def to_assemble(config: Config, world: World, folder: Path) -> Config:
+    """The config to assemble a run by, on all ranks; a file that one began with may be gone when it goes on.
+
+    It goes on where `resume` will find a checkpoint or raise, so that the initial weights don't matter.
+    """
     named = config.recovery.resume not in ("auto", "never")
-    return bool(world.gather(named or bool(steps(folder / "checkpoints")))[0])
+    if not world.gather(named or bool(steps(folder / "checkpoints")))[0]:
+        return config
+    return replace(config, model=replace(config.model, init=""))
 
 
 def _bring_best(state: State, world: World, loaded: Loaded, folder: Path) -> bool:
