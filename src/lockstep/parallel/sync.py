@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lockstep.config import LinkConfig
 from lockstep.parallel.batchnorm import apart, ghost
 from lockstep.parallel.modules import average_buffers, preserved, without_gradients
 
@@ -21,6 +22,7 @@ class GradientSync:
     average_over = 1  # the factor by which the ranks' summed gradients are divided
     at_once = 1  # pieces in threads of this process, where there are several
     exact = False  # pieces are the same on every N, and may be taken in several threads
+    link = LinkConfig()  # what it does for a slow link, for the rules of what goes together
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
         """Once, before the first step: the optimizer over the model's parameters."""
