@@ -45,7 +45,7 @@ USED = {
         lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
     ),
     "_version": Use(
-        ("parallel/exact.py",),
+        ("checkpoint/snapshot.py", "parallel/exact.py", "training/step.py"),
         "whether forward has written into a parameter",
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),

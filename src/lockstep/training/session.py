@@ -92,7 +92,10 @@ class Session:
                 "rounding": rounding(self.world.device),
             }
             step, best = self.run.step, state.best_step
-            self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+            # else weights change between two updates as well
+            overlap = step.passes_write is False and self.config.link.sync_every == 1
+            moment = (state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+            self.writer.save(*moment, overlap=overlap)
         elif is_sharded(self.run.model):
             contribute(self.run.model, self.run.step.optimizer, self.run.ema)
         self.control.saved()
@@ -152,7 +155,9 @@ class Session:
     def _require_finite(self) -> None:
         """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device."""
         parameters = [local(p.detach()) for p in self.run.model.parameters() if p.is_floating_point()]
-        broken = not all(bool(torch.isfinite(p).all()) for p in parameters)
+        sums = torch.stack([p.sum().to(self.world.device) for p in parameters])  # one wait, and no temporaries
+        broken = not bool(torch.isfinite(sums).all())  # which very large weights may be alone
+        broken = broken and not all(bool(torch.isfinite(p).all()) for p in parameters)
         if any(self.world.gather(broken)) if is_sharded(self.run.model) else broken:
             step = self.state.steps - 1
             raise NonFinite(step, f"the weights became non-finite at step {step + 1}")

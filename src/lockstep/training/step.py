@@ -89,6 +89,7 @@ class TrainStep:
         self._example: tuple[Tensor, Tensor] | None = None  # of images and labels, for steps without a sample
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
+        self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)
         if schedule is not None:
@@ -102,7 +103,10 @@ class TrainStep:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
         before = Kept(self.model.modules()) if self._skip_nonfinite else None
+        versions = [p._version for p in self.parameters] if self.passes_write is None else []
         found = self._accumulate(batch)
+        if versions:
+            self.passes_write = versions != [p._version for p in self.parameters]
         end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._check_gradients = False
