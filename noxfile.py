@@ -60,6 +60,12 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def matrix(session: nox.Session) -> None:
+    """Random pairs and triples of settings against a loop by hand, for two minutes; `-- --pairs all`: all pairs."""
+    session.run(sys.executable, "-m", "tests.matrix", *(session.posargs or ["--seconds", "120"]))
+
+
+@nox.session
 def exhaustive(session: nox.Session) -> None:
     """All families of torchvision and timm: gradients in float64, digests in exact mode; the better part of an hour."""
     session.run(sys.executable, "-m", "tests.training.families")

@@ -21,22 +21,29 @@ class Pool:
     """`pool.start` is launcher.launch's stand-in on worlds that it keeps, one for each number of ranks.
 
     A world in which a rank fails is given up, and the next call makes another: its collectives no longer match.
+    `single`: one world at a time, since processes keep the memory that a large model took.
     """
 
-    def __init__(self, timeout: float = 120.0) -> None:
-        self.timeout = timeout
+    def __init__(self, timeout: float = 120.0, single: bool = False) -> None:
+        self.timeout, self.single = timeout, single
         self.worlds: dict[int, _Held] = {}
 
     def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all worlds."""
         for size in list(self.worlds):
             self.worlds.pop(size).close()
 
     def run(self, fn: Callable[..., Any], n: int, *args: Any, threads: int = 1) -> list[Any]:
         """`fn(world, *args)` on n ranks; one value per rank. Raises RankFailed."""
         if n not in self.worlds:
+            if self.single:
+                self.close()
             self.worlds[n] = _Held(n, self.timeout)
         try:
             return self.worlds[n].ask((threads, fn, args), self.timeout)

@@ -70,7 +70,6 @@ def test_every_field_of_the_config_is_a_flag_with_a_help_text(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("predict digits", "predict is called forecast here"),
         ("train --shards 4", "--shards is called --exact here"),
         ("verify digits --shards=4", "--shards is called --exact here"),
         ("train --timeout 60", "--timeout is called --collective-timeout here"),

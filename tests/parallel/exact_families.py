@@ -41,9 +41,9 @@ def main() -> int:
     parser.add_argument("families", nargs="*")
     bad = []
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
-    with Pool(timeout=600) as pool:
-        for family in parser.parse_args().families or FAMILIES:
-            for precision in precisions:
+    for family in parser.parse_args().families or FAMILIES:
+        for precision in precisions:
+            with Pool(timeout=600, single=True) as pool:
                 try:
                     found = digests(pool, family, precision)
                 except Exception as error:  # the next family gets other ranks

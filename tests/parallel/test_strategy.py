@@ -10,8 +10,10 @@ import lockstep
 from lockstep.config import Config, Execution, LinkConfig, ModelConfig
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import SyncBatchNorm
+from lockstep.parallel.local import LocalSync
 from lockstep.parallel.strategy import _convert, _place, parallelize, spread, sync_of
 from lockstep.processes.world import World
+from lockstep.training.step import TrainStep
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
@@ -86,6 +88,21 @@ def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
 def test_a_library_call_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parallelize(network(), SINGLE, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp16"}, "--sync-every 4 with --precision fp16"),
+        ({"skip_nonfinite": True}, "--sync-every 4 with --on-nonfinite skip"),
+        ({"find_unused_parameters": True}, "--sync-every 4 with --find-unused-parameters"),
+    ],
+)
+def test_a_step_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -> None:
+    model = network()
+    optimizer, sync = torch.optim.SGD(model.parameters(), 0.1), LocalSync(model, SINGLE, 4)
+    with pytest.raises(UserError, match=message):
+        TrainStep(model, "CrossEntropyLoss", optimizer, sync=sync, **options)
 
 
 def test_a_model_that_is_where_it_belongs_stays_there() -> None:

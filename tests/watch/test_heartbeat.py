@@ -27,7 +27,7 @@ from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World, join
 from lockstep.watch.alarm import REPORT
 from lockstep.watch.heartbeat import Clock, Heartbeat, run_store
-from lockstep.watch.journal import HangRecord
+from lockstep.watch.records import HangRecord
 from lockstep.watch.stacks import dump_on_signal
 from tests.ranks import _CONTEXT
 

@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 
 from lockstep.errors import UserError
 from lockstep.training.resume import digests
-from lockstep.watch.journal import (
-    CheckpointRecord,
-    EvalRecord,
-    Journal,
-    Record,
-    StepRecord,
-    end_of,
-    mend,
-    read,
-    seal,
-)
+from lockstep.watch.journal import Journal, end_of, mend, read, seal
+from lockstep.watch.records import CheckpointRecord, EvalRecord, Record, StepRecord
 
 GUIDE = Path(__file__).parents[2] / "docs/guide.md"
 EVAL = EvalRecord(kind="eval", epoch=0, step=10, top1=0.5, top5=1.0, loss=0.75, count=360)

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from lockstep.errors import UserError
-from lockstep.watch.journal import EvalRecord, Journal, Record, StepRecord, read
+from lockstep.watch.journal import Journal, read
 from lockstep.watch.mirrors import open_mirrors
+from lockstep.watch.records import EvalRecord, Record, StepRecord
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed: pip install '.[tensorboard]'"

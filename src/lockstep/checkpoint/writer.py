@@ -13,7 +13,8 @@ from torch import nn
 from lockstep.checkpoint.snapshot import Buffers, Copy, Snapshot, snapshot
 from lockstep.checkpoint.store import Phase, prune, write
 from lockstep.errors import UserError
-from lockstep.watch.journal import CheckpointRecord, seal
+from lockstep.watch.journal import seal
+from lockstep.watch.records import CheckpointRecord
 
 
 class Writer:

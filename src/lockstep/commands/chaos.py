@@ -16,7 +16,8 @@ from lockstep.commands.shared.arguments import planned, print_error, start_train
 from lockstep.config import Config
 from lockstep.errors import EXIT_FAILURE, UserError
 from lockstep.processes.proc import alive
-from lockstep.watch.journal import Record, RunRecord, end_of, read
+from lockstep.watch.journal import end_of, read
+from lockstep.watch.records import Record, RunRecord
 
 _PATIENCE_S = 120.0  # for a start, a step or a recovery: beyond it the run counts as lost
 _POLL_S = 0.002

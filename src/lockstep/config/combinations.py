@@ -21,6 +21,9 @@ def require_sound(config: Settings) -> None:
     if execution.strategy == "fsdp":
         why = "Muon orthogonalises whole matrices, and each process holds a part"
         _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
+    if model.activation_checkpointing:
+        why = "the compiler decides by itself what it computes again"
+        _exclude("--activation-checkpointing", {"--compile": (model.compile, why)})
     if execution.model_parallel > 1:
         why = "a graph that is cut at each stage gains nothing"
         _exclude(f"--model-parallel {execution.model_parallel}", {"--compile": (model.compile, why)})

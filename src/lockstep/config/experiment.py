@@ -80,6 +80,9 @@ class ModelConfig:
     find_unused_parameters: bool = False
     """Let DDP accept parameters that take no part in the loss (costs a graph walk a step)."""
 
+    activation_checkpointing: bool = False
+    """Keep a block's input alone, and compute its insides again in the backward pass: less memory, a forward more."""
+
     def __post_init__(self) -> None:
         require(
             re.fullmatch(r"auto|global|local|groups:[1-9]\d*", self.batch_norm) is not None,

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lockstep.draws import kernels
 from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
-from lockstep.draws.untouched import untouched
 from lockstep.parallel.batchnorm import batch_norms
+from lockstep.parallel.untouched import untouched
 from lockstep.processes.devices import to_device
 from lockstep.randomness import bits, bits_np, stream
 

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.config import LinkConfig
 from lockstep.parallel.compression import compress_gradients
 from lockstep.parallel.sync import BackwardSync
 from lockstep.processes.world import World
@@ -42,7 +43,7 @@ class LockstepDDP(DistributedDataParallel):
         )
         # Off only now: as an argument it also kept torch < 2.15 from making the initial buffers rank 0's.
         setattr(self, _BUFFER_FLAG, False)
-        self.powersgd = compress_gradients(self, compress)
+        self.compress, self.powersgd = compress, compress_gradients(self, compress)
 
 
 class DDPSync(BackwardSync):
@@ -51,6 +52,8 @@ class DDPSync(BackwardSync):
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__(ddp, ddp.process_group.size())
         self.ddp, self.rate = ddp, _SELDOM
+        if isinstance(ddp, LockstepDDP):
+            self.link = LinkConfig(ddp.compress)
         if next(ddp.parameters()).device.type == "cpu":  # on a GPU it would wait for the device in each step
             self.rate = 1
             ddp._set_ddp_runtime_logging_sample_rate(self.rate)  # type: ignore[no-untyped-call]

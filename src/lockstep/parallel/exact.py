@@ -24,7 +24,7 @@ from lockstep.parallel.exact_buffers import ExactBuffers
 from lockstep.parallel.modules import as_real, copy_from_first, sum_in_order, unequal
 from lockstep.parallel.repeatable import own_storage, repeatable
 from lockstep.parallel.slices import Replicas, generators, seed_generators
-from lockstep.parallel.sync import GradientSync
+from lockstep.parallel.sync import GradientSync, Reseed, Take
 from lockstep.processes.world import World
 
 
@@ -73,13 +73,7 @@ class ExactSync(GradientSync):
         """Slices in memory of their own: a kernel chooses its path by the address of its input too."""
         return [part.clone() for part in torch.split(batch, list(sizes))] if sizes else []
 
-    def passes(
-        self,
-        model: nn.Module,
-        sizes: Sequence[int],
-        reseed: Callable[[int], int],
-        take: Callable[[nn.Module, int], Tensor],
-    ) -> list[Tensor]:
+    def passes(self, model: nn.Module, sizes: Sequence[int], reseed: Reseed, take: Take) -> list[Tensor]:
         """Every slice by itself: buffers start from the step's beginning each time, gradients are set aside."""
         del model
         for bucket in self.buckets:

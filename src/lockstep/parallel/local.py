@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from lockstep.config import LinkConfig
 from lockstep.parallel.modules import average_buffers, copy_from_first, flattened, write_flat
 from lockstep.parallel.sync import GradientSync, ghost_piece
 from lockstep.processes.world import World
@@ -38,6 +39,7 @@ class LocalSync(GradientSync):
     def __init__(
         self, model: nn.Module, world: World, every: int, *, outer_lr: float = 1.0, outer_momentum: float = 0.0
     ) -> None:
+        self.link = LinkConfig(sync_every=every, outer_lr=outer_lr, outer_momentum=outer_momentum)
         self.model, self.world, self.every = model, world, every
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         # a rank's summed loss over its own share of the batch is its mean, as long as shares are equal; the weights of

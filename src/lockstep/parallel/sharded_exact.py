@@ -8,7 +8,7 @@ All ranks have to run every pass, so one with a slice less than others runs a pa
 FSDP's: V / N sets of gradients.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,7 +23,7 @@ from lockstep.parallel.joints import Joints
 from lockstep.parallel.repeatable import repeatable
 from lockstep.parallel.sharded import local, whole
 from lockstep.parallel.slices import seed_generators
-from lockstep.parallel.sync import GradientSync
+from lockstep.parallel.sync import GradientSync, Reseed, Take
 from lockstep.processes.world import World
 
 
@@ -92,13 +92,7 @@ class ShardedExactSync(GradientSync):
         """Slices in memory of their own."""
         return [part.clone() for part in torch.split(batch, list(sizes))]
 
-    def passes(
-        self,
-        model: nn.Module,
-        sizes: Sequence[int],
-        reseed: Callable[[int], int],
-        take: Callable[[nn.Module, int], Tensor],
-    ) -> list[Tensor]:
+    def passes(self, model: nn.Module, sizes: Sequence[int], reseed: Reseed, take: Take) -> list[Tensor]:
         """Every slice by itself, as many passes on each rank; those without a sample leave no trace."""
         results = []
         self._begin()

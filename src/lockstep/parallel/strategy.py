@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.config import Config, Execution, LinkConfig, ModelConfig, Strategy
+from lockstep.config import Config, Execution, LinkConfig, ModelConfig, Precision, Strategy
 from lockstep.errors import UserError, unknown
 from lockstep.parallel.batchnorm import local_batch_norms
 from lockstep.parallel.data_parallel import ReplicaSync, data_parallel
@@ -16,7 +16,8 @@ from lockstep.parallel.ddp import DDPSync, LockstepDDP
 from lockstep.parallel.exact import ExactSync
 from lockstep.parallel.local import LocalSync
 from lockstep.parallel.norms import convert_group_batchnorm, convert_sync_batchnorm
-from lockstep.parallel.sharded import ShardedSync, is_sharded, shard
+from lockstep.parallel.recompute import checkpoint_activations
+from lockstep.parallel.sharded import LOW, ShardedSync, is_sharded, shard
 from lockstep.parallel.sharded_exact import ShardedExactSync
 from lockstep.parallel.stages import cut
 from lockstep.parallel.sync import GradientSync
@@ -34,6 +35,8 @@ def parallelize(
     find_unused_parameters: bool = False,
     devices: list[torch.device] | None = None,
     compress: str = "none",
+    precision: str = "fp32",
+    activation_checkpointing: bool = False,
 ) -> nn.Module:
     """The module that trains `model` on all ranks; in a world of one it is `model` itself.
 
@@ -46,14 +49,22 @@ def parallelize(
         find_unused_parameters: as in DistributedDataParallel.
         devices: the GPUs of "dp", the model's own first (default: all).
         compress: what DDP sends of a gradient: "none", "fp16", "bf16" or "powersgd:RANK".
+        precision: with "fsdp": as TrainStep and `evaluate` get it. Under "bf16" and "fp16" weights travel in that type.
+        activation_checkpointing: blocks compute their insides again in the backward pass.
 
     Raises:
         UserError: for what the command line refuses too, as an unknown strategy or "dp" with global statistics.
     """
-    if strategy not in (known := typing.get_args(Strategy)):
-        raise unknown("strategy", strategy, known)
+    for what, name, kinds in (("strategy", strategy, Strategy), ("precision", precision, Precision)):
+        if name not in (known := typing.get_args(kinds)):
+            raise unknown(what, name, known)
     config = Config(
-        model=ModelConfig(batch_norm=batch_norm, find_unused_parameters=find_unused_parameters),
+        precision=typing.cast(Precision, precision),
+        model=ModelConfig(
+            batch_norm=batch_norm,
+            find_unused_parameters=find_unused_parameters,
+            activation_checkpointing=activation_checkpointing,
+        ),
         execution=Execution(strategy=typing.cast(Strategy, strategy), device=typing.cast(Any, world.device.type)),
         link=LinkConfig(compress),
     )
@@ -94,8 +105,12 @@ def spread(
         )
     for each in (model, *twins):
         _convert(each, world, config)
+        if config.model.activation_checkpointing:
+            checkpoint_activations(each)
         if execution.strategy == "fsdp" and world.size > 1:
-            shard(each, world)  # from the host, unit by unit: no device ever holds all of it
+            # from the host, unit by unit: no device ever holds all of it. Exact mode adds the gradients of a weight's
+            # several uses in float32, as DDP does, and autocast's cache of lowered weights doesn't
+            shard(each, world, None if config.exact else LOW.get(config.precision))
         elif image is not None:
             _place(each, world, config, image)
     if config.exact and is_sharded(model):

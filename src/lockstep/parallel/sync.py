@@ -8,8 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lockstep.config import LinkConfig
 from lockstep.parallel.batchnorm import apart, ghost
 from lockstep.parallel.modules import average_buffers, preserved, without_gradients
+
+Reseed = Callable[[int], int]  # seeds the generators that draw for piece i, and returns their seed
+Take = Callable[[nn.Module, int], Tensor]  # the forward and backward pass of piece i through that module
 
 
 class GradientSync:
@@ -18,6 +22,7 @@ class GradientSync:
     average_over = 1  # the factor by which the ranks' summed gradients are divided
     at_once = 1  # pieces in threads of this process, where there are several
     exact = False  # pieces are the same on every N, and may be taken in several threads
+    link = LinkConfig()  # what it does for a slow link, for the rules of what goes together
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
         """Once, before the first step: the optimizer over the model's parameters."""
@@ -27,19 +32,10 @@ class GradientSync:
         """This rank's part of a batch [b, ...] in pieces of these sizes, for `passes`."""
         return [batch] if len(sizes) == 1 else torch.split(batch, list(sizes))
 
-    def passes(
-        self,
-        model: nn.Module,
-        sizes: Sequence[int],
-        reseed: Callable[[int], int],
-        take: Callable[[nn.Module, int], Tensor],
-    ) -> list[Tensor]:
+    def passes(self, model: nn.Module, sizes: Sequence[int], reseed: Reseed, take: Take) -> list[Tensor]:
         """Take this rank's pieces of a step through the model, and return what `take` does of each.
 
-        Args:
-            sizes: samples of each piece.
-            reseed: `reseed(i)` seeds the generators that draw for piece i, and returns their seed.
-            take: `take(model, i)` is the forward and backward pass of piece i through that module.
+        `sizes`: samples of each piece.
         """
         results = []
         for i, size in enumerate(sizes):

@@ -1,5 +1,6 @@
 """What a step can't be taken with, said by name before or in the first one."""
 
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lockstep.config import Config, ModelConfig, Precision, Recovery
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import unwrap
+from lockstep.parallel.sync import GradientSync
 
 
 def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -23,6 +26,17 @@ def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             f"parameters without a shape yet: {', '.join(lazy[:5])}",
             "Pass a batch through the Lazy modules before anything else is made of the model.",
         )
+
+
+def require_sound(sync: GradientSync, precision: str, skip: bool, unused: bool) -> None:
+    """Raise UserError for a step whose settings don't go together, in the words of the command line."""
+    Config(
+        precision=typing.cast(Precision, precision),
+        on_nonfinite="skip" if skip else "stop",
+        model=ModelConfig(find_unused_parameters=unused),
+        link=sync.link,
+        recovery=Recovery(checkpoint_every="0"),
+    )
 
 
 def outputs_of(model: nn.Module, images: Tensor) -> Any:

@@ -26,10 +26,10 @@ from lockstep.config import Config
 from lockstep.data.augment import Augment
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws, Recorder, current
-from lockstep.draws.untouched import same_generators
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.sharded import is_sharded
+from lockstep.parallel.untouched import same_generators
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 

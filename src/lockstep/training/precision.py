@@ -9,9 +9,8 @@ import torch
 
 from lockstep.config import Precision
 from lockstep.errors import UserError, unknown
+from lockstep.parallel.sharded import LOW
 from lockstep.processes.devices import device_name
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def configure(precision: str, device: torch.device) -> None:
@@ -45,7 +44,7 @@ def autocast(precision: str, device: torch.device, cache: bool = True) -> Callab
     The cache of weights that were cast once is one for all threads, so threads that compute side by side want none.
     """
     _require_known(precision)
-    dtype = _AUTOCAST.get(precision)
+    dtype = LOW.get(precision)
     return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype, cache_enabled=cache)
 
 

@@ -33,9 +33,10 @@ from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
 from lockstep.watch.heartbeat import Heartbeat, run_store
-from lockstep.watch.journal import EndRecord, HangRecord, Journal, RollbackRecord, TroubleRecord, mend
+from lockstep.watch.journal import Journal, mend
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
+from lockstep.watch.records import EndRecord, HangRecord, RollbackRecord, TroubleRecord
 
 _ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process

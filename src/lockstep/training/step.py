@@ -20,7 +20,7 @@ from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training.checks import outputs_of, require_gradients, require_ready
+from lockstep.training.checks import outputs_of, require_gradients, require_ready, require_sound
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
 
@@ -70,6 +70,7 @@ class TrainStep:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
+        require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters)
         self.sync.bind(optimizer)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
@@ -188,7 +189,8 @@ class TrainStep:
             bare = self._bare if model is self.model else unwrap(model)
             with keyed(self.draws, bare, batch.step, ids, some):
                 if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
-                    self.draws.planned(model, some)
+                    with self.autocast():
+                        self.draws.planned(model, some)
                 return self._pass(model, some, theirs, piece, batch.count)
 
         return self.sync.passes(self.model, sizes, reseed, take)
@@ -221,16 +223,17 @@ class TrainStep:
 
         Returns its mean loss, detached, or where it has a denominator both of them, [2].
         """
-        with self.autocast(), announced(self._norms, piece, len(images), count) if self._norms else _NOTHING:
-            outputs = outputs_of(model, images)
-            value, denominator = self.loss(outputs, labels)
-            if self._check_mean and 1 < piece.size < count:  # once, where a batch is cut at all
-                self._check_mean = False
-                require_mean(self.loss, outputs.detach() if isinstance(outputs, Tensor) else outputs, labels)
-        samples = piece.size if denominator is None else min(piece.size, 1)  # none: zeros, for who waits for them
-        weight = samples * self._averaged / count
-        weighted = value if weight == 1 else value * weight
-        (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
+        with announced(self._norms, piece, len(images), count) if self._norms else _NOTHING:
+            with self.autocast():
+                outputs = outputs_of(model, images)
+                value, denominator = self.loss(outputs, labels)
+                if self._check_mean and 1 < piece.size < count:  # once, where a batch is cut at all
+                    self._check_mean = False
+                    require_mean(self.loss, outputs.detach() if isinstance(outputs, Tensor) else outputs, labels)
+            samples = piece.size if denominator is None else min(piece.size, 1)  # none: zeros, for who waits for them
+            weight = samples * self._averaged / count
+            weighted = value if weight == 1 else value * weight
+            (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
         value = value.detach()
         if denominator is not None:
             value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])

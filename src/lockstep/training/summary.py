@@ -14,7 +14,7 @@ from lockstep.processes.devices import device_name, own_devices
 from lockstep.processes.listening import described
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
-from lockstep.watch.journal import RunRecord
+from lockstep.watch.records import RunRecord
 
 
 def run_record(config: Config, world: World, run: Run, resumed_from: int) -> RunRecord:

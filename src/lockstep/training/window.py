@@ -7,7 +7,7 @@ import torch
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
-from lockstep.watch.journal import Means
+from lockstep.watch.records import Means
 
 
 class NonFinite(UserError):

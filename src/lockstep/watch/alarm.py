@@ -15,7 +15,7 @@ from lockstep.processes import proc
 from lockstep.processes.signals import exit_now
 from lockstep.watch import stacks
 from lockstep.watch.hang import Position, Report, report, report_without_store
-from lockstep.watch.journal import HangRecord
+from lockstep.watch.records import HangRecord
 
 REPORT = "hang-report.txt"
 _ANSWER_S = 1.5  # what the ranks get to answer

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from lockstep.errors import EXIT_HANG
-from lockstep.watch.journal import HangRecord
+from lockstep.watch.records import HangRecord
 
 _CODE = {"loader": ("/torch/utils/data/", "/lockstep/data/"), "checkpoint": ("/lockstep/checkpoint/",)}
 _WAITING = ("collective", "backward")  # kinds in which a rank waits for the others

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import UserError
-from lockstep.watch.journal import EvalRecord, Mirror, Record, StepRecord
+from lockstep.watch.records import EvalRecord, Mirror, Record, StepRecord
 
 Numbers = StepRecord | EvalRecord
 Writer = tuple[Callable[[Numbers], object], Callable[[], object]]  # to write a record, and to close

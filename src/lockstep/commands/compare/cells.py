@@ -12,7 +12,8 @@ from lockstep.commands.compare.folder import replace_text
 from lockstep.commands.shared.arguments import start_training
 from lockstep.commands.shared.measured import watch_others
 from lockstep.config import Config
-from lockstep.watch.journal import Record, end_of, read
+from lockstep.watch.journal import end_of, read
+from lockstep.watch.records import Record
 
 WARMUP_STEPS = 20
 _CTRL_C_S, _SIGTERM_S = 5.0, 30.0  # that a run gets to end after each, before the next

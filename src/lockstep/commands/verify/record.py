@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lockstep.checkpoint import weights
+from lockstep.checkpoint.card import Card
 from lockstep.commands.verify import probes
 from lockstep.commands.verify.causes import FLOAT64
 from lockstep.commands.verify.switches import switched_off
@@ -67,16 +68,16 @@ def _trace(world: World, job: Job) -> Trace:
     if job.evaluate:
         state.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
         trace.metrics = asdict(state.metrics)
-        trace.file_sha256 = _file_sha256(run, state, world)
+        trace.file_sha256 = _file_sha256(run, state, Card.of(config, run.train.images), world)
     trace.weights_sha256 = weights.digest(run.model)
     return trace
 
 
-def _file_sha256(run: Run, state: State, world: World) -> str:
+def _file_sha256(run: Run, state: State, card: Card, world: World) -> str:
     """Of the file that `train` leaves, where rank 0 writes it here."""
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
         path = Path(folder, "final.safetensors")
-        save_weights(run, state, path, here=world.rank == 0)
+        save_weights(run, state, card, path, here=world.rank == 0)
         return hashlib.sha256(path.read_bytes()).hexdigest() if world.rank == 0 else ""
 
 

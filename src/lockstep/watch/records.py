@@ -1,0 +1,132 @@
+"""What the run's journal holds: the types that writers, readers and the table in docs/guide.md share.
+
+NaN and infinity, which JSON lacks, are written as text: where a number may be one of them, a reader of the file may
+find text.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class RunRecord(TypedDict):
+    """A run starts or goes on: what runs, where, on what."""
+
+    kind: Literal["run"]
+    config: dict[str, Any]  # Config.to_dict()
+    world: dict[str, int | str]  # size, local_size, backend
+    pids: list[int]  # by rank
+    device: str
+    threads: int
+    versions: dict[str, str]
+    data: dict[str, str]  # name, fingerprint
+    parameters: int
+    resumed_from: int  # step, 0 for a new run
+
+
+class Means(TypedDict):
+    """Over the steps since the last `step` record."""
+
+    loss: float
+    images_per_s: float
+    data_wait_ms: float  # per step, of rank 0
+    comm_wait_ms: float | None  # per step, of the rank that waited longest for the others' gradients; None: unknown
+
+
+class StepRecord(Means):
+    """A log step: every --log-every steps, and at an epoch's end."""
+
+    kind: Literal["step"]
+    step: int
+    epoch: int
+    samples: int  # trained on since the run began
+    lr: float
+
+
+class Scores(TypedDict):
+    """What evaluation found, as `Metrics` names it: fractions, nats, samples."""
+
+    top1: float
+    top5: float
+    loss: float
+    count: int
+
+
+class EvalRecord(Scores):
+    """An evaluation of the whole validation set."""
+
+    kind: Literal["eval"]
+    epoch: int
+    step: int
+
+
+class CheckpointRecord(TypedDict):
+    """A checkpoint is on the disk."""
+
+    kind: Literal["checkpoint"]
+    step: int
+    digest: str  # SHA-256 of its manifest, in hex
+    seal: str  # of step and digest: where it doesn't fit, this line was damaged, and not the checkpoint
+    bytes: int
+    stall_ms: float  # that training waited
+    durable_ms: float  # from the call until it was on the device
+
+
+class HangRecord(TypedDict):
+    """The ranks made no progress, and the run ended."""
+
+    kind: Literal["fault"]
+    fault: Literal["hang"]
+    step: int
+    ranks: list[int]  # that held up the rest; empty where none stands out
+    cause: str
+
+
+class TroubleRecord(TypedDict):
+    """Something broke that the run does without: its output, or a part of this file."""
+
+    kind: Literal["fault"]
+    fault: Literal["output", "journal"]
+    step: int
+    cause: str
+
+
+class RollbackRecord(TypedDict):
+    """A loss was not finite, and the run went back to a checkpoint."""
+
+    kind: Literal["fault"]
+    fault: Literal["rollback"]
+    step: int
+    back_to: int  # the checkpoint's step
+    skipped: list[int]  # the steps whose batches are left out from now on
+    error: str
+
+
+class SkipRecord(TypedDict):
+    """A gradient was not finite, and `--on-nonfinite skip` left the step out."""
+
+    kind: Literal["fault"]
+    fault: Literal["skip"]
+    step: int  # from 0
+
+
+class EndRecord(TypedDict):
+    """The last record of a process's work, however it ended."""
+
+    kind: Literal["end"]
+    status: Literal["completed", "interrupted", "failed"]
+    steps: int
+    samples: int
+    seconds: float
+    top1: float | None
+    loss: float | None
+    ledger_sha256: str
+    weights_sha256: str
+    processes: int
+    skipped: int  # steps that this process left out because a gradient was not finite, as fp16's scaler does too
+    peak_memory_gib: list[float]  # by rank and its devices; on a CPU what the process held resident
+    error: NotRequired[str]
+
+
+FaultRecord = HangRecord | RollbackRecord | SkipRecord | TroubleRecord
+Record = RunRecord | StepRecord | EvalRecord | CheckpointRecord | FaultRecord | EndRecord
+Mirror = Callable[[Record], None]
