@@ -93,9 +93,12 @@ class Session:
                 "rounding": rounding(self.world.device),
             }
             step, best = self.run.step, state.best_step
-            self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
-        elif is_sharded(self.run.model):
-            contribute(self.run.model, self.run.step.optimizer, self.run.ema)
+            with step.sync.gathered():
+                self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+        else:
+            with self.run.step.sync.gathered():
+                if is_sharded(self.run.model):
+                    contribute(self.run.model, self.run.step.optimizer, self.run.ema)
         self.control.saved()
         self.note_written()
 
