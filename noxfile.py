@@ -67,9 +67,10 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def exhaustive(session: nox.Session) -> None:
-    """All families of torchvision and timm: gradients in float64, digests in exact mode; the better part of an hour."""
+    """All families of torchvision and timm, 10,000 damaged run folders; more than an hour."""
     session.run(sys.executable, "-m", "tests.training.families")
     session.run(sys.executable, "-m", "tests.parallel.exact_families")
+    session.run(sys.executable, "-m", "tests.damages", "--count", "10000")
 
 
 @nox.session

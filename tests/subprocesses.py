@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.warm import SPAWNED, server
+from tests.warm import server
 
 _MARK = "LOCKSTEP_TEST_MARK"  # inherited by every descendant, also by one that was given a new parent
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -112,7 +112,9 @@ class Command:
                 if state == "Z" or not (marked or int(session) == self.pid):
                     continue
                 name, line = ((entry / file).read_text() for file in ("comm", "cmdline"))
-                found[int(entry.name)] = name.strip() if name.startswith("warm ") else line.replace("\0", " ").strip()
+                found[int(entry.name)] = (
+                    name.strip() if name.startswith(("warm ", "lockstep ")) else line.replace("\0", " ").strip()
+                )
             except OSError:  # gone in the meantime
                 continue
         return found
@@ -122,8 +124,10 @@ class Command:
         return os.pread(self.out.fileno(), 1 << 20, 0).decode()  # without moving the offset, which the command shares
 
     def workers(self) -> list[int]:
-        """Processes of the spawn method, in the order of their start: the local ranks."""
-        return sorted(pid for pid, line in self.family().items() if "spawn_main" in line or line == SPAWNED)
+        """The workers of its launcher, by rank; where it has none, processes of multiprocessing's spawn method."""
+        family = self.family()
+        ranks = {int(line.split()[-1]): pid for pid, line in family.items() if line.startswith("lockstep rank ")}
+        return [ranks[rank] for rank in sorted(ranks)] or [pid for pid in family if "spawn_main" in family[pid]]
 
     def until(self, condition: Callable[[], Any], timeout: float = 60.0) -> Any:
         """Wait for a condition of the running command; returns its value."""

@@ -70,7 +70,6 @@ def test_every_field_of_the_config_is_a_flag_with_a_help_text(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("predict digits", "predict is called forecast here"),
         ("train --shards 4", "--shards is called --exact here"),
         ("verify digits --shards=4", "--shards is called --exact here"),
         ("train --timeout 60", "--timeout is called --collective-timeout here"),
@@ -216,7 +215,7 @@ def test_weights_say_what_an_answer_means(trained: Path, tmp_path: Path) -> None
     assert len(json.loads(note["mean"])) == len(json.loads(note["std"])) == 1
     other = tmp_path / "run"
     shutil.copytree(trained, other)
-    note["classes"] = json.dumps([str(digit) for digit in range(9, -1, -1)])
+    note = {"classes": json.dumps([str(digit) for digit in range(9, -1, -1)])}
     save_file(weights.read(final), other / "weights" / "final.safetensors", note)
     with pytest.raises(UserError, match="was trained on other classes than"):
         evaluated(World.single(), str(other))

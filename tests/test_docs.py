@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.commands.predict import Predict
 from lockstep.config import Config
 from lockstep.config.flags import SHORT, known_flags
 from lockstep.config.recipes import RECIPES
+from lockstep.training.folder import Evaluation
 from tests.subprocesses import Command
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("src/**/*.md")]
 )
-BESIDE = {"--trust-code", "--help", "--version", "--weights", *SHORT}  # of the command itself, of eval, and switches
-_COMMAND = re.compile(r"lockstep (?:train|eval)\b[^`\n]*|`(--[^`\n]*)`")
+BESIDE = {"--help", "--version", *SHORT}  # of the command itself, and switches
+_COMMAND = re.compile(r"lockstep (?:train|eval|predict)\b[^`\n]*|`(--[^`\n]*)`")
 _NAME = re.compile(r"\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 
 
@@ -31,7 +33,13 @@ def flags_of_lockstep(text: str) -> set[str]:
 
 
 def not_flags(text: str) -> set[str]:
-    return flags_of_lockstep(text) - set(known_flags(Config)) - BESIDE
+    return (
+        flags_of_lockstep(text)
+        - set(known_flags(Config))
+        - set(known_flags(Evaluation))
+        - set(known_flags(Predict))
+        - BESIDE
+    )
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/zh/README.md", "CHANGELOG.md"])

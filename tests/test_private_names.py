@@ -1,6 +1,7 @@
 """Names that torch and Python keep to themselves and that Lockstep uses all the same; which torch lacks one."""
 
 import ast
+import atexit
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
@@ -103,6 +104,16 @@ USED = {
         ("watch/hang.py",),
         "the frame of a backward pass, in a stack",
         lambda: hasattr(graph, "_engine_run_backward"),
+    ),
+    "_clear": Use(
+        ("processes/warm.py",),
+        "a forked worker without what its launcher wanted done at its end",
+        lambda: hasattr(atexit, "_clear"),
+    ),
+    "_run_exitfuncs": Use(
+        ("processes/warm.py",),
+        "a worker with what its own code wants done at its end, which multiprocessing leaves out",
+        lambda: hasattr(atexit, "_run_exitfuncs"),
     ),
     "_inheriting": Use(
         ("processes/launcher.py",),

@@ -31,7 +31,6 @@ from typing import Any, NoReturn
 
 _MODULES = (
     "torch._dynamo",  # which the first optimizer of a process imports
-    "torch.distributed.launcher.api",
     "torchvision",
     "tyro",
     "rich.progress",
@@ -42,7 +41,6 @@ _MODULES = (
 )
 _LOADED_WITH = ("PYTHON", "MKL_", "KMP_", "OMP_", "OPENBLAS_", "LD_")  # variables read once, at the start
 _TAKEN_OVER = {"PYTHONPATH", "PYTHONWARNINGS", "OMP_NUM_THREADS"}  # but these
-SPAWNED = "warm spawned"  # how ps names the processes of multiprocessing's spawn method
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl(2)
 _MESSAGE = 1 << 17
 _PARKING = 512  # where descriptors wait until their places are free
@@ -153,7 +151,7 @@ def _become(request: dict[str, Any], received: list[int]) -> NoReturn:
         os.setsid()
     args = request["args"]
     program = " ".join(args[:2])
-    _name(SPAWNED if "spawn_main" in program else "warm python")
+    _name("warm spawn_main" if "spawn_main" in program else "warm python")
     if "multiprocessing.forkserver" in program:
         forkserver.ensure_running = _ensure_running
         forkserver._forkserver.ensure_running = _ensure_running  # type: ignore[method-assign]
@@ -272,7 +270,8 @@ def _adopt_multiprocessing() -> None:
 def _spawnv_passfds(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> int:
     """How multiprocessing starts an interpreter: a warm one, but for the resource tracker, which imports little."""
     program = [os.fsdecode(arg) for arg in args[1 + len(util._args_from_interpreter_flags()) :]]  # type: ignore[attr-defined]
-    if "resource_tracker" in program[-1] or not server().serves(program, os.environ):
+    forked = _server is None or _server.owner != os.getpid()  # a server's children would be another process's
+    if forked or "resource_tracker" in program[-1] or not server().serves(program, os.environ):
         return _execute(path, args, passfds)
     return server().start(program, {fd: fd for fd in (0, 1, 2, *passfds)}, os.environ, str(Path.cwd()))
 

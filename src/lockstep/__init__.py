@@ -20,8 +20,10 @@ _PUBLIC = {
     "LocalSync": "lockstep.parallel.local",
     "TrainStep": "lockstep.training.step",
     "Metrics": "lockstep.training.evaluation",
+    "Classifier": "lockstep.inference.classifier",
     "evaluate": "lockstep.training.evaluation",
     "launch": "lockstep.processes.launcher",
+    "load": "lockstep.inference.classifier",
     "loaders": "lockstep.training.assemble",
     "parallelize": "lockstep.parallel.strategy",
     "recipe": "lockstep.config.recipes",
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from lockstep.data.loaders import Batch as Batch
     from lockstep.data.order import Order as Order
     from lockstep.errors import UserError as UserError
+    from lockstep.inference.classifier import Classifier as Classifier
+    from lockstep.inference.classifier import load as load
     from lockstep.parallel.local import LocalSync as LocalSync
     from lockstep.parallel.strategy import parallelize as parallelize
     from lockstep.processes.failures import WorkerFailed as WorkerFailed

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep.commands import chaos, evaluate, export, recipes, train
+from lockstep.commands import chaos, evaluate, export, predict, recipes, train
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
@@ -21,6 +21,7 @@ from lockstep.processes.signals import exit_now
 COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
     "train": ("[RECIPE] [FLAGS]", "train; the recipe is digits where none is named", train.main),
     "eval": ("RUN [FLAGS]", "evaluate the weights of a run folder again, on any number of processes", evaluate.main),
+    "predict": ("RUN PICTURE|FOLDER...", "name what is on new pictures, by a run's weights", predict.main),
     "verify": (
         "[RECIPE] [FLAGS]",
         "run the first steps on several numbers of processes, compare, and say why they differ",
@@ -70,6 +71,7 @@ examples:
   lockstep train folder --data-dir ~/flowers            your own train/ and val/ class folders
   torchrun --nproc-per-node 4 -m lockstep train mnist   started by another launcher
   lockstep eval runs/digits-20260101-120000 --nproc 1
+  lockstep predict runs/folder-20260101-120000 photo.jpg more-photos/
   lockstep verify digits --nproc 1,2,4 --exact 8       the same bits on 1, 2 and 4 processes?
   lockstep chaos digits --exact 4 --kills 10           does it come back, and as the same run?
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2

@@ -12,7 +12,7 @@ NOT_ON_WINDOWS = "this runs on Linux; on Windows install and start it inside WSL
 
 
 # what a command or a flag was called, or is called elsewhere -> its name here
-RENAMED = {"predict": "forecast", "--shards": "--exact", "--timeout": "--collective-timeout"}
+RENAMED = {"--shards": "--exact", "--timeout": "--collective-timeout"}
 
 
 class UserError(Exception):

@@ -127,7 +127,7 @@ def test_crops_have_the_published_distribution() -> None:
 def test_the_centre_crop_is_torchvisions(height: int, width: int, size: int) -> None:
     image = torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     theirs = v2.Compose([v2.Resize(round(size * 256 / 224), antialias=True), v2.CenterCrop(size)])(image)
-    assert torch.equal(centre_crop(image, size), theirs)
+    assert torch.equal(centre_crop(image, size, 224 / 256), theirs)
 
 
 def decoded(image: Image.Image, kind: str, **options: Any) -> Tensor:

@@ -30,7 +30,6 @@ from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.processes.memory import peak_gib, peaks_gib
 from lockstep.processes.world import World
-from lockstep.training import step as stepping
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import train as training
@@ -293,7 +292,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Cuda)
     monkeypatch.setattr(torch.accelerator, "device_index", Chosen)
-    reseed = stepping._reseed(_gpus(3))
+    reseed = module.reseeding(_gpus(3))
     for seed in (7, 7, 8):
         reseed(seed)
     first, again, other = told[:3], told[3:6], told[6:]
@@ -302,7 +301,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first[0] == (0, 7), "one GPU alone draws the same"
     assert len({seed for _, seed in first + other}) == 6
     told.clear()
-    stepping._reseed(_gpus(1))(7)
+    module.reseeding(_gpus(1))(7)
     assert told == [(0, 7)]
 
 

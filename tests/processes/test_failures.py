@@ -1,46 +1,37 @@
 """Which of several failures the user is told of. test_bad_input has the same with real processes."""
 
-import json
-import multiprocessing
 import signal
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from lockstep.config.objects import load_object
-from lockstep.errors import PeerError, UserError
+from lockstep.errors import EXIT_HANG, PeerError, UserError
 from lockstep.processes.failures import (
+    Failure,
     WorkerFailed,
-    exit_with_failure,
+    failure_of,
     first_failure,
     is_peer_loss,
     last_line,
-    other_failure,
     reported_already,
 )
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer")
 
 
-def elastic(rank: int, code: int) -> Any:
-    """What torch's elastic launcher raises, as far as it is read."""
-    failure = SimpleNamespace(exitcode=code)
-    return SimpleNamespace(get_first_failure=lambda: (rank, failure), failures={rank: failure})
+def failed(error: BaseException, rank: int = 0) -> Failure:
+    """What a worker says of an error that was raised."""
+    try:
+        raise error
+    except BaseException as raised:
+        failure = failure_of(raised, rank)
+    assert failure is not None
+    return failure
 
 
-def failing(error: BaseException, rank: int, folder: Path) -> int:
-    """Let a process of its own fail; its exit code."""
-    process = multiprocessing.get_context("fork").Process(target=exit_with_failure, args=(error, rank, folder))
-    process.start()
-    process.join()
-    return process.exitcode or 0
-
-
-def test_each_kind_of_error_leaves_its_code_and_words(tmp_path: Path) -> None:
+def test_each_kind_of_error_has_its_code_and_words() -> None:
     cases: list[tuple[BaseException, int, str, bool]] = [
         (UserError("no such file", "Put it there."), 2, "no such file\n  Put it there.", True),
         (ValueError("bad luck"), 1, "ValueError: bad luck", True),
@@ -50,36 +41,35 @@ def test_each_kind_of_error_leaves_its_code_and_words(tmp_path: Path) -> None:
         (KeyboardInterrupt(), 130, "KeyboardInterrupt", False),
     ]
     for rank, (error, code, message, cause) in enumerate(cases):
-        assert failing(error, rank, tmp_path) == code
-        word = json.loads((tmp_path / f"failure-{rank}.json").read_text())
-        assert (word["rank"], word["message"], word["cause"], word["code"]) == (rank, message, cause, code)
-        assert bool(word["trace"]) == isinstance(error, ValueError)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"failure-{rank}.json" for rank in range(len(cases))]
+        said = failed(error, rank)
+        assert (said.rank, said.message, said.cause, said.code) == (rank, message, cause, code)
+        assert bool(said.trace) == isinstance(error, ValueError)
+    assert failure_of(SystemExit(0), 0) is None
 
 
-def test_the_cause_is_told_whoever_ended_first(tmp_path: Path) -> None:
-    failing(KeyboardInterrupt(), 2, tmp_path)
-    assert other_failure(tmp_path) is None
-    failing(ValueError("bad luck"), 1, tmp_path)
-    failing(LOST, 0, tmp_path)  # at once: the cause has left word already
-    told = first_failure(tmp_path, elastic(0, 1))
+def test_the_cause_is_told_whoever_ended_first() -> None:
+    told = first_failure(
+        {0: 1, 1: 1}, [failed(KeyboardInterrupt(), 2), failed(LOST, 0), failed(ValueError("bad luck"), 1)]
+    )
     assert (told.rank, told.message, told.exit_code) == (1, "ValueError: bad luck", 1)
     assert told.trace.endswith("ValueError: bad luck\n")
     assert str(told) == "rank 1: ValueError: bad luck"
     assert told.trace in "".join(told.__notes__)  # a script that does not catch it shows both tracebacks
-    assert str(other_failure(tmp_path)) == "rank 1: ValueError: bad luck"
+    assert not told.transient
+    assert first_failure({0: 1}, [failed(LOST, 0)]).transient
 
 
-def test_a_killed_worker_is_named_with_its_signal(tmp_path: Path) -> None:
-    failing(UserError("another", ""), 0, tmp_path)
-    told = first_failure(tmp_path, elastic(3, -signal.SIGSEGV))
-    assert (told.rank, told.message, told.exit_code) == (3, "killed by SIGSEGV", 1)
-    assert "out of memory" in str(first_failure(tmp_path, elastic(3, -signal.SIGKILL)))
+def test_a_killed_worker_is_named_with_its_signal() -> None:
+    told = first_failure({0: 1, 3: -signal.SIGSEGV}, [failed(LOST, 0)])
+    assert (told.rank, told.message, told.exit_code, told.transient) == (3, "killed by SIGSEGV", 1, True)
+    assert "out of memory" in str(first_failure({3: -signal.SIGKILL}, []))
 
 
-def test_a_worker_that_left_no_word(tmp_path: Path) -> None:
-    told = first_failure(tmp_path, elastic(1, 7))
-    assert (str(told), told.exit_code) == ("rank 1: ended with exit code 7", 7)
+def test_a_worker_that_left_no_word() -> None:
+    silent = first_failure({0: 0, 1: 7}, [])
+    assert (str(silent), silent.exit_code) == ("rank 1: ended with exit code 7", 7)
+    hung = first_failure({0: 1, 1: EXIT_HANG}, [failed(LOST, 0)])
+    assert (hung.rank, hung.exit_code, hung.transient) == (1, EXIT_HANG, True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Processes that end with their parent, on a signal, and in time. None of them imports torch."""
 
-import os
+import select
 import signal
 import sys
 import threading
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.processes.signals import end_with_parent, launch_handlers, launcher_signals, sigterm_raises
+from lockstep.processes.signals import end_with_parent, noted, sigterm_raises
 from tests.subprocesses import Command, Ended
 
 STOPPABLE = """
@@ -86,32 +86,23 @@ def test_sigterm_becomes_an_exit_inside_and_is_itself_again_outside() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_launch_blocks_sigint_for_its_children_alone_and_puts_handlers_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    heard: list[int] = []
-    mine = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+def test_a_launcher_takes_note_of_signals_but_of_those_that_it_was_to_ignore() -> None:
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in stops}
+    ignored = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with launch_handlers():
-            assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # what a child inherits
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            os.kill(os.getpid(), signal.SIGINT)
-            deadline = time.monotonic() + 10
-            while not heard and time.monotonic() < deadline:
-                time.sleep(0.01)
-        assert heard == [signal.SIGINT]
-        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        assert signal.getsignal(signal.SIGTERM) == before
+        with noted("continue") as notes:
+            for number in stops:
+                signal.raise_signal(number)
+            assert select.select([notes.awake], [], [], 0)[0]
+            assert notes.take() == [signal.SIGINT, signal.SIGUSR1]
+            assert not select.select([notes.awake], [], [], 0)[0]
+        with noted("stop") as notes:
+            signal.raise_signal(signal.SIGHUP)
+            assert notes.take() == [signal.SIGHUP]
     finally:
-        signal.signal(signal.SIGINT, mine)
-
-
-def test_launcher_signals_leave_out_what_is_ignored() -> None:
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        assert launcher_signals() == "SIGINT,SIGQUIT,SIGUSR1"
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert launcher_signals() == "SIGINT,SIGTERM,SIGQUIT,SIGUSR1"
+        signal.signal(signal.SIGTERM, ignored)
+    assert {number: signal.getsignal(number) for number in stops} == before
 
 
 SERVERS = """

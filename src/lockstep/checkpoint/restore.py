@@ -99,7 +99,9 @@ def _diff_optimizer(saved: Mapping[str, Any], model: nn.Module, optimizer: torch
         return [f"optimizer: {saved['class']} -> {name}"]
     before, after = saved["parameters"], describe_parameters(model, optimizer)
     if before == after:
-        return []
+        return [] if _numbers_fit(saved, optimizer) else ["optimizer: its state is not what its class writes"]
+    if not all(isinstance(group, list) and all(isinstance(each, list) for each in group) for group in before):
+        return ["optimizer: its list of parameters is none"]
     if (sizes := [len(group) for group in before]) != (now := [len(group) for group in after]):
         return [f"optimizer: parameters by group {sizes} -> {now}"]
     return [
@@ -108,6 +110,20 @@ def _diff_optimizer(saved: Mapping[str, Any], model: nn.Module, optimizer: torch
         for number, (old, new) in enumerate(zip(olds, news, strict=True))
         if old != new
     ]
+
+
+def _numbers_fit(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the saved groups and state belong to the parameters by their numbers, and nothing else is in them."""
+    live = optimizer.state_dict()["param_groups"]
+    numbers = [number for group in live for number in group["params"]]
+    groups, indices = saved["rest"]["param_groups"], [index for index, _ in saved["state"]]
+    return (
+        [group.get("params") if isinstance(group, dict) else None for group in groups] == [g["params"] for g in live]
+        and len(set(indices)) == len(indices)
+        and all(isinstance(index, str) or index in numbers for index in indices)
+        and all(isinstance(entry, dict) for _, entry in saved["state"])
+        and all(isinstance(name, str) for name in saved["on_host"])
+    )
 
 
 def _restore_optimizer(loaded: Loaded, optimizer: torch.optim.Optimizer, keep: Collection[str]) -> None:

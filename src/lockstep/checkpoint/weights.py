@@ -20,6 +20,7 @@ from lockstep.processes.files import atomic_write, write_error
 _SHOWN = 4  # entries of each kind that a mismatch lists
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things
 _SAVE = "Save the weights alone: torch.save(model.state_dict(), path), or as safetensors."
+_SEAL = "lockstep_sha256"  # the note's entry that vouches for the file: safetensors itself would not see a changed bit
 _PREFIXES = ("module.", "_orig_mod.")  # what DDP, DataParallel and torch.compile put before every name
 
 
@@ -59,10 +60,20 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
         return
     try:
         with atomic_write(path) as temporary:
-            save_file(tensors, temporary, metadata)
+            save_file(tensors, temporary, {**metadata, _SEAL: _seal(tensors, metadata)})
             _sort_metadata(Path(temporary))
     except (OSError, SafetensorError) as error:  # the latter is how safetensors reports what the system refused
         raise write_error(path, error) from error
+
+
+def _seal(tensors: Mapping[str, Tensor], note: Mapping[str, str]) -> str:
+    """SHA-256, in hex, of names, dtypes, shapes and elements of tensors on the CPU, and of the note beside them."""
+    shapes = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(tensors.items())]
+    rest = sorted((name, value) for name, value in note.items() if name != _SEAL)
+    sha = hashlib.sha256(json.dumps([shapes, rest]).encode())
+    for _, tensor in sorted(tensors.items()):
+        sha.update(octets(tensor).numpy().data)
+    return sha.hexdigest()
 
 
 def _sort_metadata(path: Path) -> None:
@@ -92,15 +103,22 @@ def load(model: nn.Module, path: str | Path) -> None:
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises UserError for a missing or damaged file."""
+    """The tensors of a safetensors file, on the CPU. Raises UserError for a missing or damaged file.
+
+    One that `save` wrote is compared with the digest in its note; others have none.
+    """
     if not Path(path).is_file():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            note = dict(file.metadata() or {})
+        if _SEAL in note and note[_SEAL] != _seal(tensors, note):
+            raise SafetensorError("its contents are not those that it was written with")
     except (OSError, SafetensorError) as error:
         remedy = "Take another checkpoint, or export or download the file again."
         raise UserError(f"{path} is damaged or not a safetensors file: {error}", remedy) from error
+    return tensors
 
 
 def note_of(path: str | Path) -> dict[str, str]:
@@ -147,10 +165,7 @@ def load_foreign(model: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: as `read_foreign`, and where names or shapes are not the model's.
     """
-    found = read_foreign(path)
-    if broken := [name for name, t in found.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
-        raise UserError(f"{path} holds weights that are not finite: {_first(broken)}", "Take an earlier file.")
-    fit(model, found, str(path))
+    fit(model, read_foreign(path), str(path))
 
 
 def _looks_like_safetensors(path: Path) -> bool:
@@ -176,8 +191,11 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """Copy weights into the model, on its own device; names with a wrapper's prefix fit too.
 
     Raises:
-        UserError: for names or shapes that are not the model's, naming `source`; the model is untouched then.
+        UserError: for names or shapes that are not the model's, and for numbers that are not finite, naming `source`;
+            the model is untouched then.
     """
+    if broken := [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
+        raise UserError(f"{source} holds weights that are not finite: {_first(broken)}", "Take an earlier file.")
     model = unwrap(model)
     own = state_tensors(model)
     found = {name if name in own or _bare(name) in tensors else _bare(name): t for name, t in tensors.items()}

@@ -17,6 +17,7 @@ def main(args: list[str]) -> int:
     from lockstep.processes.devices import process_count
     from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
     from lockstep.processes.lock import hold
+    from lockstep.processes.signals import sigterm_raises
     from lockstep.training.folder import check, claim_folder, discarded_if_unused, newest_step, run
 
     check(config)
@@ -27,6 +28,8 @@ def main(args: list[str]) -> int:
     if execution.node_rank > 0:
         return launched(run, config, "", execution=execution)
     folder = claim_folder(config)
-    with hold(folder), discarded_if_unused(folder):
+    with sigterm_raises(), hold(folder), discarded_if_unused(folder):
+        from lockstep.training import loop  # noqa: F401 (once here, and not once in each worker: they are forked)
+
         reached = partial(newest_step, str(folder))
         return launched(run, config, str(folder), execution=execution, recovery=config.recovery, progress=reached)

@@ -71,6 +71,15 @@ def _scan(
     return FolderSet(root, classes, size, seed, resized_crop, paths, ends, np.array(labels, np.int64))
 
 
+def image_files(folder: Path, follow_links: bool = False) -> list[str]:
+    """Paths of the image files below a folder, relative to it, sorted.
+
+    Raises:
+        UserError: for a link out of it (unless `follow_links`), and what is no readable image file or folder.
+    """
+    return sorted(_images(folder, "", "" if follow_links else os.path.realpath(folder), ()))
+
+
 def _images(folder: Path, prefix: str, inside: str, above: tuple[str, ...]) -> Iterator[str]:
     """Paths of the image files below a folder, relative to the first one. Entries that are no links cost no call.
 

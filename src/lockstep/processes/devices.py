@@ -39,6 +39,8 @@ def device_type(execution: Execution) -> str:
         raise UserError(f"{asked} asks for GPUs, and this machine shows none", _where_to_look(wanted))
     if wanted not in ("cpu", found):
         raise UserError(f"--device {wanted}: this machine has no such device (found: {found})", _where_to_look(wanted))
+    if execution.backend == "nccl" and wanted != "cuda":
+        raise UserError(f"--backend nccl needs NVIDIA's or AMD's GPUs, and this run is on {wanted}", "Leave it out.")
     return wanted
 
 

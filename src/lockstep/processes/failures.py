@@ -1,19 +1,14 @@
-"""How a worker's failure reaches the user: each writes a file, and the launcher picks the first cause."""
+"""How a worker's failure reaches the user: each tells the launcher its own, and that picks the first cause."""
 
 import hashlib
-import json
 import os
 import signal
-import time
 import traceback
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from lockstep.errors import EXIT_FAILURE, EXIT_HANG, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError
-from lockstep.processes.files import atomic_write
-from lockstep.processes.signals import exit_now, stop_requested
 
-FAILURES = "LOCKSTEP_FAILURES"  # the environment variable that names the folder of the files
 SHUTDOWN_S = 5  # what a worker gets to close its journal
 _SIGNALLED = (128 + 15, 128 + 1)  # SystemExit by SIGTERM and by SIGHUP
 
@@ -29,42 +24,32 @@ class WorkerFailed(Exception):
             self.add_note(f"The traceback of rank {rank}:\n{trace}")
 
 
-def exit_with_failure(error: BaseException, rank: int, folder: Path) -> NoReturn:
-    """End this worker; a file in `folder` has the reason, for the launcher."""
-    lost = isinstance(error, PeerError) or is_peer_loss(error)
-    message, trace, code = last_line(error), "", EXIT_FAILURE
-    asked_to = isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in _SIGNALLED)
-    if lost:
-        message = f"lost another rank: {message}"
-    elif isinstance(error, UserError):
-        message, code = str(error), EXIT_USER_ERROR
-    elif isinstance(error, KeyboardInterrupt):
-        code = EXIT_INTERRUPTED
-    elif isinstance(error, SystemExit):
+@dataclass(frozen=True)
+class Failure:
+    """A worker's own word of why it ends."""
+
+    rank: int
+    message: str
+    code: int  # which the process ends with
+    trace: str = ""
+    cause: bool = True  # False where it only lost another rank, or was asked to stop
+
+
+def failure_of(error: BaseException, rank: int) -> Failure | None:
+    """What a worker says of the exception that ended it; None for SystemExit(0)."""
+    message = last_line(error)
+    if isinstance(error, PeerError) or is_peer_loss(error):
+        return Failure(rank, f"lost another rank: {message}", EXIT_FAILURE, cause=False)
+    if isinstance(error, UserError):
+        return Failure(rank, str(error), EXIT_USER_ERROR)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(rank, message, EXIT_INTERRUPTED, cause=False)
+    if isinstance(error, SystemExit):
+        if not error.code:
+            return None
         code = error.code if isinstance(error.code, int) else EXIT_FAILURE
-    else:
-        trace = "".join(traceback.format_exception(error))
-    failure = {"rank": rank, "message": message, "code": code, "trace": trace, "time_ns": time.time_ns()}
-    failure["cause"] = not lost and not asked_to
-    try:
-        with atomic_write(folder / f"failure-{rank}.json", durable=False) as part:
-            part.write_text(json.dumps(failure), encoding="utf-8")
-        if lost and not other_failure(folder) and not stop_requested.is_set():
-            time.sleep(SHUTDOWN_S)  # the launcher must see the rank that failed go first; it ends this one meanwhile
-    finally:
-        exit_now(code)
-
-
-def other_failure(folder: Path) -> PeerError | None:
-    """The failure that a rank of this machine left, for those that stop because of it."""
-    failures = [failure for failure in _failures(folder) if failure["cause"]]
-    return PeerError(f"rank {failures[0]['rank']}: {failures[0]['message']}") if failures else None
-
-
-def _failures(folder: Path) -> list[dict[str, Any]]:
-    """What failed ranks left, by the clock; those that lost another rank or were asked to stop come last."""
-    failures = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("failure-*.json")]
-    return sorted(failures, key=lambda failure: (not failure["cause"], failure["time_ns"]))
+        return Failure(rank, message, code, cause=code not in _SIGNALLED)
+    return Failure(rank, message, EXIT_FAILURE, "".join(traceback.format_exception(error)))
 
 
 def last_line(error: BaseException) -> str:
@@ -82,20 +67,26 @@ def is_peer_loss(error: BaseException) -> bool:
     )
 
 
-def first_failure(folder: Path, failed: Any) -> WorkerFailed:
-    """The failure to report: the first by the clock of those that did not just lose another rank."""
-    failures = _failures(folder)
-    rank, first_ended = failed.get_first_failure()
-    code = first_ended.exitcode
-    if code < 0 and not any(failure["rank"] == rank for failure in failures):
-        hint = " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
-        return WorkerFailed(rank, f"killed by {signal.Signals(-code).name}{hint}", EXIT_FAILURE, transient=True)
-    hung = any(f.exitcode == EXIT_HANG for f in failed.failures.values())
-    if failures and not hung:
+def first_failure(ended: Mapping[int, int], told: Sequence[Failure]) -> WorkerFailed:
+    """The failure to report: who was killed, hung or had a reason of its own, before those that lost another rank.
+
+    Args:
+        ended: rank -> exit code, in the order of their ends, of those that nobody had asked to stop.
+        told: what workers said, in their order.
+    """
+    spoke = {failure.rank for failure in told}
+    for rank, code in ended.items():
+        if code < 0 and rank not in spoke:
+            hint = (
+                " (often the kernel, out of memory: try a smaller --batch-size or --accumulate)" if code == -9 else ""
+            )
+            return WorkerFailed(rank, f"killed by {signal.Signals(-code).name}{hint}", EXIT_FAILURE, transient=True)
+    if hung := [rank for rank, code in ended.items() if code == EXIT_HANG]:
+        return WorkerFailed(hung[0], "no progress for --hang-timeout; the report is above", EXIT_HANG, transient=True)
+    if failures := sorted(told, key=lambda failure: not failure.cause):
         first = failures[0]
-        return WorkerFailed(first["rank"], first["message"], first["code"], first["trace"], not first["cause"])
-    if hung:
-        return WorkerFailed(rank, "no progress for --hang-timeout; the report is above", EXIT_HANG, transient=True)
+        return WorkerFailed(first.rank, first.message, first.code, first.trace, transient=not first.cause)
+    rank, code = next((rank, code) for rank, code in ended.items() if code)
     return WorkerFailed(rank, f"ended with exit code {code}", code)
 
 

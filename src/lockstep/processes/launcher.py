@@ -1,35 +1,32 @@
-"""Start workers on this machine through torch's elastic launcher, or join those that a launcher started."""
+"""Start workers on this machine and look after them, or join those that a launcher started."""
 
 import dataclasses
 import itertools
-import logging
+import math
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import Any
 
-import psutil
-
 from lockstep.config import Execution, Recovery
-from lockstep.errors import EXIT_USER_ERROR, PeerError, UserError
+from lockstep.errors import EXIT_FAILURE, EXIT_USER_ERROR, PeerError, UserError
 from lockstep.processes import failures, signals
 from lockstep.processes.devices import process_count
 from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
-from lockstep.processes.failures import SHUTDOWN_S, WorkerFailed
-from lockstep.processes.listening import LOOPBACK, STORE
-from lockstep.processes.meeting import meeting_place, rendezvous_by
-from lockstep.processes.output import unbreakable_output
+from lockstep.processes.failures import SHUTDOWN_S, Failure, WorkerFailed, first_failure
+from lockstep.processes.meeting import Meeting, meet, part
+from lockstep.processes.warm import UNGUARDED, Ended, Said, Signal, Start, WarmProcess
 from lockstep.processes.world import join
 
-_LOOK_S = 0.5
-_COLLECT_S = 2.0  # what a launcher that goes on needs to collect the values
+_CHECKPOINT_S = 30.0  # what workers get to end after a signal
+_SECOND_S = 1.0  # a terminal and a batch system may each send one and the same signal: within this it counts once
 
 
 def launch(
@@ -58,13 +55,7 @@ def launch(
     if nproc != "auto":
         execution = dataclasses.replace(execution, nproc=nproc)  # type: ignore[arg-type]
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        error = UserError(
-            "launch() was reached again while a worker imported the main script",
-            'Put the call under `if __name__ == "__main__":`.',
-        )
-        if folder := os.environ.get(failures.FAILURES):
-            failures.exit_with_failure(error, 0, Path(folder))
-        raise error
+        os._exit(UNGUARDED)
     execution = over_slurm_nodes(execution)
     if launcher_ranks():
         return [_run_launched(fn, args, execution)]
@@ -84,19 +75,32 @@ def _supervise(
 ) -> list[Any]:
     """Start the workers, and again where one of them was killed or hung; with one less where that got nowhere."""
     restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
-    reached = progress()
-    for attempt in itertools.count(1):
-        try:
-            return _start_workers(fn, args, execution, count, recovery)
-        except WorkerFailed as failed:
-            if not failed.transient or attempt > restarts:
-                raise
-            before, reached = reached, progress()
-            if reached == before and attempt > 1 and count > recovery.min_nproc > 0:
-                count -= 1
-            message = f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)"
-            print(message, file=sys.stderr, flush=True)
+    warm, reached = WarmProcess(fn, args, execution), progress()
+    try:
+        with signals.noted(recovery.on_hangup) as notes:
+            for attempt in itertools.count(1):
+                try:
+                    return _attempt(warm, execution, count, notes)
+                except WorkerFailed as failed:
+                    if not failed.transient or attempt > restarts:
+                        raise
+                    before, reached = reached, progress()
+                    if reached == before and attempt > 1 and count > recovery.min_nproc > 0:
+                        count -= 1
+                    message = f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)"
+                    print(message, file=sys.stderr, flush=True)
+                    if not warm.process.is_alive():
+                        warm = WarmProcess(fn, args, execution)
+    finally:
+        warm.close()
     raise AssertionError("unreachable")
+
+
+def _attempt(warm: WarmProcess, execution: Execution, count: int, notes: signals.Notes) -> list[Any]:
+    meeting = meet(execution, count, notes)
+    values = _Attempt(warm, meeting, count, notes).run()
+    part(execution, meeting.store, notes)
+    return values
 
 
 def _run_here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> Any:
@@ -120,103 +124,100 @@ def _run_launched(fn: Callable[..., Any], args: tuple[Any, ...], execution: Exec
         raise PeerError(f"rank {rank} lost another rank: {failures.last_line(error)}") from error
 
 
-def _start_workers(
-    fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, count: int, recovery: Recovery
-) -> list[Any]:
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+@dataclass
+class _Attempt:
+    """The workers of one start, from their first sign to their last."""
 
-    for name in logging.root.manager.loggerDict:
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # they report failures too, in a page of their own
+    warm: WarmProcess
+    meeting: Meeting
+    count: int
+    notes: signals.Notes
+    values: dict[int, Any] = field(default_factory=dict)
+    told: list[Failure] = field(default_factory=list)
+    ended: dict[int, int] = field(default_factory=dict)  # before anybody asked them to: rank -> exit code
+    gone: set[int] = field(default_factory=set)
+    stop: int = 0  # the signal that asks for it
+    stopped_at: float = 0.0
+    kill_at: float = math.inf  # when those that are left are killed
+    decide_at: float = math.inf  # when those that lost a rank are believed, though none says why
 
-    def hung_up(number: int, _: object) -> None:
-        if not signals.survives_hangup(recovery.on_hangup):
-            raise SignalException("the terminal hung up", signal.Signals(number))
+    def run(self) -> list[Any]:
+        """Start them, wait for all, and return their values; raises WorkerFailed, and what the signals ask for."""
+        for local_rank in range(self.count):
+            environ = self.meeting.worker_environ(local_rank)
+            self._send(Start(int(environ["RANK"]), environ))
+        while len(self.gone) < self.count:
+            seconds = max(0.0, min(self.kill_at, self.decide_at) - time.monotonic())
+            sources = [self.warm.connection, self.warm.process.sentinel, self.notes.awake]
+            ready = wait(sources, None if seconds == math.inf else seconds)
+            for number in self.notes.take():
+                self._asked(number)
+            if self.warm.connection in ready or self.warm.process.sentinel in ready:
+                self._hear()
+            self._look_at_the_clock()
+        if self.stop:
+            raise signals.exit_by(self.stop)
+        if self.told or any(self.ended.values()):
+            raise first_failure(self.ended, self.told)  # in no variable: a circle with its traceback kept the store
+        return [self.values.get(rank) for rank in sorted(self.gone)]
 
-    meeting = meeting_place(execution)
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        launcher = LaunchConfig(
-            min_nodes=execution.nnodes,
-            max_nodes=execution.nnodes,
-            nproc_per_node=count,
-            run_id="lockstep",
-            **rendezvous_by(meeting),
-            max_restarts=0,
-            local_addr=LOOPBACK if execution.nnodes == 1 else None,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            signals_to_handle=signals.launcher_signals(),
-        )
-        environment = {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # else torch talks about it; join() sets threads
-            failures.FAILURES: folder,
-            STORE: meeting.listens,
-        }
+    def _hear(self) -> None:
         try:
-            with signals.environment_variables(environment), signals.launch_handlers(), _stragglers_ended(Path(folder)):
-                if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-                    signal.signal(signal.SIGHUP, hung_up)
-                values = elastic_launch(launcher, _worker)(fn, args, execution, folder)
-        except SignalException as stop:
-            if stop.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise SystemExit(128 + stop.sigval) from None
-        except ChildFailedError as failed:
-            raise failures.first_failure(Path(folder), failed) from None
-        except (DistError, RendezvousError) as error:
-            machine, place = f"machine {execution.node_rank} of {execution.nnodes}", f"{meeting.host}:{meeting.port}"
-            raise UserError(
-                f"{machine} did not meet the others at {place} in {execution.collective_timeout:g} s: {error}",
-                "Check that the address is machine 0's, the port is open, and the command runs on every machine.",
-            ) from error
-    return [values[rank] for rank in sorted(values)]
+            heard = self.warm.connection.recv()
+        except (EOFError, OSError):
+            self.warm.process.join()
+            code = self.warm.process.exitcode or 0
+            if code == UNGUARDED:
+                raise UserError(
+                    "launch() was reached again while a worker imported the main script",
+                    'Put the call under `if __name__ == "__main__":`.',
+                ) from None
+            what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            text = f"the process that starts the workers was {what}"
+            raise WorkerFailed(self.meeting.first_rank, text, EXIT_FAILURE, transient=code < 0) from None
+        match heard:
+            case Said(rank, pickled):
+                word = pickle.loads(pickled)
+                if not isinstance(word, Failure):
+                    self.values[rank] = word
+                    return
+                self.told.append(word)
+                self._failed(word.cause)
+            case Ended(rank, code):
+                self.gone.add(rank)
+                if self.kill_at == math.inf:
+                    self.ended[rank] = code
+                    if code and rank not in {failure.rank for failure in self.told}:
+                        self._failed(True)
 
+    def _failed(self, cause: bool) -> None:
+        """End the others: at once where this is the cause, or else after a while in which that may show."""
+        moment = time.monotonic()
+        if not cause:
+            self.decide_at = min(self.decide_at, moment + SHUTDOWN_S)
+        elif self.kill_at == math.inf:
+            self.kill_at = moment + SHUTDOWN_S
+            self._send(Signal(signal.SIGTERM, f"{first_failure(self.ended, self.told)}"))
 
-@contextmanager
-def _stragglers_ended(folder: Path) -> Iterator[None]:
-    """Inside, once a worker has left its failure, end soon those that do not heed the signal to stop.
+    def _asked(self, number: int) -> None:
+        """Pass on a signal that asks the run to stop; another one a while later ends it now."""
+        moment = time.monotonic()
+        if not self.stop:
+            self.stop, self.stopped_at = number, moment
+            self.kill_at = min(self.kill_at, moment + _CHECKPOINT_S)
+            self._send(Signal(number))
+        elif moment - self.stopped_at >= _SECOND_S:
+            self.kill_at = moment
 
-    A rank that stands in a collective on a GPU, or in C code that holds the interpreter, hears of no signal; torch's
-    launcher waits half a minute for it, and the failure would be told only then.
-    """
-    before, over = {child.pid for child in psutil.Process().children()}, threading.Event()
+    def _look_at_the_clock(self) -> None:
+        moment = time.monotonic()
+        if moment >= self.decide_at:
+            self.decide_at = math.inf
+            self._failed(True)
+        if moment >= self.kill_at:
+            self.kill_at = moment + SHUTDOWN_S  # once more, should one have been in the making
+            self._send(Signal(signal.SIGKILL))
 
-    def watch() -> None:
-        while not over.wait(_LOOK_S):
-            if failures.other_failure(folder) is not None and not over.wait(SHUTDOWN_S):
-                for child in psutil.Process().children():
-                    with suppress(psutil.Error):
-                        if child.pid not in before and "resource_tracker" not in " ".join(child.cmdline()):
-                            child.kill()
-                return
-
-    thread = threading.Thread(target=watch, name="lockstep-stragglers", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _worker(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, folder: str) -> Any:
-    """What a spawned process runs: join, call, and leave its failure in a file.
-
-    Where `fn` returns a signal, it stopped because of that. A launcher that got it too collects no values any more, and
-    torch would keep this process waiting for that.
-    """
-    try:
-        signals.end_with_parent()
-        signals.raise_on_stop(SHUTDOWN_S, lambda: failures.other_failure(Path(folder)))
-        with unbreakable_output(), join(execution) as world:
-            value = fn(world, *args)
-        if isinstance(value, signal.Signals):
-            signals.exit_after(_COLLECT_S, 128 + value)
-        return value
-    except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:  # the launcher waits for a value or a failure
-            return None
-        failures.exit_with_failure(error, int(os.environ["RANK"]), Path(folder))
+    def _send(self, request: Start | Signal) -> None:
+        with suppress(OSError):  # it is gone, and all workers with it, as `_hear` will find
+            self.warm.connection.send(request)

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO, cast
 
 _broken: list[str] = []
@@ -14,6 +15,14 @@ def take_broken() -> str:
     reason = "; ".join(_broken)
     _broken.clear()
     return reason
+
+
+def print_to(path: Path) -> None:
+    """Append standard output and error to a file from now on."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
 
 
 @contextmanager

@@ -6,17 +6,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SERVE_S = 5.0  # what a loader worker gives a training process that stops
 _LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT, signal.SIGUSR1)
 _ORPHAN_S = 0.8  # that a process outlives its launcher at most
-stop_requested = threading.Event()  # set by a handler that only takes note of a signal
 
 
 def end_with_parent(by: int = signal.SIGTERM) -> None:
@@ -54,12 +54,9 @@ def start_helpers() -> None:
     """
     from multiprocessing import forkserver
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGHUP})  # children inherit it
-    try:
+    with blocked({signal.SIGUSR1, signal.SIGHUP}):
         resource_tracker.ensure_running()
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def raise_on_stop(grace_s: float, reason: Callable[[], BaseException | None] = lambda: None) -> None:
@@ -81,7 +78,6 @@ def raise_on_stop(grace_s: float, reason: Callable[[], BaseException | None] = l
 
     threading.Thread(target=watch, daemon=True).start()
     _raise_once(_STOPS, reason)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextmanager
@@ -114,51 +110,65 @@ def _raise_once(numbers: tuple[signal.Signals, ...], reason: Callable[[], BaseEx
 
 
 @contextmanager
-def launch_handlers() -> Iterator[None]:
-    """Around an elastic launch: workers are born with SIGINT blocked, and signal handlers are put back at the end.
-
-    Without the first a Ctrl-C while the workers import torch shows one traceback each (`raise_on_stop` gets it when
-    they have). Without the second torch's handlers stay for the rest of the process.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only there can torch set handlers, or we
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in _LAUNCHER_STOPS}  # None: set outside Python
-    resource_tracker.ensure_running()  # its start would unblock the signal
-    done = threading.Event()
-    # blocking is by thread, and children inherit it from the one that starts them: this other thread hears SIGINT for
-    # the process, and Python then runs the handler in the main thread as ever
-    threading.Thread(target=done.wait, daemon=True).start()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def blocked(numbers: Iterable[int]) -> Iterator[None]:
+    """Inside, these signals wait for this thread, and for the processes that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            if handler is not None:
-                signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        done.set()
+
+
+@dataclass
+class Notes:
+    """Signals that were taken note of. `awake`: a descriptor that can be read when there are some."""
+
+    awake: int
+    came: list[int] = field(default_factory=list)
+
+    def take(self) -> list[int]:
+        """Those since the last call."""
+        with suppress(BlockingIOError):
+            os.read(self.awake, 1 << 10)
+        numbers, self.came[:] = self.came[:], ()
+        return numbers
 
 
 @contextmanager
-def environment_variables(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables for the processes that are started inside."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+def noted(on_hangup: str) -> Iterator[Notes]:
+    """Inside, what asks a launcher to stop raises nothing anywhere: it is noted, for who waits for its workers.
 
-
-def launcher_signals() -> str:
-    """The signals that end a launcher, as torch's elastic launcher wants them: those that it was not started to ignore.
-
-    SIGHUP is not among them: `survives_hangup` decides about it.
+    Left alone: what it was started to ignore, SIGHUP where `--on-hangup` says so, and all outside the main thread.
     """
-    stops = [number for number in _LAUNCHER_STOPS if number != signal.SIGHUP]
-    return ",".join(number.name for number in stops if signal.getsignal(number) != signal.SIG_IGN)
+    awake, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    notes = Notes(awake)
+
+    def note(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGHUP or not survives_hangup(on_hangup):
+            notes.came.append(number)
+            with suppress(BlockingIOError):
+                os.write(write, b"!")
+
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in _LAUNCHER_STOPS}
+    theirs = [n for n, handler in handlers.items() if handler in (signal.SIG_IGN, None)]  # None: set outside Python
+    if handlers.get(signal.SIGHUP) != signal.SIG_DFL:
+        theirs.append(signal.SIGHUP)
+    for number in handlers.keys() - set(theirs):
+        signal.signal(number, note)
+    try:
+        yield notes
+    finally:
+        for number in handlers.keys() - set(theirs):
+            signal.signal(number, handlers[number])
+        os.close(awake)
+        os.close(write)
+
+
+def exit_by(number: int) -> BaseException:
+    """What a process raises that a signal has asked to stop."""
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def survives_hangup(on_hangup: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lockstep.config import Interval
-from lockstep.processes.signals import stop_requested, survives_hangup
+from lockstep.processes.signals import survives_hangup
 from lockstep.processes.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -39,7 +39,6 @@ class StopRequest:
     def __call__(self, number: int, frame: object = None) -> None:
         """The signal handler."""
         del frame
-        stop_requested.set()
         now = time.monotonic()
         if self.signal == 0:
             self.signal, self.since = number, now

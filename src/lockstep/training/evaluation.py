@@ -1,6 +1,6 @@
 """Evaluation on all ranks: every sample once, sums and counts, divided once at the end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import cycle
 from typing import cast
@@ -59,11 +59,32 @@ def evaluate(
             nn.DataParallel, its GPUs); whole chunks, so that they change no logit.
         synchronized: buffers are the same on all ranks already, as after `sync.synchronize()`: no need to average them.
     """
+    device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
+    sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
+    for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, devices, synchronized):
+        sums[chunk] = _sums(logits.to(device), labels.to(device))
+    # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
+    top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
+    return Metrics(top1 / count, top5 / count, loss / count, int(count))
+
+
+def outputs(
+    model: nn.Module,
+    loader: EvalLoader,
+    world: World,
+    precision: str = "fp32",
+    tick: Callable[[], None] = lambda: None,
+    tta: str = "none",
+    devices: Sequence[torch.device] = (),
+    synchronized: bool = False,
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """This rank's chunks: their numbers, logits [b, classes] of float32 or float64, and labels int64 [b].
+
+    The arguments are those of `evaluate`. What predicts goes through here too, so both give the same bits.
+    """
     devices = devices or replica_devices(model) or [world.device]
     bare, ranks = unwrap(model), 1 if synchronized else world.size
     context = autocast(precision, world.device)
-    device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
-    sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
     with preserved(bare.modules() if ranks > 1 else ()), eval_mode(bare), torch.no_grad():
         average_buffers(bare, ranks)
         turns = cycle(zip(copies(bare, devices), devices, strict=True))
@@ -71,15 +92,11 @@ def evaluate(
             tick()
             copy, where = next(turns)  # the host runs ahead of the devices, so that they work side by side
             with context():
-                outputs = averaged(copy, aligned(images.to(where, non_blocking=True)), tta)
-            outputs = outputs.float() if outputs.dtype != torch.float64 else outputs
-            sums[chunk] = _sums(outputs.to(device), labels.to(device))
+                logits = averaged(copy, aligned(images.to(where, non_blocking=True)), tta)
+            yield chunk, logits.float() if logits.dtype != torch.float64 else logits, labels
         if is_sharded(bare) and loader.short:  # the others' last chunk wants this rank's parts of the weights
             with context():
                 averaged(bare, loader.blank(), tta)
-    # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
-    top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
-    return Metrics(top1 / count, top5 / count, loss / count, int(count))
 
 
 def averaged(model: nn.Module, images: Tensor, tta: str) -> Tensor:

@@ -1,6 +1,5 @@
 """The story of a run: resume, epochs, steps, evaluation, saving."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,14 +8,16 @@ from pathlib import Path
 from torch import Tensor
 
 from lockstep.checkpoint import weights
+from lockstep.checkpoint.card import Card
 from lockstep.config import Config
 from lockstep.data.loaders import Batch
 from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.world import World
-from lockstep.training.assemble import Run
+from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
+from lockstep.training.resume import to_assemble
 from lockstep.training.session import Session, session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
@@ -41,7 +42,8 @@ def train(config: Config, world: World, folder: Path) -> Outcome:
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
-    with session(config, world, folder) as live:
+    run = assemble(to_assemble(config, world, folder), world)
+    with session(config, world, run, folder) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
         while live.state.epochs < config.epochs and not live.stop:
@@ -180,18 +182,16 @@ def evaluate_and_keep(live: Session) -> None:
     if best:
         state.best_top1, state.best_step = metrics.top1, state.steps
     state.metrics = metrics
+    card = Card.of(config, run.train.images)
     for name in ("final", "best") if best else ("final",):
-        save_weights(run, state, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
+        save_weights(run, state, card, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
 
 
-def save_weights(run: Run, state: State, path: Path, here: bool) -> None:
-    """Write the weights that were evaluated last, with where the run was and what an answer means.
+def save_weights(run: Run, state: State, card: Card, path: Path, here: bool) -> None:
+    """Write the weights that were evaluated last, with where the run was and how they are to be used.
 
-    `here`: on this rank (weights.save). The classes, and mean and standard deviation by channel that a pixel in [0, 1]
-    is normalised with, are JSON: whoever has the file alone can use it.
+    `here`: on this rank (weights.save).
     """
     assert state.metrics is not None
-    images = run.train.images
     note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(state.metrics.top1)}
-    note |= {name: json.dumps(list(getattr(images, name))) for name in ("classes", "mean", "std")}
-    weights.save(run.evaluated, path, note, here=here)
+    weights.save(run.evaluated, path, note | card.to_metadata(), here=here)

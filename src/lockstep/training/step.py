@@ -1,6 +1,6 @@
 """One optimizer step over a global batch: forward, backward, clip, update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from lockstep.data.pieces import Piece
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
-from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
+from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices, reseeding
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import is_sharded, local, whole
@@ -75,7 +75,7 @@ class TrainStep:
         self._averaged = 1 if self.scaler else self.sync.average_over
         self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
         self._check_mean = True
-        self._reseed = _reseed(driven(model))
+        self._reseed = reseeding(driven(model))
         compiled = any(map(is_compiled, model.modules()))
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
@@ -239,21 +239,3 @@ class TrainStep:
     def _clip(self) -> None:
         if self.clip_norm:
             self.sync.clip(self.parameters, self.clip_norm)
-
-
-def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:
-    """A function that seeds the generators which dropout on `devices` draws from; microseconds, no synchronisation.
-
-    The first is the current device. Each of several has masks of its own.
-    """
-    if devices[0].type == "cpu":
-        return torch.default_generator.manual_seed
-    seed_current: Callable[[int], object] = torch.get_device_module(devices[0]).manual_seed
-
-    def seed_all(seed: int) -> None:
-        seed_current(seed)
-        for number, device in enumerate(devices[1:], 1):
-            with torch.accelerator.device_index(device.index):
-                seed_current(stream(seed, "device", number))
-
-    return seed_all if len(devices) > 1 else seed_current

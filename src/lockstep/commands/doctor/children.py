@@ -2,20 +2,21 @@
 
 import math
 import os
+import signal
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from lockstep.processes import proc
-from lockstep.processes.signals import end_with_parent, launch_handlers
+from lockstep.processes.signals import blocked, end_with_parent
 
 Report = Callable[[str], None]
 _START_S = 60.0  # for importing torch, on a loaded machine with cold files
@@ -61,7 +62,8 @@ def run(
         started: is given the processes' ids.
     """
     _CONTEXT.set_forkserver_preload(["torch.distributed"])  # imported once, by the server that they are forked from
-    with launch_handlers():  # else Ctrl-C while it imports shows its traceback
+    resource_tracker.ensure_running()  # whose start would unblock the signal
+    with blocked({signal.SIGINT}):  # else Ctrl-C while it imports shows its traceback
         forkserver.ensure_running()
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder, ExitStack() as stack:
         children: dict[Connection, tuple[Child, BaseProcess]] = {}

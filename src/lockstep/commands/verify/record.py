@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from lockstep.checkpoint import weights
+from lockstep.checkpoint.card import Card
 from lockstep.commands.verify import probes
 from lockstep.commands.verify.causes import FLOAT64
 from lockstep.commands.verify.switches import switched_off
@@ -26,6 +26,7 @@ from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.modules import average_buffers, preserved
 from lockstep.parallel.sync import GradientSync
+from lockstep.processes.temporary import temporary_folder
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
@@ -67,16 +68,16 @@ def _trace(world: World, job: Job) -> Trace:
     if job.evaluate:
         state.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
         trace.metrics = asdict(state.metrics)
-        trace.file_sha256 = _file_sha256(run, state, world)
+        trace.file_sha256 = _file_sha256(run, state, Card.of(config, run.train.images), world)
     trace.weights_sha256 = weights.digest(run.model)
     return trace
 
 
-def _file_sha256(run: Run, state: State, world: World) -> str:
+def _file_sha256(run: Run, state: State, card: Card, world: World) -> str:
     """Of the file that `train` leaves, where rank 0 writes it here."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
+    with temporary_folder("verify-") as folder:
         path = Path(folder, "final.safetensors")
-        save_weights(run, state, path, here=world.rank == 0)
+        save_weights(run, state, card, path, here=world.rank == 0)
         return hashlib.sha256(path.read_bytes()).hexdigest() if world.rank == 0 else ""
 
 

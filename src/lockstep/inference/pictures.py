@@ -1,0 +1,140 @@
+"""Pictures that nobody labelled: found, read, and brought to the size that a model was trained on."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checkpoint.card import Card
+from lockstep.data.arrays import Ids
+from lockstep.data.folder import EXTENSIONS, centre_crop, decode, resized
+from lockstep.data.layout import image_files
+from lockstep.errors import UserError
+
+_LUMA = (19595, 38470, 7471)  # of 65,536: ITU-R BT.601, rounded as Pillow does
+READ, BROKEN = 0, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Files as an image set for `EvalLoader`, whose "label" says whether a file could be read (READ or BROKEN)."""
+
+    paths: tuple[str, ...]
+    card: Card
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "the pictures"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The model's."""
+        return self.card.classes
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width, as they were in training."""
+        return self.card.shape
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The model's."""
+        return self.card.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """The model's."""
+        return self.card.std
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the paths."""
+        return hashlib.sha256("\0".join(self.paths).encode(errors="surrogateescape")).hexdigest()
+
+    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Images uint8 [b, C, H, W], black where a file is broken, and READ or BROKEN, int64 [b]."""
+        images = torch.zeros(len(ids), *self.shape, dtype=torch.uint8)
+        state = np.full(len(ids), READ)
+        for row, sample in enumerate(ids.tolist()):
+            try:
+                images[row] = fitted(self.paths[sample], self.card)
+            except UserError:  # asked for again where it is reported: `fault`
+                state[row] = BROKEN
+        return images, torch.from_numpy(state)
+
+    def fault(self, sample: int) -> str:
+        """Why a broken file can't be read."""
+        try:
+            fitted(self.paths[sample], self.card)
+        except UserError as error:
+            return error.message
+        return f"{self.paths[sample]} could not be read a moment ago"
+
+
+def fitted(picture: Any, card: Card) -> Tensor:
+    """A picture as its model wants it before normalisation: uint8 [C, H, W].
+
+    As evaluation treated the images of the training: the short side resized to height / crop_pct, then the centre; to a
+    shape that is no square the whole picture is resized.
+
+    Args:
+        picture: a path, a PIL image, or uint8 [3, h, w].
+
+    Raises:
+        UserError: for what can't be read as a picture, or a model whose images had neither one nor three channels.
+    """
+    image = _pixels(picture)
+    channels, height, width = card.shape
+    if tuple(image.shape[1:]) != (height, width) or card.crop_pct < 1:
+        image = centre_crop(image, height, card.crop_pct) if height == width else resized(image, height, width)
+    if channels == 1:
+        red, green, blue = image.to(torch.int32)
+        grey: Tensor = (red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2] + 0x8000) >> 16
+        return grey.to(torch.uint8)[None]
+    if channels != 3:
+        raise UserError(f"{card.model} was trained on images of {channels} channels, and pictures have 1 or 3", "")
+    return image
+
+
+def _pixels(picture: Any) -> Tensor:
+    if isinstance(picture, Tensor):
+        if picture.ndim != 3 or picture.shape[0] != 3 or picture.dtype != torch.uint8:
+            raise UserError(f"a picture is uint8 [3, h, w], not {picture.dtype} {list(picture.shape)}", "")
+        return picture
+    if hasattr(picture, "convert"):  # PIL's
+        return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
+    try:
+        return decode(Path(picture).read_bytes())
+    except Exception as error:  # whatever a decoder makes of a broken file
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{picture} can't be read as an image: {reason}", "Replace or remove the file.") from error
+
+
+def find(names: Iterable[str], follow_links: bool = False) -> tuple[str, ...]:
+    """The files that names of files and folders mean; a folder's in the order of its classes and paths.
+
+    Raises:
+        UserError: for a name that is nothing, and a folder without an image.
+    """
+    found: list[str] = []
+    for name in names:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            inside = sorted(image_files(path, follow_links), key=lambda file: (file.split("/")[0], file))
+            if not inside:
+                raise UserError(f"{path} holds no image", f"Images end in {', '.join(EXTENSIONS)}.")
+            found += [str(path / file) for file in inside]
+        elif path.is_file():
+            found.append(str(path))
+        else:
+            raise UserError(f"there is no picture or folder {path}", "Check the name.")
+    return tuple(found)
