@@ -3,9 +3,9 @@
 On links where an all-reduce takes longer than a step, H steps cost one exchange (Stich, "Local SGD converges fast and
 communicates little", 2019). What is averaged are weights, buffers and the optimizer's floating-point state, so after an
 exchange the ranks hold the same and a checkpoint needs nothing of one rank's own; where the optimizer's state is
-private a checkpoint holds that of every rank. With an outer step the average is not taken but gone towards: the way from
-the last common weights to the average is the gradient of an SGD with Nesterov
-momentum (Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023).
+private a checkpoint holds that of every rank. With an outer step the average is not taken but gone towards: the way
+from the last common weights to the average is the gradient of an SGD with Nesterov momentum (Douillard et al., "DiLoCo:
+distributed low-communication training of language models", 2023).
 
 What it gives up of the laws: between two exchanges each rank follows its own share, so the number of processes changes
 what is learned. Order, ledger and evaluation stay as they are, and a resumed run is the one that went through.
