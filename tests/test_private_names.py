@@ -45,6 +45,11 @@ USED = {
         "the places of a module's buffers, empty ones too, whichever tensor is there",
         lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
     ),
+    "_foreach_lerp_": Use(
+        ("training/average.py",),
+        "moves all averages by a few kernels, as torch's optimizers do",
+        lambda: hasattr(torch, "_foreach_lerp_"),
+    ),
     "_version": Use(
         ("parallel/exact.py",),
         "whether forward has written into a parameter",

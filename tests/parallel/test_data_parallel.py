@@ -22,6 +22,7 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
+from lockstep.draws.generators import reseeding
 from lockstep.errors import UserError
 from lockstep.parallel import data_parallel as module
 from lockstep.parallel import strategy
@@ -292,7 +293,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Cuda)
     monkeypatch.setattr(torch.accelerator, "device_index", Chosen)
-    reseed = module.reseeding(_gpus(3))
+    reseed = reseeding(_gpus(3))
     for seed in (7, 7, 8):
         reseed(seed)
     first, again, other = told[:3], told[3:6], told[6:]
@@ -301,7 +302,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first[0] == (0, 7), "one GPU alone draws the same"
     assert len({seed for _, seed in first + other}) == 6
     told.clear()
-    module.reseeding(_gpus(1))(7)
+    reseeding(_gpus(1))(7)
     assert told == [(0, 7)]
 
 

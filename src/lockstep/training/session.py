@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.snapshot import contribute
 from lockstep.checkpoint.store import abandon
@@ -17,6 +15,7 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.modules import all_finite
 from lockstep.parallel.repeatable import rounding
 from lockstep.parallel.sharded import is_sharded, local
 from lockstep.processes.files import write_json
@@ -153,9 +152,9 @@ class Session:
         self.bar.write(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
 
     def _require_finite(self) -> None:
-        """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device."""
+        """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device, once."""
         parameters = [local(p.detach()) for p in self.run.model.parameters() if p.is_floating_point()]
-        broken = not all(bool(torch.isfinite(p).all()) for p in parameters)
+        broken = not all_finite(parameters, self.world.device)
         if any(self.world.gather(broken)) if is_sharded(self.run.model) else broken:
             step = self.state.steps - 1
             raise NonFinite(step, f"the weights became non-finite at step {step + 1}")

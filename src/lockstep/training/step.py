@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
+from lockstep.draws.generators import reseeding
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
-from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices, reseeding
+from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.modules import Kept
 from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import is_sharded, local, whole

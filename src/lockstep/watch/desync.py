@@ -25,7 +25,7 @@ from lockstep.watch.hang import name_ranks
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLACE = -0x61C8864680B583EB  # the golden ratio's 64 bits, which `bits` multiplies by too; odd, so places stay apart
 _AT_ONCE = {"cpu": 1 << 16}  # elements whose hashes are worked out together: there they stay in the cache
-_AT_ONCE_ELSEWHERE = 1 << 24
+_AT_ONCE_ELSEWHERE = 1 << 21  # 16 MB as int64, of which the hash holds half a dozen at once
 _REMEDY = (
     "A flipped bit, a kernel that is not deterministic, or code that changes one rank alone. Go on from a checkpoint "
     "before this step; if it comes back on the same machine, test its memory."
