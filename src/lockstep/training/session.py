@@ -91,8 +91,11 @@ class Session:
                 "rounding": rounding(self.world.device),
             }
             step, best = self.run.step, state.best_step
+            # else weights change between two updates as well
+            overlap = step.passes_write is False and self.config.link.sync_every == 1
+            moment = (state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
             with step.sync.gathered():
-                self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+                self.writer.save(*moment, overlap=overlap)
         else:
             with self.run.step.sync.gathered():
                 if is_sharded(self.run.model):
