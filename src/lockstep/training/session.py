@@ -91,7 +91,10 @@ class Session:
                 "rounding": rounding(self.world.device),
             }
             step, best = self.run.step, state.best_step
-            self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+            # else weights change between two updates as well
+            overlap = step.passes_write is False and self.config.link.sync_every == 1
+            moment = (state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+            self.writer.save(*moment, overlap=overlap)
         elif is_sharded(self.run.model):
             contribute(self.run.model, self.run.step.optimizer, self.run.ema)
         self.control.saved()
