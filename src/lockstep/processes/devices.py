@@ -3,6 +3,7 @@
 import torch
 
 from lockstep.config import Execution
+from lockstep.config.execution import ONE_PROCESS
 from lockstep.errors import UserError
 from lockstep.processes.proc import cores
 
@@ -81,7 +82,7 @@ def process_count(execution: Execution) -> int:
     """Processes to start on this machine: --nproc, or one per GPU, or one per core (at most 8)."""
     available = devices(execution)
     on_cpu = available[0].type == "cpu"
-    if execution.strategy in ("single", "dp"):
+    if execution.strategy in ONE_PROCESS:
         return 1
     if execution.nproc == "auto":
         return min(cores(), _MAX_AUTO) if on_cpu else max(1, len(available) // execution.model_parallel)
