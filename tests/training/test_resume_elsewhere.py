@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from lockstep.checkpoint import weights
 from lockstep.checkpoint.foreign import load_foreign
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
 from lockstep.errors import UserError

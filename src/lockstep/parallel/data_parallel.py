@@ -15,7 +15,6 @@ from lockstep.errors import UserError
 from lockstep.parallel.modules import flattened, write_flat
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.world import World
-from lockstep.randomness import stream
 
 
 class Replicas(nn.DataParallel[nn.Module]):
@@ -119,24 +118,6 @@ def replica_devices(model: nn.Module) -> list[torch.device]:
 def driven(model: nn.Module) -> list[torch.device]:
     """The devices that a module's passes run on in this process, the one with its first parameters first."""
     return replica_devices(model) or list(dict.fromkeys(parameter.device for parameter in model.parameters()))
-
-
-def reseeding(devices: Sequence[torch.device]) -> Callable[[int], object]:
-    """A function that seeds the generators which dropout on `devices` draws from; microseconds, no synchronisation.
-
-    The first is the current device. Each of several has masks of its own.
-    """
-    if devices[0].type == "cpu":
-        return torch.default_generator.manual_seed
-    seed_current: Callable[[int], object] = torch.get_device_module(devices[0]).manual_seed
-
-    def seed_all(seed: int) -> None:
-        seed_current(seed)
-        for number, device in enumerate(devices[1:], 1):
-            with torch.accelerator.device_index(device.index):
-                seed_current(stream(seed, "device", number))
-
-    return seed_all if len(devices) > 1 else seed_current
 
 
 def copies(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:

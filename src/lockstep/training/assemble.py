@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
 from lockstep.checkpoint.foreign import load_foreign
@@ -24,6 +23,7 @@ from lockstep.parallel.strategy import spread
 from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
+from lockstep.training.average import Average
 from lockstep.training.losses import cross_entropy
 from lockstep.training.step import TrainStep
 
@@ -36,7 +36,7 @@ class Run:
     train: TrainLoader
     val: EvalLoader
     step: TrainStep
-    ema: AveragedModel | None
+    ema: Average | None
 
     @property
     def evaluated(self) -> nn.Module:
@@ -125,8 +125,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model, optim = build_model(config, train_set, world.print).to(dtype=dtype), config.optim
-    average = get_ema_multi_avg_fn(optim.ema) if optim.ema else None  # type: ignore[no-untyped-call]
-    ema = AveragedModel(model, multi_avg_fn=average) if average else None
+    ema = Average(model, optim.ema) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.snapshot import contribute
 from lockstep.checkpoint.store import abandon
@@ -17,6 +15,7 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.modules import all_finite
 from lockstep.parallel.repeatable import rounding
 from lockstep.parallel.sharded import is_sharded, local
 from lockstep.processes.files import write_json
@@ -92,9 +91,15 @@ class Session:
                 "rounding": rounding(self.world.device),
             }
             step, best = self.run.step, state.best_step
-            self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
-        elif is_sharded(self.run.model):
-            contribute(self.run.model, self.run.step.optimizer, self.run.ema)
+            # else weights change between two updates as well
+            overlap = step.passes_write is False and self.config.link.sync_every == 1
+            moment = (state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+            with step.sync.gathered():
+                self.writer.save(*moment, overlap=overlap)
+        else:
+            with self.run.step.sync.gathered():
+                if is_sharded(self.run.model):
+                    contribute(self.run.model, self.run.step.optimizer, self.run.ema)
         self.control.saved()
         self.note_written()
 
@@ -150,9 +155,9 @@ class Session:
         self.bar.write(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
 
     def _require_finite(self) -> None:
-        """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device."""
+        """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device, once."""
         parameters = [local(p.detach()) for p in self.run.model.parameters() if p.is_floating_point()]
-        broken = not all(bool(torch.isfinite(p).all()) for p in parameters)
+        broken = not all_finite(parameters, self.world.device)
         if any(self.world.gather(broken)) if is_sharded(self.run.model) else broken:
             step = self.state.steps - 1
             raise NonFinite(step, f"the weights became non-finite at step {step + 1}")
