@@ -174,6 +174,9 @@ class LinkConfig:
     """With --sync-every: how far to go from the last common weights to the average; DiLoCo uses 0.7."""
     outer_momentum: float = 0.0
     """With --sync-every: Nesterov momentum of these outer steps; DiLoCo uses 0.9."""
+    inner_state: Literal["averaged", "private"] = "averaged"
+    """With --sync-every: the optimizer's state between two averagings; private: each process keeps its own (DiLoCo's
+    paper), which checkpoints hold for all."""
 
     def __post_init__(self) -> None:
         require_finite(self)
@@ -190,8 +193,8 @@ class LinkConfig:
             "Use 0 for the plain average, 0.9 for DiLoCo.",
         )
         require(
-            self.sync_every > 1 or (self.outer_lr, self.outer_momentum) == (1.0, 0.0),
-            "--outer-lr and --outer-momentum belong to --sync-every",
+            self.sync_every > 1 or (self.outer_lr, self.outer_momentum, self.inner_state) == (1.0, 0.0, "averaged"),
+            "--outer-lr, --outer-momentum and --inner-state belong to --sync-every",
             "Give --sync-every 2 or more, or leave them out.",
         )
         require(
