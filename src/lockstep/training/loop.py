@@ -143,7 +143,9 @@ def compare(live: Session) -> None:
     model = live.run.model
     same = model.modules() if live.config.exact else (m for m in model.modules() if isinstance(m, SyncBatchNorm))
     buffers = {id(buffer) for module in same for buffer in module.buffers(recurse=False)}
-    desync.check(live.world, live.state.steps, model, live.run.step.optimizer, lambda buffer: id(buffer) in buffers)
+    step = live.run.step
+    compared: Callable[[Tensor], bool] = lambda buffer: id(buffer) in buffers  # noqa: E731
+    desync.check(live.world, live.state.steps, model, step.optimizer, compared, step.sync.private)
 
 
 def finish_epoch(live: Session) -> None:

@@ -12,6 +12,7 @@ from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
 from lockstep.config.plain import diff_configs
 from lockstep.errors import PeerError, UserError
+from lockstep.parallel.local import take_own
 from lockstep.parallel.repeatable import rounding
 from lockstep.processes.files import atomic_write
 from lockstep.processes.world import World
@@ -65,6 +66,7 @@ def load(run: Run, loaded: Loaded) -> State:
     optimizer = run.step.optimizer
     live = {name for group in optimizer.param_groups for name in group} - {"params"}
     saved = restore(loaded, run.model, optimizer, run.step.scaler, run.ema, keep=live)
+    take_own(optimizer, run.train.world, run.step.sync.link.inner_state == "private")
     run.step.sync.restart()
     return State.from_dict(saved["progress"])
 

@@ -94,9 +94,12 @@ class Session:
             # else weights change between two updates as well
             overlap = step.passes_write is False and self.config.link.sync_every == 1
             moment = (state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
-            self.writer.save(*moment, overlap=overlap)
-        elif is_sharded(self.run.model):
-            contribute(self.run.model, self.run.step.optimizer, self.run.ema)
+            with step.sync.gathered():
+                self.writer.save(*moment, overlap=overlap)
+        else:
+            with self.run.step.sync.gathered():
+                if is_sharded(self.run.model):
+                    contribute(self.run.model, self.run.step.optimizer, self.run.ema)
         self.control.saved()
         self.note_written()
 
