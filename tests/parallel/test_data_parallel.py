@@ -35,7 +35,7 @@ from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import train as training
 from lockstep.training.step import TrainStep
-from lockstep.training.summary import summary
+from lockstep.training.summary import _unequal, summary
 from tests.parallel.test_ddp import SINGLE, batch_of, network, state, train
 from tests.ranks import run_ranks
 
@@ -232,6 +232,12 @@ def test_a_run_says_over_how_many_gpus_it_goes_and_what_batch_norm_does(monkeypa
     assert " x 64 on 2 x cpu," in first
     assert any("each GPU's own part" in line for line in rest)
     assert not any("--nproc" in line for line in rest)
+
+
+def test_unequal_devices_are_told_by_rank() -> None:
+    assert _unequal(["A", "A"]) == []
+    (line,) = _unequal(["A", "B", "A"])
+    assert "A on ranks 0, 2; B on rank 1" in line
 
 
 def test_the_devices_of_a_module() -> None:

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, Damaged, decode, read_tensors
 from lockstep.checkpoint.snapshot import describe_parameters, numbered
 from lockstep.checkpoint.verified import Loaded
-from lockstep.checkpoint.weights import state_tensors
+from lockstep.checkpoint.weights import copy_into, state_tensors
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_part, part_of
-from lockstep.parallel.strategy import unwrap
 
 _SHOWN = 12  # lines of a difference that an error lists
 _KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
@@ -76,7 +75,7 @@ def _refuse(loaded: Loaded, lines: list[str]) -> None:
 
 def _copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own = state_tensors(model)
-    unwrap(model).load_state_dict({name: part_of(tensor, own[name]) for name, tensor in tensors.items()})
+    copy_into(model, {name: part_of(tensor, own[name]) for name, tensor in tensors.items()})
 
 
 def diff_tensors(what: str, saved: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:

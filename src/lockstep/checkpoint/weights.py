@@ -217,7 +217,14 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     if any(problems.values()):
         lines = "; ".join(f"{kind}: {_first(items)}" for kind, items in problems.items() if items)
         raise UserError(f"{source} does not fit {type(model).__name__}: {lines}", "Build the model that wrote it.")
-    model.load_state_dict(found)
+    copy_into(model, {name: torch.zeros_like(t) for name, t in own.items() if name not in found} | found)
+
+
+def copy_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy all entries into the model, as written by its own version: some modules ask, and a file does not say."""
+    state = state_tensors(model)  # beside its entries torch notes the modules' versions
+    state.update(tensors)
+    unwrap(model).load_state_dict(state)
 
 
 def state_tensors(model: nn.Module) -> dict[str, Tensor]:

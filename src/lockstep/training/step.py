@@ -81,6 +81,7 @@ class TrainStep:
         self._check_mean = True
         self._reseed = reseeding(driven(model))
         compiled = any(map(is_compiled, model.modules()))
+        self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
@@ -194,7 +195,19 @@ class TrainStep:
                         self.draws.planned(model, some)
                 return self._pass(model, some, theirs, piece, batch.count)
 
-        return self.sync.passes(self.model, sizes, reseed, take)
+        def take_and_keep(model: nn.Module, i: int) -> Tensor:
+            found = take(model, i)
+            if self._replays and i < len(sizes) - 1:
+                self._keep_gradients()
+            return found
+
+        return self.sync.passes(self.model, sizes, reseed, take_and_keep)
+
+    def _keep_gradients(self) -> None:
+        """Copy the gradients of a piece that others follow: a CUDA graph's next replay writes into their memory."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
