@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from lockstep.draws import kernels
 from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
-from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.untouched import untouched
@@ -181,19 +180,16 @@ class Draws:
         Batch norms normalise with what they have meanwhile, so that none waits for another rank.
 
         Raises:
-            UserError: for a sharded model that takes no such pass: FSDP would be left in the midst of it.
+            NotPlanned: for a sharded model that takes no such pass: FSDP would be left in the midst of it.
         """
         with self.lock:
             if self.plan is None:
                 sharded = is_sharded(model)  # not to be told in the midst of a pass
                 try:
                     self.plan = Plan(*(_recorded(model, images, count) for count in PASSES))
-                except _Refused as refused:
+                except NotPlanned as refused:
                     if sharded:
-                        raise UserError(
-                            f"{type(model).__name__} takes no pass of {refused}, by which its draws are keyed",
-                            "Use --strategy ddp, which keys them by a guess then.",
-                        ) from refused
+                        raise
                     self.plan, self.refused = Plan([], []), f" ({refused})"
             return self.plan
 
@@ -212,12 +208,12 @@ class Draws:
             )
 
 
-class _Refused(Exception):
+class NotPlanned(Exception):
     """A model took no pass of so many images, and why."""
 
 
 def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
-    """The calls of a forward pass over so many of the images, repeated where they are fewer. Raises _Refused."""
+    """The calls of a forward pass over so many of the images, repeated where they are fewer. Raises NotPlanned."""
     recorder = Recorder()
     with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"), asking(recorder):
         warnings.simplefilter("ignore")  # untouched puts the filters back
@@ -227,7 +223,7 @@ def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
             model(images[torch.arange(count, device=images.device) % len(images)])
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             first = (str(error).splitlines() or [""])[0]
-            raise _Refused(f"{count} images: {type(error).__name__}: {first}") from error
+            raise NotPlanned(f"{count} images: {type(error).__name__}: {first}") from error
     return recorder.calls
 
 
