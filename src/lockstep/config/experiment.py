@@ -68,6 +68,8 @@ class ModelConfig:
     model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
     init: Annotated[str, arg(help_behavior_hint="(default: random, by --seed)")] = ""
     """Start from these weights: a safetensors file, or a state_dict by torch.save, with or without `module.`."""
+    adapt_init: bool = False
+    """Take all of --init but a last layer for other classes, and its first convolution for grey or colour images."""
     batch_norm: str = "auto"
     """Statistics over the micro-batch on all processes (global; auto: that, where ranks step together), over each
     process's own part of it (local), or over so many samples that follow each other in the batch (groups:32)."""
