@@ -55,7 +55,7 @@ def export(run: str | Path, chosen: Export) -> Path:
     path = Path(chosen.out or f"{run.resolve().name}-{chosen.weights}.{ending}")
     if path.exists():
         raise UserError(f"{path} exists already", "Name another file with --out, or remove that one.")
-    tensors = {name: tensor.clone() for name, tensor in weights.read(source).items()}
+    tensors = {name: tensor.clone() for name, tensor in weights.read(source, ours=True).items()}
     try:
         with atomic_write(path) as temporary:
             if chosen.format == "torch":
