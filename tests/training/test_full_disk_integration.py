@@ -15,9 +15,9 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB."""
+    """A file system of 16 MiB."""
     (folder := tmp_path / "disk").mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True)
     if made.returncode or os.geteuid():
         pytest.skip("to mount a file system wants root")
     yield folder
