@@ -6,8 +6,9 @@
 
 Each in fp32 and bf16. Every side is a process of its own (two where the row has two), which stays alive and waits while
 another one trains; "raw" (with memory kept too) and Lockstep take part in every piece. Pieces are put together in
-results/throughput.json: a row's sides that are measured again replace what was there. Loader sides have --workers processes in all, which are
-alive before the clock starts; with one thread there is none, since a worker would be a second thread.
+results/throughput.json: a row's sides that are measured again replace what was there. Loader sides have --workers
+processes in all, which are alive before the clock starts; with one thread there is none, since a worker would be a
+second thread.
 """
 
 import argparse
@@ -138,7 +139,8 @@ NOTES = [
     "before the clock starts, so no start-up is in a figure.",
     "raw: the loop by hand over tensors; memory kept: with malloc told to keep what is freed, as Lockstep tells it, so "
     "that loop and allocator can be told apart. tutorial: DistributedSampler, plain DDP, .item() a step. timm: its "
-    "loader with its own crop and prefetcher, in a loop by hand. lockstep: its loader and TrainStep, augmentation by sample.",
+    "loader with its own crop and prefetcher, in a loop by hand. lockstep: its loader and TrainStep, augmentation by "
+    "sample.",
 ]
 APART = [
     f"Distance to the raw loop's weights after {COMPARE} steps without dropout and augmentation, over the way that "
