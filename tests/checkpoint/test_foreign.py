@@ -205,13 +205,13 @@ def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.pt"
     with pytest.raises(SystemExit) as ended:
-        cli.main(["export", str(run), "--format", "torch", "--weights", "final", "--out", str(out)])
+        cli.main(["export", str(run), "--to", "torch", "--weights", "final", "--out", str(out)])
     assert ended.value.code == 0
     assert capsys.readouterr().out.strip() == str(out)
     assert torch.load(out, weights_only=True)
     for words, message in (
         (["export"], "export needs a run folder"),
-        (["export", str(run), "--format", "onnx"], "unknown format 'onnx'"),
+        (["export", str(run), "--to", "tflite"], "unknown to 'tflite'"),
         (["export", str(tmp_path)], "no weights at"),
     ):
         with pytest.raises(SystemExit) as ended:
