@@ -67,9 +67,11 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def exhaustive(session: nox.Session) -> None:
-    """All families of torchvision and timm: gradients in float64, digests in exact mode; the better part of an hour."""
+    """All families of torchvision and timm: gradients in float64, digests in exact mode; a thousand kills; hours."""
     session.run(sys.executable, "-m", "tests.training.families")
     session.run(sys.executable, "-m", "tests.parallel.exact_families")
+    session.run(sys.executable, "-m", "tests.kills", "--kills", "1000")
+    session.run(sys.executable, "-m", "tests.kills", "--simultaneous", "50")
 
 
 @nox.session
