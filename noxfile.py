@@ -67,9 +67,10 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def exhaustive(session: nox.Session) -> None:
-    """All families of torchvision and timm: gradients in float64, digests in exact mode; a thousand kills; hours."""
+    """All families of torchvision and timm, 10,000 damaged run folders, 1,000 kills; hours."""
     session.run(sys.executable, "-m", "tests.training.families")
     session.run(sys.executable, "-m", "tests.parallel.exact_families")
+    session.run(sys.executable, "-m", "tests.damages", "--count", "10000")
     session.run(sys.executable, "-m", "tests.kills", "--kills", "1000")
     session.run(sys.executable, "-m", "tests.kills", "--simultaneous", "50")
 

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from lockstep.processes import proc
 from tests import warm
 
 # A test that runs inside somebody's job must not take it for its own, nor find data that a stranger's machine lacks.
@@ -19,8 +21,27 @@ _VARIABLES = (
 _HIDDEN = {name: os.environ[name] for name in os.environ if name in _VARIABLES or name.startswith(_LAUNCHERS)}
 for _name in _HIDDEN:
     del os.environ[_name]
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts background jobs; every child would inherit it
+# as a shell starts background jobs; every child would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+hypothesis.settings.register_profile("lockstep", deadline=None)  # of a test's time: machines are busy at times
+hypothesis.settings.load_profile("lockstep")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Share the whole suite out over two processes, file by file: alone it leaves half of two cores idle.
+
+    Not where files or other markers are named: those tests may be few, or want the machine to themselves.
+    """
+    option = config.option
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and option.markexpr.startswith("not slow")
+    alone = option.usepdb or option.collectonly or proc.cores() < 2 or "PYTEST_XDIST_WORKER" in os.environ
+    if whole and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
+        option.numprocesses, option.dist = 2, "loadfile"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

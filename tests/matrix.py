@@ -90,6 +90,8 @@ def _stopped(pool: Pool, config: Config, n: int) -> Iterator[str]:
     try:
         _run(pool, config, n)
     except UserError as error:
+        if "non-finite" not in str(error):
+            raise
         if f"non-finite at step {BAD_STEP + 1}" not in str(error):
             yield f"N = {n}: the bad batch came to: {error}"
     else:

@@ -20,7 +20,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "execution.strategy": ("fsdp", "single", "dp"),
     "execution.model_parallel": (2,),
     "link.compress": ("fp16", "bf16", "powersgd:2"),
-    "link": ("local SGD", "DiLoCo"),
+    "link": ("local SGD", "DiLoCo", "DiLoCo, private"),
     "optim.ema": (0.7,),
     "optim.clip_norm": (0.3,),
     "optim.optimizer": ("adamw", "muon"),
@@ -66,8 +66,9 @@ class Combination:
         net = "net64" if chosen.get("precision", "fp32") == "fp32" else "net32"
         fields: dict[str, dict[str, Any]] = {"": {}, "model": {"model": f"{_NETS}:{net}{unused}"}}
         if alone := chosen.pop("link", ""):
-            outer = {"outer_lr": 0.7, "outer_momentum": 0.5} if alone == "DiLoCo" else {}
-            fields["link"] = {"sync_every": ROUND, **outer}
+            outer = {"outer_lr": 0.7, "outer_momentum": 0.5} if "DiLoCo" in alone else {}
+            inner = {"inner_state": "private"} if "private" in alone else {}
+            fields["link"] = {"sync_every": ROUND, **outer, **inner}
         if chosen.pop("bad", False):
             fields["data"] = {"dataset": f"{_NETS}:bad"}
         for path, value in chosen.items():

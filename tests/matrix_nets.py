@@ -241,7 +241,8 @@ def _exchange(loops: list[_Loop], common: list[Tensor], momentum: list[Tensor], 
     each: Callable[[Any], list[list[Tensor]]] = lambda of: [list(of(loop)) for loop in loops]  # noqa: E731
     _level(each(lambda loop: loop.model.parameters()))
     _level(each(lambda loop: (b for b in loop.model.buffers() if b.is_floating_point())))
-    _level(each(_state))
+    if config.link.inner_state == "averaged":
+        _level(each(_state))
     outer_lr, mu = config.link.outer_lr, config.link.outer_momentum
     for i, start in enumerate(common):
         mean = list(loops[0].model.parameters())[i]

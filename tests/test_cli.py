@@ -215,7 +215,7 @@ def test_weights_say_what_an_answer_means(trained: Path, tmp_path: Path) -> None
     assert len(json.loads(note["mean"])) == len(json.loads(note["std"])) == 1
     other = tmp_path / "run"
     shutil.copytree(trained, other)
-    note["classes"] = json.dumps([str(digit) for digit in range(9, -1, -1)])
+    note = {"classes": json.dumps([str(digit) for digit in range(9, -1, -1)])}
     save_file(weights.read(final), other / "weights" / "final.safetensors", note)
     with pytest.raises(UserError, match="was trained on other classes than"):
         evaluated(World.single(), str(other))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.commands.export import Export
 from lockstep.commands.predict import Predict
 from lockstep.config import Config
 from lockstep.config.flags import SHORT, known_flags
@@ -19,7 +20,7 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("src/**/*.md")]
 )
 BESIDE = {"--help", "--version", *SHORT}  # of the command itself, and switches
-_COMMAND = re.compile(r"lockstep (?:train|eval|predict)\b[^`\n]*|`(--[^`\n]*)`")
+_COMMAND = re.compile(r"lockstep (?:train|eval|predict|export)\b[^`\n]*|`(--[^`\n]*)`")
 _NAME = re.compile(r"\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 
 
@@ -33,13 +34,8 @@ def flags_of_lockstep(text: str) -> set[str]:
 
 
 def not_flags(text: str) -> set[str]:
-    return (
-        flags_of_lockstep(text)
-        - set(known_flags(Config))
-        - set(known_flags(Evaluation))
-        - set(known_flags(Predict))
-        - BESIDE
-    )
+    ours = {flag for cls in (Config, Evaluation, Export, Predict) for flag in known_flags(cls)}
+    return flags_of_lockstep(text) - ours - BESIDE
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/zh/README.md", "CHANGELOG.md"])

@@ -20,14 +20,15 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.data.readers import reader
+from lockstep.models.cifar10_speed import LargestOf
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.ddp import LockstepDDP
 from lockstep.parallel.sharded import shard, whole
 from lockstep.parallel.strategy import parallelize
-from lockstep.processes.devices import device_name
+from lockstep.processes.devices import device_identity, device_name, require_apart
 from lockstep.processes.memory import free_bytes, peaks_gib
 from lockstep.processes.world import World
-from lockstep.training.evaluation import evaluate
+from lockstep.training.evaluation import averaged, evaluate
 from lockstep.training.precision import configure
 from lockstep.training.step import TrainStep
 from tests.parallel.test_ddp import SINGLE, batch_of, network
@@ -95,6 +96,38 @@ def test_a_group_of_one_process_trains_as_the_model_alone(kind: str, precision: 
     alone, spread = run_ranks(_group_of_one, 1, kind, precision, how)[0]
     close = 1e-4 if precision == "fp32" else 3e-2
     assert spread == pytest.approx(alone, rel=close, abs=close)
+
+
+@pytest.mark.gpu
+def test_replayed_graphs_go_with_accumulation_and_with_views() -> None:
+    device, ends = _need(1)[0], []
+    configure("fp32", device)
+    for mode in ("", "reduce-overhead"):
+        model = _model(device)
+        if mode:
+            model.compile(mode=mode)
+        trained = _trained(model, model, device, "fp32")
+        views = averaged(model.eval(), _batch(device, 8, 1, 0).images, "shift").flatten().tolist()
+        ends.append(trained + views)
+    assert ends[1] == pytest.approx(ends[0], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_which_one_it_is() -> None:
+    gpus = _need(1)
+    require_apart([device_identity(gpu) for gpu in gpus])
+    assert device_identity(gpus[0])
+
+
+@pytest.mark.gpu
+def test_exact_mode_trains_cifar10_speed_s_network() -> None:
+    device = _need(1)[0]
+    torch.use_deterministic_algorithms(True)
+    try:
+        x = torch.randn(4, 8, 3, 3, device=device, requires_grad=True)
+        LargestOf()(x).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # The device's own clocks and memory

@@ -45,10 +45,25 @@ USED = {
         "the places of a module's buffers, empty ones too, whichever tensor is there",
         lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
     ),
+    "_foreach_lerp_": Use(
+        ("training/average.py",),
+        "moves all averages by a few kernels, as torch's optimizers do",
+        lambda: hasattr(torch, "_foreach_lerp_"),
+    ),
     "_version": Use(
-        ("parallel/exact.py",),
+        ("checkpoint/snapshot.py", "parallel/exact.py", "training/step.py"),
         "whether forward has written into a parameter",
         lambda: torch.zeros(1).add_(1)._version == 1,
+    ),
+    "_optimizer_step_pre_hooks": Use(
+        ("training/step.py",),
+        "whether something that may draw runs before an optimizer's step",
+        lambda: "_optimizer_step_pre_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
+    ),
+    "_optimizer_step_post_hooks": Use(
+        ("training/step.py",),
+        "whether something that may draw runs after an optimizer's step",
+        lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_orig_mod": Use(
         ("parallel/data_parallel.py", "parallel/strategy.py"),

@@ -23,7 +23,7 @@ _PUBLIC = {
     "Classifier": "lockstep.inference.classifier",
     "evaluate": "lockstep.training.evaluation",
     "launch": "lockstep.processes.launcher",
-    "load": "lockstep.inference.classifier",
+    "load": "lockstep.inference.loading",
     "loaders": "lockstep.training.assemble",
     "parallelize": "lockstep.parallel.strategy",
     "recipe": "lockstep.config.recipes",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lockstep.data.order import Order as Order
     from lockstep.errors import UserError as UserError
     from lockstep.inference.classifier import Classifier as Classifier
-    from lockstep.inference.classifier import load as load
+    from lockstep.inference.loading import load as load
     from lockstep.parallel.local import LocalSync as LocalSync
     from lockstep.parallel.strategy import parallelize as parallelize
     from lockstep.processes.failures import WorkerFailed as WorkerFailed

@@ -1,6 +1,7 @@
 """Errors that a user can act on: what happened, where, and what to do."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_FAILURE = 1
@@ -38,6 +39,13 @@ def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> Use
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
     return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
+
+
+def reason(error: BaseException) -> str:
+    """What somebody's error says, in one line: without colours and addresses, with its type where it says little."""
+    line = re.sub(r"\x1b\[[0-9;]*m| ?<_io\.[^>]*>", "", str(error)).strip().partition("\n")[0]
+    says = re.search("[A-Za-z]{3}", line) and not isinstance(error, KeyError)
+    return line if says else f"{type(error).__name__} {line}".strip()
 
 
 class PeerError(Exception):

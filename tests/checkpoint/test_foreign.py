@@ -13,7 +13,7 @@ from torch import nn
 
 from lockstep import cli
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.weights import load_foreign, read_foreign
+from lockstep.checkpoint.foreign import load_foreign, read_foreign
 from lockstep.commands.export import Export, export
 from lockstep.errors import UserError
 from tests.checkpoint.moments import bits, model
@@ -24,7 +24,7 @@ def prefixed(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
-@pytest.mark.parametrize("nest", [None, "state_dict", "model", "model_state_dict"])
+@pytest.mark.parametrize("nest", [None, "state_dict", "net", "model_state_dict"])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_state_dicts_of_torch_load(tmp_path: Path, prefix: str, nest: str | None, legacy: bool) -> None:
     theirs, ours, path = model(0), model(1, channels_last=True), tmp_path / "weights.anything"
@@ -62,6 +62,42 @@ def test_another_models_weights_are_refused_by_name(tmp_path: Path) -> None:
     torch.save({"module.weight": torch.ones(3, 3)}, tmp_path / "w.pt")
     with pytest.raises(UserError, match=r"w\.pt does not fit Linear: missing: bias; another shape: weight \[3, 3\]"):
         load_foreign(nn.Linear(2, 2), tmp_path / "w.pt")
+
+
+def test_a_lightning_module_s_names_are_found_below_its_attribute(tmp_path: Path) -> None:
+    theirs, ours = model(0), model(1)
+    torch.save({"epoch": 1, "state_dict": prefixed(theirs.state_dict(), "model.")}, tmp_path / "w.ckpt")
+    assert load_foreign(ours, tmp_path / "w.ckpt") == []
+    assert bits(ours.state_dict()) == bits(theirs.state_dict())
+
+
+def _net(channels: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, classes))
+
+
+def test_other_classes_and_colours_are_taken_where_that_is_asked(tmp_path: Path) -> None:
+    theirs, path = _net(3, 9), tmp_path / "w.pt"
+    torch.save(prefixed(theirs.state_dict(), "model."), path)
+    grey, before = _net(1, 5), _net(1, 5)
+    before.load_state_dict(grey.state_dict())
+    with pytest.raises(UserError, match=r"0\.weight \[4, 3, 3, 3\], the model has \[4, 1, 3, 3\]") as refused:
+        load_foreign(grey, path)
+    done = ["0 is summed over its 3 input channel(s)", "3 is drawn anew"]
+    assert "--adapt-init: " + "; ".join(done) in refused.value.remedy
+    assert bits(grey.state_dict()) == bits(before.state_dict())
+    assert load_foreign(grey, path, adapt=True) == done
+    ours, drawn = grey.state_dict(), before.state_dict()
+    assert torch.equal(ours["3.weight"], drawn["3.weight"])
+    assert torch.equal(ours["1.running_var"], theirs.state_dict()["1.running_var"])
+    images = torch.randn(2, 1, 4, 4)
+    torch.testing.assert_close(grey[0](images), theirs[0](images.expand(-1, 3, -1, -1)))  # grey is equal colours
+    torch.save(grey.state_dict(), path)
+    colours = _net(3, 5)
+    assert load_foreign(colours, path, adapt=True) == ["0 is summed over its 1 input channel(s)"]
+    torch.testing.assert_close(colours[0](images.expand(-1, 3, -1, -1)), grey[0](images))
+    torch.save(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).state_dict(), path)
+    with pytest.raises(UserError, match="Build the model that wrote it"):
+        load_foreign(_net(1, 5), path, adapt=True)
 
 
 class _Bomb:
@@ -169,13 +205,13 @@ def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.pt"
     with pytest.raises(SystemExit) as ended:
-        cli.main(["export", str(run), "--format", "torch", "--weights", "final", "--out", str(out)])
+        cli.main(["export", str(run), "--to", "torch", "--weights", "final", "--out", str(out)])
     assert ended.value.code == 0
     assert capsys.readouterr().out.strip() == str(out)
     assert torch.load(out, weights_only=True)
     for words, message in (
         (["export"], "export needs a run folder"),
-        (["export", str(run), "--format", "onnx"], "unknown format 'onnx'"),
+        (["export", str(run), "--to", "tflite"], "unknown to 'tflite'"),
         (["export", str(tmp_path)], "no weights at"),
     ):
         with pytest.raises(SystemExit) as ended:

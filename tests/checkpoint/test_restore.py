@@ -19,6 +19,7 @@ from lockstep.checkpoint.restore import restore
 from lockstep.checkpoint.snapshot import Buffers, snapshot
 from lockstep.checkpoint.store import write
 from lockstep.checkpoint.verified import Loaded, verify
+from lockstep.checkpoint.weights import load_foreign
 from lockstep.config import Config, Execution, OptimConfig
 from lockstep.config.plain import diff_configs
 from lockstep.errors import UserError
@@ -129,6 +130,31 @@ def test_wrappers_scaler_and_average_come_along(tmp_path: Path) -> None:
     for before, after in ((first, second), (averages[0], averages[1]), (scalers[0], scalers[1])):
         assert bits(after.state_dict()) == bits(before.state_dict())
     assert scalers[1].state_dict()["_growth_tracker"] == 17
+
+
+class Versioned(nn.Linear):
+    """Asks which version of it wrote its entries, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, entries: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        if metadata.get("version") != 2:
+            raise ValueError(f"version should be 2 instead of {metadata.get('version')}")
+        super()._load_from_state_dict(entries, prefix, metadata, *rest)
+
+
+def test_a_module_that_asks_for_the_version_of_its_entries_gets_its_own(tmp_path: Path) -> None:
+    first, second, third = (nn.Sequential(Versioned(3, 2), nn.BatchNorm1d(2)) for _ in range(3))
+    average = AveragedModel(second)
+    optimizer = torch.optim.SGD(first.parameters(), 0.1)
+    loaded = _through_disk(tmp_path, 1, first, optimizer, ema=AveragedModel(first))
+    restore(loaded, second, ema=average)
+    assert bits(second.state_dict()) == bits(average.module.state_dict()) == bits(first.state_dict())
+    old = {name: tensor for name, tensor in first.state_dict().items() if name != "1.num_batches_tracked"}
+    torch.save(old, tmp_path / "old.pt")
+    third[1].num_batches_tracked.fill_(5)
+    load_foreign(third, tmp_path / "old.pt")
+    assert bits(third.state_dict()) == bits(first.state_dict()), "a count that is not there is 0"
 
 
 def test_what_is_none_is_left_out(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from lockstep.checkpoint.restore import restore
 from lockstep.checkpoint.store import name_of, steps
@@ -65,6 +66,56 @@ def test_training_goes_on_while_a_slow_disk_takes_the_moment_of_the_call(tmp_pat
     other = OPTIMIZERS["adam"](list(fresh.parameters()))
     assert restore(loaded, fresh, other) == {"samples": [8]}
     assert (bits(fresh.state_dict()), bits(other.state_dict())) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "lbfgs"])
+def test_a_slow_copy_cannot_see_the_next_steps_values(tmp_path: Path, name: str) -> None:
+    gate = Gate("copy")
+    net = model(channels_last=True)
+    optimizer = OPTIMIZERS[name](list(net.parameters()))
+    ema = AveragedModel(net)
+    train(net, optimizer, 0, 2)
+    ema.update_parameters(net)
+    expected = bits(net.state_dict()), bits(optimizer.state_dict()), bits(ema.state_dict())
+    writer = Writer(tmp_path, keep=2, at=gate)
+    writer.save(2, net, optimizer, ema=ema, overlap=True)
+    assert gate.reached.wait(60)
+
+    def go_on() -> None:
+        train(net, optimizer, 2, 3)
+        ema.update_parameters(net)
+
+    training = threading.Thread(target=go_on)
+    training.start()
+    training.join(0.05)
+    waits = training.is_alive()
+    gate.open.set()
+    training.join(60)
+    writer.close()
+    (saved,) = writer.finished()
+    loaded = newest(tmp_path, {2: saved["digest"]})
+    fresh = model(1, channels_last=True)
+    other, average = OPTIMIZERS[name](list(fresh.parameters())), AveragedModel(fresh)
+    assert loaded is not None
+    restore(loaded, fresh, other, ema=average)
+    assert (bits(fresh.state_dict()), bits(other.state_dict()), bits(average.state_dict())) == expected
+    assert waits, "the next update came before the copy of what it changes"
+    assert bits(net.state_dict()) != expected[0], "training went on"
+    assert not optimizer._optimizer_step_pre_hooks, "it waits no longer"
+
+
+def test_what_writes_into_weights_beside_the_optimizer_is_told(tmp_path: Path) -> None:
+    gate = Gate("copy")
+    net, optimizer = tiny(1)
+    writer = Writer(tmp_path, keep=2, at=gate)
+    writer.save(1, net, optimizer, overlap=True)
+    assert gate.reached.wait(60)
+    with torch.no_grad():
+        next(net.parameters()).add_(1)
+    gate.open.set()
+    with pytest.raises(UserError, match="step 1 was not made: something beside the optimizer's step wrote into"):
+        writer.close()
+    assert steps(tmp_path) == {}
 
 
 def test_one_write_at_a_time_and_the_wait_is_part_of_the_stall(tmp_path: Path, gate: Gate) -> None:

@@ -25,7 +25,7 @@ def journal(
 ) -> list[Any]:
     """A run whose log windows of `steps` steps took so many seconds each."""
     per_epoch = len(seconds) // epochs
-    records: list[dict[str, Any]] = [{"kind": "run", "device": "cpu (AVX2)"}]
+    records: list[dict[str, Any]] = [{"kind": "run", "devices": ["cpu (AVX2)"]}]
     for number, took in enumerate(seconds, 1):
         record = {"kind": "step", "step": number * steps, "samples": number * steps * batch}
         record["epoch"] = min(epochs, 1 + (number - 1) // per_epoch) - 1

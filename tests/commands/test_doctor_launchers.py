@@ -88,6 +88,12 @@ def test_the_gpus_that_slurm_counts_where_torch_sees_none() -> None:
     assert found.status == "fail"
 
 
+def test_a_task_that_sees_its_own_gpu_alone_is_well() -> None:
+    step = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "4"}
+    assert [each.status for each in slurm({**step, "SLURM_GPUS_ON_NODE": "4"}, gpus=1)] == ["ok"]
+    assert [each.status for each in slurm(step, gpus=1)] == ["fail"]
+
+
 def test_cores_of_a_task() -> None:
     step = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "4"}
     found = slurm(step, gpus=4, usable=1)

@@ -23,20 +23,20 @@ from lockstep.errors import UserError
 from lockstep.processes.world import World
 from tests.data.formats import write_folders
 
-SUFFIXES = (".png", ".JPG", ".jpeg", ".webp", ".bmp", ".ppm")
+SUFFIXES = (".png", ".JPG", ".jpeg", ".webp", ".bmp", ".ppm", ".tif", ".TIFF", ".gif")
 draws22 = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)
 sides = st.integers(1, 700)
 
 
 def test_classes_and_files_are_sorted_and_labelled(tmp_path: Path) -> None:
-    write_folders(tmp_path, ("bee", "ant"), 6, SUFFIXES)
+    write_folders(tmp_path, ("bee", "ant"), len(SUFFIXES), SUFFIXES)
     for name in (".hidden.png", "notes.txt"):
         (tmp_path / "train/ant" / name).write_text("no image")
     (tmp_path / "train/.cache").mkdir()
     (tmp_path / "train/bee/more").mkdir()
     shutil.copy(tmp_path / "train/bee/0.png", tmp_path / "train/bee/more/0.png")
     train, val = load(DataConfig(dataset="folder", image_size=16), tmp_path, 0, World.single())
-    assert (len(train), len(val), train.classes, train.shape) == (13, 12, ("ant", "bee"), (3, 16, 16))
+    assert (len(train), len(val), train.classes, train.shape) == (19, 18, ("ant", "bee"), (3, 16, 16))
     assert isinstance(train, FolderSet)
     found = [train.path(i) for i in range(len(train))]
     assert [str(path.relative_to(tmp_path / "train")) for path in found] == sorted(
@@ -44,11 +44,14 @@ def test_classes_and_files_are_sorted_and_labelled(tmp_path: Path) -> None:
         for path in (tmp_path / "train").rglob("*.*")
         if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
     )
-    images, labels = train.read(np.arange(13), None)
-    assert images.shape == (13, 3, 16, 16)
+    images, labels = train.read(np.arange(19), None)
+    assert images.shape == (19, 3, 16, 16)
     assert images.dtype == torch.uint8
-    assert labels.tolist() == [0] * 6 + [1] * 7
-    assert torch.equal(images[6], images[12])  # the copy
+    assert labels.tolist() == [0] * 9 + [1] * 10
+    assert torch.equal(images[9], images[18])  # the copy
+    assert set(train.left_out.split(", ")) == {"1 folder .cache", "1 hidden", "1 .txt"}
+    assert isinstance(val, FolderSet)
+    assert val.left_out == ""
 
 
 def test_the_default_size_is_224_and_test_may_stand_for_val(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ def test_torch_is_as_it_was_afterwards() -> None:
     torch.manual_seed(5)
     passes(model, images, WHOLE)
     assert torch.equal(torch.rand(3), expected), "no draw of ours comes from torch's generator"
+    torch.manual_seed(5)
+    assert torch.equal(torch.empty(3).uniform_(), expected), "a tensor's methods stay replaced, and are torch's"
     assert {(place, name): place.__dict__.get(name) for place, name in before} == before
     assert (F.dropout(torch.ones(1000)) == 0).any()
 

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +20,23 @@ import lockstep as ls
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.card import Card
 from lockstep.cli import main
-from lockstep.config import Config, DataConfig, Execution, ModelConfig
 from lockstep.data.layout import load_folders
 from lockstep.errors import UserError
 from lockstep.inference.classifier import likeliest
 from lockstep.inference.pictures import find, fitted
 from lockstep.inference.predictions import predictions
 from lockstep.processes.world import World
-from lockstep.training.assemble import build_model, eval_loader
+from lockstep.training.assemble import eval_loader
 from lockstep.training.evaluation import outputs
+from tests.inference.runs import CHUNK, CLASSES, config, leave_a_run
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
-CLASSES = ("bee", "ant", "c-d", "c")  # as folders, "c" comes before "c-d" though "c-d/1" sorts before "c/1"
-CHUNK = 4
-
-
-def pictures(root: Path, each: int = 3) -> Path:
-    """Class folders with pictures of odd sizes."""
-    generator = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for number, name in enumerate(CLASSES):
-            for k in range(each):
-                file = root / split / name / f"{k}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                size = (20 + 3 * k + number, 27 - 2 * k, 3)
-                Image.fromarray(generator.integers(0, 256, size, dtype=np.uint8)).save(file)
-    return root
-
-
-def config(root: Path, **data: Any) -> Config:
-    return Config(
-        data=DataConfig(dataset="folder", **({"image_size": 16} | data)),
-        model=ModelConfig(model="digits_net"),
-        execution=Execution(data_dir=str(root), eval_batch_size=CHUNK, workers=0),
-    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder as `lockstep train` leaves one, with random weights; the pictures are in `data` below it."""
-    run = tmp_path_factory.mktemp("run")
-    asked = config(pictures(run / "data"))
-    train, _ = load_folders(run / "data", 16, 0, False)
-    (run / "weights").mkdir()
-    model = build_model(replace(asked, seed=3), train)
-    weights.save(model, run / "weights" / "best.safetensors", Card.of(asked, train).to_metadata())
-    return run
+    return leave_a_run(tmp_path_factory.mktemp("run"))
 
 
 def asked_and_evaluated(world: World, run: Path) -> tuple[list[str], list[Any], list[Any]]:
@@ -213,7 +182,7 @@ def test_the_command_writes_tables_csv_and_json_and_sorts(
         (["{run}"], "predict needs a run and pictures"),
         (["{run}", "nothing.png"], "there is no picture or folder nothing.png"),
         (["{run}", "{empty}"], "holds no image"),
-        (["{empty}", "{run}"], "does not say what model it is for"),
+        (["{empty}", "{run}"], "no weights at"),
         (["{run}/weights/best.safetensors", "{run}/data", "--top", "0"], "--top 0 is not positive"),
         (["{run}", "{run}/data", "--file", "{run}/weights/best.safetensors"], "exists already"),
         (["{code}", "{run}/data"], "names code that this would run: model os:getcwd"),

@@ -109,3 +109,19 @@ def test_the_file_tells_what_its_recipe_does() -> None:
         assert figure in text
         assert figure in measured
     assert f"Batch {config.batch_size:,} in {config.precision}; the rate falls from {config.optim.lr} to 0" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_the_largest_activation_is_torchs_with_its_gradient(dtype: torch.dtype, memory: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (6, 5, 3, 3)).to(dtype)  # equal ones in nearly every channel
+    x[0, 0, 1, 1] = torch.nan
+    x[0, 1, 0, 0] = -torch.inf
+    ours, theirs = (x.clone().to(memory_format=memory).requires_grad_() for _ in range(2))
+    weights = torch.randn(6, 5).to(dtype)
+    out, expected = experiment.LargestOf()(ours), nn.AdaptiveMaxPool2d(1)(theirs).flatten(1)
+    assert torch.equal(out.nan_to_num(9), expected.nan_to_num(9))
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
+from lockstep.draws.generators import reseeding
 from lockstep.errors import UserError
 from lockstep.parallel import data_parallel as module
 from lockstep.parallel import strategy
@@ -30,12 +31,11 @@ from lockstep.parallel.modules import average_buffers
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.processes.memory import peak_gib, peaks_gib
 from lockstep.processes.world import World
-from lockstep.training import step as stepping
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import train as training
 from lockstep.training.step import TrainStep
-from lockstep.training.summary import summary
+from lockstep.training.summary import _unequal, summary
 from tests.parallel.test_ddp import SINGLE, batch_of, network, state, train
 from tests.ranks import run_ranks
 
@@ -234,6 +234,12 @@ def test_a_run_says_over_how_many_gpus_it_goes_and_what_batch_norm_does(monkeypa
     assert not any("--nproc" in line for line in rest)
 
 
+def test_unequal_devices_are_told_by_rank() -> None:
+    assert _unequal(["A", "A"]) == []
+    (line,) = _unequal(["A", "B", "A"])
+    assert "A on ranks 0, 2; B on rank 1" in line
+
+
 def test_the_devices_of_a_module() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     assert driven(model) == [torch.device("cpu"), torch.device("meta")]
@@ -293,7 +299,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Cuda)
     monkeypatch.setattr(torch.accelerator, "device_index", Chosen)
-    reseed = stepping._reseed(_gpus(3))
+    reseed = reseeding(_gpus(3))
     for seed in (7, 7, 8):
         reseed(seed)
     first, again, other = told[:3], told[3:6], told[6:]
@@ -302,7 +308,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first[0] == (0, 7), "one GPU alone draws the same"
     assert len({seed for _, seed in first + other}) == 6
     told.clear()
-    stepping._reseed(_gpus(1))(7)
+    reseeding(_gpus(1))(7)
     assert told == [(0, 7)]
 
 

@@ -1,5 +1,6 @@
 """Local SGD: steps alone, then common weights, the same on all ranks and resumable."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep.parallel.local import LocalSync
+from lockstep.parallel.local import LocalSync, take_own
 from lockstep.parallel.strategy import parallelize
 from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
@@ -75,8 +76,40 @@ def outer(world: World) -> dict[str, list[float]]:
     return {"ours": numbers(step.model), "reference": numbers(common)}
 
 
+def private(world: World) -> dict[str, Any]:
+    """Weights come together, and each rank's momentum stays its own; a checkpoint's rows give each its own again."""
+    step, sync = stepped(world, 3, [6] * 3, momentum=0.9, inner_state="private")
+    optimizer = step.optimizer
+    own = [s["momentum_buffer"].clone() for s in optimizer.state.values()]
+    with sync.gathered():
+        rows = {p: dict(s) for p, s in optimizer.state.items()} if world.rank == 0 else {}
+        told = world.gather([{k: v.tolist() for k, v in s.items()} for s in rows.values()])[0]
+    left = {key for s in optimizer.state.values() for key in s}
+
+    def read(kept: bool, world: World) -> list[torch.Tensor]:
+        for s, saved in zip(optimizer.state.values(), told, strict=True):
+            s.update({key: torch.tensor(value, dtype=torch.float64) for key, value in saved.items()})
+        take_own(optimizer, world, kept)
+        return [s["momentum_buffer"] for s in optimizer.state.values()]
+
+    again, mean = read(True, world), [world.sum(value.clone()) / world.size for value in own]
+    fewer = read(True, dataclasses.replace(world, rank=0, size=world.size + 1))
+    return {
+        "weights": numbers(step.model),
+        "own": own[0].flatten().tolist(),
+        "left": left,
+        "again": all(torch.equal(a, b) for a, b in zip(again, own, strict=True)),
+        "fewer": all(torch.allclose(a, b) for a, b in zip(fewer, mean, strict=True)),
+    }
+
+
 def everything(world: World) -> dict[str, Any]:
-    return {"every": every_step_is_ddp(world), "apart": apart_and_together(world), "outer": outer(world)}
+    return {
+        "every": every_step_is_ddp(world),
+        "apart": apart_and_together(world),
+        "outer": outer(world),
+        "private": private(world),
+    }
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -104,6 +137,17 @@ def test_the_outer_step_is_nesterov_sgd_on_the_way_to_the_average(ranks: list[di
     for rank in ranks:
         assert rank["outer"]["ours"] == ranks[0]["outer"]["ours"]
         assert rank["outer"]["ours"] == pytest.approx(rank["outer"]["reference"], abs=1e-12)
+
+
+def test_private_states_stay_apart_and_a_checkpoint_holds_them_all(ranks: list[dict[str, Any]]) -> None:
+    first, *others = (rank["private"] for rank in ranks)
+    for other in others:
+        assert other["weights"] == first["weights"]
+        assert other["own"] != first["own"]
+    for rank in (first, *others):
+        assert rank["left"] == {"momentum_buffer"}
+        assert rank["again"]
+        assert rank["fewer"]
 
 
 def test_one_process_takes_steps_as_ever() -> None:

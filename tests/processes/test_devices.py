@@ -34,6 +34,10 @@ ALLOWED = {
     ): "nn.DataParallel's copies are compiled for CUDA and ROCm alone",
     ("src/lockstep/config/execution.py", "'cuda'"): "the flag's values",
     (
+        "src/lockstep/parallel/norm_kernels.py",
+        "'cuda'",
+    ): "torch's fused batch normalisation is compiled for CUDA and ROCm",
+    (
         "src/lockstep/processes/devices.py",
         "'cuda'",
     ): "what hides GPUs, and where to look for them, by kind",

@@ -13,7 +13,7 @@ import torch
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
-from lockstep.processes.devices import device_type, devices
+from lockstep.processes.devices import device_type, devices, own_devices, rank_device, require_apart
 from lockstep.processes.environment import launcher_ranks
 from lockstep.processes.proc import cores
 from lockstep.processes.world import World, join
@@ -162,6 +162,24 @@ def test_with_gpus_those_asked_for_must_be_there_and_each_process_has_its_own(mo
     alone: dict[str, str] = {}
     with join(Execution(gpus=(1,), threads=1), alone) as world:
         assert world.device == torch.device("cuda", 1)
+
+
+def test_a_process_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As srun --gpus-per-task=1 leaves it: four processes on the machine, each in sight of one GPU."""
+    monkeypatch.setattr(torch, "accelerator", Gpus)
+    monkeypatch.setattr(Gpus, "count", 1)
+    assert [rank_device(Execution(), rank, 4) for rank in range(4)] == [torch.device("cuda", 0)] * 4
+    monkeypatch.setattr(Gpus, "count", 2)
+    stages = Execution(model_parallel=2)
+    assert rank_device(stages, 3, 4) == torch.device("cuda", 0)
+    assert own_devices(stages, 3) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def test_two_ranks_on_one_gpu_are_named() -> None:
+    require_apart(["GPU-1", "GPU-2", None, None])
+    with pytest.raises(UserError, match=r"ranks 1 and 3 are on the same GPU \(GPU-2\)") as caught:
+        require_apart(["GPU-1", "GPU-2", "GPU-3", "GPU-2"])
+    assert "--gpus-per-task=1" in caught.value.remedy
 
 
 # Talking

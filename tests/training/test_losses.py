@@ -210,6 +210,29 @@ def test_an_optimizer_that_draws_noise_draws_the_same_on_every_rank() -> None:
     np.testing.assert_allclose(first["weights"], noisy(SINGLE)["weights"], rtol=0, atol=1e-12)
 
 
+def _discard(_: torch.Tensor) -> None:
+    """Nothing, which a hook has to return."""
+
+
+@pytest.mark.parametrize("place", ["register_step_pre_hook", "register_step_post_hook", "step"])
+def test_what_hangs_on_an_optimizer_draws_the_same_whatever_forward_has_drawn(place: str) -> None:
+    drawn = []
+    for amount in (0, 5):
+        model = nn.Linear(FEATURES, CLASSES)
+        model.register_forward_pre_hook(lambda *_, amount=amount: _discard(torch.empty(amount).random_()))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if place == "step":
+            optimizer.step = lambda: drawn.append(float(torch.rand(1)))  # type: ignore[method-assign, assignment, misc]
+        else:
+            getattr(optimizer, place)(lambda *_: drawn.append(float(torch.rand(1))))
+        images, labels = whole_batch(0)
+        pieces = micro_batches(len(images), 1, SINGLE)
+        TrainStep(model.to(images.dtype), F.cross_entropy, optimizer)(
+            Batch(images, labels, pieces, np.arange(len(images)), 0, 0, 0)
+        )
+    assert drawn[0] == drawn[1]
+
+
 def overflowing(world: World, skip: bool) -> dict[str, Any]:
     """fp16 whose scale is too large at first for single samples' gradients, not for sums over them."""
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """What each precision switches, allows and refuses."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,19 @@ def test_only_fp16_scales_and_a_non_finite_gradient_skips_the_step() -> None:
         scale.update()
         assert weight.item() == expected
     assert scale.get_scale() < before
+
+
+def test_fp32_takes_back_the_newer_switches_too() -> None:
+    backends: Any = torch.backends
+    places = [backends, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul]
+    places += [backends.mkldnn, backends.mkldnn.conv, backends.mkldnn.matmul]
+    for first, *others in [(place,) for place in places] + [tuple(places)]:
+        for place in (first, *others):
+            place.fp32_precision = "tf32"
+        configure("fp32", CPU)
+        assert not any(place.fp32_precision == "tf32" for place in places)
+        assert not torch.backends.cudnn.allow_tf32, "may be read"
+        assert not torch.backends.cuda.matmul.allow_tf32
 
 
 @pytest.mark.gpu

@@ -158,7 +158,7 @@ def poisoned(world: World, config: Config, folder: str, step: int) -> list[int]:
     if world.rank == 0:
         Path(folder, "weights").mkdir(parents=True, exist_ok=True)
     world.barrier()
-    with mock.patch("lockstep.training.session.assemble", spoiling):
+    with mock.patch("lockstep.training.loop.assemble", spoiling):
         return train(config, world, Path(folder)).state.skipped
 
 

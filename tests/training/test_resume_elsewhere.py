@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from lockstep.checkpoint import weights
+from lockstep.checkpoint.foreign import load_foreign
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
 from lockstep.errors import UserError
 from lockstep.models import build
@@ -101,14 +102,14 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, spoil: Any, said: str
     name = next(iter(state))
     torch.save({**state, name: spoil(state[name])}, tmp_path / "spoiled.pt")
     with pytest.raises(UserError, match=f"{name}.*{said}|{said}.*{name}"):
-        weights.load_foreign(model, tmp_path / "spoiled.pt")
+        load_foreign(model, tmp_path / "spoiled.pt")
 
 
 def test_batch_norms_count_of_batches_may_be_missing_as_in_torch(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     state = {name: value + 1 for name, value in model.state_dict().items() if "num_batches" not in name}
     torch.save(state, tmp_path / "old.pt")
-    weights.load_foreign(model, tmp_path / "old.pt")
+    load_foreign(model, tmp_path / "old.pt")
     loaded = model.state_dict()
     assert torch.equal(loaded["1.weight"], state["1.weight"])
     assert int(loaded["1.num_batches_tracked"]) == 0

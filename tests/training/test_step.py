@@ -298,6 +298,45 @@ def test_a_user_keeps_a_plain_module_and_a_plain_optimizer() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class _Replay(torch.autograd.Function):
+    """x @ weight, whose gradient lies in memory that the next call writes to, as that of a CUDA graph does."""
+
+    memory = np.zeros((FEATURES, CLASSES))
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        _Replay.memory[:] = (x.T @ grad).numpy()
+        return None, torch.from_numpy(_Replay.memory)
+
+
+class Replayed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, FEATURES * CLASSES).double().view(FEATURES, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        replayed: Tensor = _Replay.apply(x, self.weight)
+        return replayed
+
+
+def test_gradients_in_a_graph_s_memory_outlive_the_next_piece() -> None:
+    ends = []
+    for accumulate, replays in ((1, False), (2, True), (2, False)):
+        model = Replayed()
+        step = TrainStep(model, F.cross_entropy, sgd(model))
+        step._replays = replays  # as where a compiled model is on a GPU
+        step(batch_of(SINGLE, inputs(6).double(), accumulate=accumulate))
+        ends.append(model.weight.detach().clone())
+    torch.testing.assert_close(ends[1], ends[0])
+    assert not torch.allclose(ends[2], ends[0]), "without the copy it goes wrong, so this can fail"
+
+
 class Waits(TorchDispatchMode):
     """Notes what would make the CPU wait for a device: reading a value, or copying Python numbers onto it."""
 

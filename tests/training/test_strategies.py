@@ -82,12 +82,13 @@ def test_passing_through_fsdp_changes_no_bit(tmp_path: Path) -> None:
 
 
 def saved_again(world: World, config: Config, folder: str) -> None:
+    from lockstep.training.assemble import assemble
     from lockstep.training.session import session
 
     if world.rank == 0:
         Path(folder, "weights").mkdir(parents=True)
     world.barrier()
-    with session(config, world, Path(folder)) as live:
+    with session(config, world, assemble(config, world), Path(folder)) as live:
         live.checkpoint()
         live.flush()
 
@@ -101,6 +102,7 @@ LOCAL = dataclasses.replace(
 )
 DILOCO = dataclasses.replace(LOCAL, link=LinkConfig(sync_every=3, outer_lr=0.7, outer_momentum=0.9))
 ADAMW = dataclasses.replace(LOCAL, optim=OptimConfig(optimizer="adamw", lr=0.01))
+PRIVATE = dataclasses.replace(ADAMW, link=dataclasses.replace(DILOCO.link, inner_state="private"))
 
 
 def test_a_resumed_local_run_is_the_one_that_went_through(tmp_path: Path) -> None:
@@ -110,6 +112,7 @@ def test_a_resumed_local_run_is_the_one_that_went_through(tmp_path: Path) -> Non
         ("diloco", DILOCO, 9),
         ("diloco, at an epoch's end", DILOCO, 10),
         ("adamw", ADAMW, 12),
+        ("private", PRIVATE, 12),
     ]
     run_ranks(all_of, 2, [(config, str(tmp_path / f"{name} whole")) for name, config, _ in cases], timeout=120)
     run_ranks(all_of, 2, [(config, str(tmp_path / name), at) for name, config, at in cases], timeout=120)
@@ -197,7 +200,10 @@ def test_what_does_not_go_together_says_why(changes: dict[str, Any], message: st
         (lambda: LinkConfig(sync_every=0), "--sync-every 0 is not positive"),
         (lambda: LinkConfig(sync_every=2, outer_lr=0.0), "--outer-lr 0.0 is not positive"),
         (lambda: LinkConfig(sync_every=2, outer_momentum=1.0), "not in"),
-        (lambda: LinkConfig(outer_momentum=0.9), "--outer-lr and --outer-momentum belong to --sync-every"),
+        (
+            lambda: LinkConfig(outer_momentum=0.9),
+            "--outer-lr, --outer-momentum and --inner-state belong to --sync-every",
+        ),
         (lambda: LinkConfig("bf16", sync_every=2), "weights are averaged, not gradients"),
         (lambda: Execution(model_parallel=0), "--model-parallel 0"),
         (lambda: Execution(strategy="fsdp", model_parallel=2), "both spread one model"),

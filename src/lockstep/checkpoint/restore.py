@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, Damaged, decode, read_tensors
 from lockstep.checkpoint.snapshot import describe_parameters, numbered
 from lockstep.checkpoint.verified import Loaded
-from lockstep.checkpoint.weights import state_tensors
+from lockstep.checkpoint.weights import copy_into, state_tensors
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_part, part_of
-from lockstep.parallel.strategy import unwrap
 
 _SHOWN = 12  # lines of a difference that an error lists
 _KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
@@ -76,7 +75,7 @@ def _refuse(loaded: Loaded, lines: list[str]) -> None:
 
 def _copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own = state_tensors(model)
-    unwrap(model).load_state_dict({name: part_of(tensor, own[name]) for name, tensor in tensors.items()})
+    copy_into(model, {name: part_of(tensor, own[name]) for name, tensor in tensors.items()})
 
 
 def diff_tensors(what: str, saved: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
@@ -99,7 +98,9 @@ def _diff_optimizer(saved: Mapping[str, Any], model: nn.Module, optimizer: torch
         return [f"optimizer: {saved['class']} -> {name}"]
     before, after = saved["parameters"], describe_parameters(model, optimizer)
     if before == after:
-        return []
+        return [] if _numbers_fit(saved, optimizer) else ["optimizer: its state is not what its class writes"]
+    if not all(isinstance(group, list) and all(isinstance(each, list) for each in group) for group in before):
+        return ["optimizer: its list of parameters is none"]
     if (sizes := [len(group) for group in before]) != (now := [len(group) for group in after]):
         return [f"optimizer: parameters by group {sizes} -> {now}"]
     return [
@@ -108,6 +109,20 @@ def _diff_optimizer(saved: Mapping[str, Any], model: nn.Module, optimizer: torch
         for number, (old, new) in enumerate(zip(olds, news, strict=True))
         if old != new
     ]
+
+
+def _numbers_fit(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the saved groups and state belong to the parameters by their numbers, and nothing else is in them."""
+    live = optimizer.state_dict()["param_groups"]
+    numbers = [number for group in live for number in group["params"]]
+    groups, indices = saved["rest"]["param_groups"], [index for index, _ in saved["state"]]
+    return (
+        [group.get("params") if isinstance(group, dict) else None for group in groups] == [g["params"] for g in live]
+        and len(set(indices)) == len(indices)
+        and all(isinstance(index, str) or index in numbers for index in indices)
+        and all(isinstance(entry, dict) for _, entry in saved["state"])
+        and all(isinstance(name, str) for name in saved["on_host"])
+    )
 
 
 def _restore_optimizer(loaded: Loaded, optimizer: torch.optim.Optimizer, keep: Collection[str]) -> None:

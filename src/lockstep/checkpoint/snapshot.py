@@ -1,10 +1,11 @@
 """A moment of training, copied to host memory: what training waits for while a checkpoint is made."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,32 @@ class Snapshot:
     document: Mapping[str, Any]  # the content of state.json
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A copy that is still to be made, of a tensor which the optimizer's next step is the first to change."""
+
+    into: Tensor
+    source: Tensor
+    version: int  # the source's, when it was noted
+
+    def make(self) -> bool:
+        """Copy; False where something has written into the source meanwhile. In one thread, without Python's lock."""
+        if runs := _flat(self.into, self.source):
+            np.copyto(runs[0], runs[1])
+        else:
+            self.into.copy_(self.source)
+        return self.source._version == self.version
+
+
+def _flat(*tensors: Tensor) -> list[np.ndarray]:
+    """The memory of tensors that lie alike and without gaps, as bytes; nothing where they don't."""
+    first = tensors[0]
+    dense = torch.empty_like(first, device="meta").stride() == first.stride()
+    if not dense or any(t.stride() != first.stride() or t.is_conj() or t.is_neg() for t in tensors):
+        return []
+    return [t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy() for t in tensors]
+
+
 class Buffers:
     """Host memory that one snapshot after another uses, pinned where tensors come from a device with streams."""
 
@@ -39,8 +66,16 @@ class Buffers:
     def _rewind(self) -> None:
         self._next, self._used = 0, 0  # block, bytes of it
 
-    def copy(self, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """Copies of all tensors, with the strides of the originals. Waits once for each device, at the end."""
+    def copy(
+        self,
+        files: Mapping[str, Mapping[str, Tensor]],
+        may_wait: Collection[Tensor] = (),
+        later: list[Copy] | None = None,
+    ) -> dict[str, dict[str, Tensor]]:
+        """Copies of all tensors, with the strides of the originals. Waits once for each device, at the end.
+
+        Those of `may_wait` that lie in the host's memory are not made but noted in `later`.
+        """
         tensors = [tensor for named in files.values() for tensor in named.values()]
         devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
         pinned = any(has_streams(device) for device in devices)
@@ -48,11 +83,17 @@ class Buffers:
             self._blocks, self._pinned = [], pinned
         self._rewind()
         size = min(_BLOCK, sum(_aligned(tensor.nbytes) for tensor in tensors))
+        waiting = {id(tensor) for tensor in may_wait if tensor.device.type == "cpu" and not is_part(tensor)}
+
+        def copied(tensor: Tensor) -> Tensor:
+            into = self._like(tensor, size)
+            if later is not None and id(tensor) in waiting:
+                later.append(Copy(into, tensor, tensor._version))
+                return into
+            return into.copy_(whole(tensor), non_blocking=pinned)
+
         with torch.no_grad():
-            copies = {
-                file: {name: self._like(t, size).copy_(whole(t), non_blocking=pinned) for name, t in named.items()}
-                for file, named in files.items()
-            }
+            copies = {file: {name: copied(t) for name, t in named.items()} for file, named in files.items()}
         if pinned:  # elsewhere the copies themselves have waited
             for device in devices:
                 torch.accelerator.current_stream(device).synchronize()
@@ -86,6 +127,7 @@ def snapshot(
     ema: nn.Module | None = None,
     state: Mapping[str, Any] | None = None,
     buffers: Buffers | None = None,
+    later: list[Copy] | None = None,
 ) -> Snapshot:
     """Copy all that a run is to host memory, so that training may go on and change it.
 
@@ -96,13 +138,15 @@ def snapshot(
         model: wrapped or not; the module inside is what is kept.
         ema: a moving average of the weights, as `torch.optim.swa_utils.AveragedModel`.
         state: plain values (None, bool, int, float, str, and lists, tuples and dicts of them).
+        later: where the copies of parameters, their moving average and the optimizer's state are noted instead of made,
+            as far as they are in the host's memory: they are to be made before the optimizer's next step.
 
     Raises:
         UserError: naming what can't be kept: an entry that is no tensor, number or text, a sparse or quantised tensor.
     """
     files, described = _collect(model, optimizer, ema)
     document = {"state": encode(dict(state or {}), "state"), "optimizer": described, "scaler": None}
-    copies = (buffers or Buffers()).copy(files)
+    copies = (buffers or Buffers()).copy(files, [] if later is None else _updated(files, model, ema), later)
     if scaler is not None:  # after the copies: it reads its scale from the device, which waits for all of them
         document["scaler"] = encode(scaler.state_dict(), "scaler")
     return Snapshot(step, copies, document)
@@ -129,6 +173,16 @@ def _collect(
         for name, tensor in named.items():
             require_storable(f"{name} of {file.partition('.')[0]}", tensor)
     return files, described
+
+
+def _updated(files: Mapping[str, Mapping[str, Tensor]], model: nn.Module, ema: nn.Module | None) -> list[Tensor]:
+    """Those of the tensors to keep that change in an optimizer's step and after it, never in forward and backward."""
+    found = [tensor for name, tensor in files[OPTIMIZER].items() if name.startswith("state.")]
+    for file, module in ((MODEL, unwrap(model)), (EMA, ema)):
+        if module is not None:
+            parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+            found += [tensor for name, tensor in files[file].items() if name in parameters]
+    return found
 
 
 class _Collector:

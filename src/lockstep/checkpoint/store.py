@@ -171,7 +171,9 @@ def tidy(folder: Path) -> list[str]:
     try:
         for path in sorted(folder.iterdir()) if folder.exists() else []:
             match = _HIDDEN.fullmatch(path.name)
-            if match is None or (match["why"] == "writing" and not _is_free(path)):
+            if match is None or path.is_symlink() or not path.is_dir():  # of such a name, and no writer's
+                continue
+            if match["why"] == "writing" and not _is_free(path):
                 continue
             target = folder / match["name"]
             if match["why"] == "replaced" and not os.path.lexists(target):

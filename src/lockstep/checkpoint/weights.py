@@ -1,10 +1,9 @@
-"""A model's weights: their digest, as a safetensors file, and out of somebody else's file."""
+"""A model's weights: their digest, and as a safetensors file."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,8 +17,7 @@ from lockstep.parallel.strategy import unwrap
 from lockstep.processes.files import atomic_write, write_error
 
 _SHOWN = 4  # entries of each kind that a mismatch lists
-_NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things
-_SAVE = "Save the weights alone: torch.save(model.state_dict(), path), or as safetensors."
+_SEAL = "lockstep_sha256"  # the note's entry that vouches for the file: safetensors itself would not see a changed bit
 _PREFIXES = ("module.", "_orig_mod.")  # what DDP, DataParallel and torch.compile put before every name
 
 
@@ -59,10 +57,20 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
         return
     try:
         with atomic_write(path) as temporary:
-            save_file(tensors, temporary, metadata)
+            save_file(tensors, temporary, {**metadata, _SEAL: _seal(tensors, metadata)})
             _sort_metadata(Path(temporary))
     except (OSError, SafetensorError) as error:  # the latter is how safetensors reports what the system refused
         raise write_error(path, error) from error
+
+
+def _seal(tensors: Mapping[str, Tensor], note: Mapping[str, str]) -> str:
+    """SHA-256, in hex, of names, dtypes, shapes and elements of tensors on the CPU, and of the note beside them."""
+    shapes = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(tensors.items())]
+    rest = sorted((name, value) for name, value in note.items() if name != _SEAL)
+    sha = hashlib.sha256(json.dumps([shapes, rest]).encode())
+    for _, tensor in sorted(tensors.items()):
+        sha.update(octets(tensor).numpy().data)
+    return sha.hexdigest()
 
 
 def _sort_metadata(path: Path) -> None:
@@ -92,15 +100,22 @@ def load(model: nn.Module, path: str | Path) -> None:
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises UserError for a missing or damaged file."""
+    """The tensors of a safetensors file, on the CPU. Raises UserError for a missing or damaged file.
+
+    One that `save` wrote is compared with the digest in its note; others have none.
+    """
     if not Path(path).is_file():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            note = dict(file.metadata() or {})
+        if _SEAL in note and note[_SEAL] != _seal(tensors, note):
+            raise SafetensorError("its contents are not those that it was written with")
     except (OSError, SafetensorError) as error:
         remedy = "Take another checkpoint, or export or download the file again."
         raise UserError(f"{path} is damaged or not a safetensors file: {error}", remedy) from error
+    return tensors
 
 
 def note_of(path: str | Path) -> dict[str, str]:
@@ -112,75 +127,18 @@ def note_of(path: str | Path) -> dict[str, str]:
         return {}
 
 
-def read_foreign(path: str | Path) -> dict[str, Tensor]:
-    """The weights in somebody's file, on the CPU, by the names that they have there.
-
-    Read are safetensors files and those of torch.save, the latter by `torch.load(weights_only=True)` alone, which
-    builds tensors and plain containers and calls nothing else. The state_dict may lie under "state_dict",
-    "model_state_dict" or "model". The content decides, not the file's name.
-
-    Raises:
-        UserError: for a missing file, and for one that holds anything else.
-    """
-    path = Path(path)
-    try:
-        by_torch = path.is_file() and not _looks_like_safetensors(path)
-        found: Any = _read_torch(path) if by_torch else read(path)
-    except OSError as error:
-        raise UserError(f"can't read {path}: {error.strerror or error}", "Is it yours to read?") from error
-    for name in _NESTS:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-            break
-    if not isinstance(found, Mapping) or not found:
-        raise UserError(f"{path} holds no state_dict but a {type(found).__name__}", _SAVE)
-    if strange := [
-        str(name) for name, value in found.items() if not (isinstance(name, str) and isinstance(value, Tensor))
-    ]:
-        raise UserError(f"{path} holds a dict with entries that are no weights: {', '.join(strange[:4])}", _SAVE)
-    return {name: value.detach() for name, value in found.items()}
-
-
-def load_foreign(model: nn.Module, path: str | Path) -> None:
-    """Copy the weights in somebody's file into the model, on its own device; a wrapper's prefix is no obstacle.
-
-    Raises:
-        UserError: as `read_foreign`, and where names or shapes are not the model's.
-    """
-    found = read_foreign(path)
-    if broken := [name for name, t in found.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
-        raise UserError(f"{path} holds weights that are not finite: {_first(broken)}", "Take an earlier file.")
-    fit(model, found, str(path))
-
-
-def _looks_like_safetensors(path: Path) -> bool:
-    with path.open("rb") as file:
-        start = file.read(9)
-    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:  # given a path, torch goes by its ending
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # hostile or damaged bytes end in errors of any type
-        raise UserError(
-            f"{path} is neither a safetensors file nor one of weights alone: {(str(error).splitlines() or [''])[0]}",
-            "Files that need code to be read are refused, because reading them would run it. " + _SAVE,
-        ) from error
-
-
 def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """Copy weights into the model, on its own device; names with a wrapper's prefix fit too.
 
     Raises:
-        UserError: for names or shapes that are not the model's, naming `source`; the model is untouched then.
+        UserError: for names or shapes that are not the model's, and for numbers that are not finite, naming `source`;
+            the model is untouched then.
     """
+    if broken := [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
+        raise UserError(f"{source} holds weights that are not finite: {first(broken)}", "Take an earlier file.")
     model = unwrap(model)
     own = state_tensors(model)
-    found = {name if name in own or _bare(name) in tensors else _bare(name): t for name, t in tensors.items()}
+    found = bare(tensors, own)
     problems = {
         # old files don't have batch norm's count of batches, and torch takes it to be 0
         "missing": [name for name in own if name not in found and not name.endswith("num_batches_tracked")],
@@ -197,9 +155,16 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         ],
     }
     if any(problems.values()):
-        lines = "; ".join(f"{kind}: {_first(items)}" for kind, items in problems.items() if items)
+        lines = "; ".join(f"{kind}: {first(items)}" for kind, items in problems.items() if items)
         raise UserError(f"{source} does not fit {type(model).__name__}: {lines}", "Build the model that wrote it.")
-    model.load_state_dict(found)
+    copy_into(model, {name: torch.zeros_like(t) for name, t in own.items() if name not in found} | found)
+
+
+def copy_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy all entries into the model, as written by its own version: some modules ask, and a file does not say."""
+    state = state_tensors(model)  # beside its entries torch notes the modules' versions
+    state.update(tensors)
+    unwrap(model).load_state_dict(state)
 
 
 def state_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -207,10 +172,15 @@ def state_tensors(model: nn.Module) -> dict[str, Tensor]:
     state = unwrap(model).state_dict()
     if strange := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise UserError(
-            f"the model's state has entries that are not tensors: {_first(strange)}",
+            f"the model's state has entries that are not tensors: {first(strange)}",
             "Only tensors are saved: register them as buffers.",
         )
     return state
+
+
+def bare(tensors: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """Tensors without a wrapper's prefix before their names, where that gives no name twice and is not the model's."""
+    return {name if name in own or _bare(name) in tensors else _bare(name): t for name, t in tensors.items()}
 
 
 def _bare(name: str) -> str:
@@ -219,5 +189,6 @@ def _bare(name: str) -> str:
     return name
 
 
-def _first(items: list[str]) -> str:
+def first(items: list[str]) -> str:
+    """The first few of some names, for an error."""
     return ", ".join(items[:_SHOWN]) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")

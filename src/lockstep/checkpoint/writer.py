@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.checkpoint.snapshot import Buffers, Snapshot, snapshot
+from lockstep.checkpoint.snapshot import Buffers, Copy, Snapshot, snapshot
 from lockstep.checkpoint.store import Phase, prune, write
 from lockstep.errors import UserError
 from lockstep.watch.journal import seal
@@ -31,7 +31,9 @@ class Writer:
         self.folder, self.keep, self.timeout_s, self.at = folder, keep, timeout_s, at
         self._buffers = Buffers()
         self._thread: threading.Thread | None = None
-        self._step = -1
+        self._step, self._stall_ms = -1, 0.0
+        self._copied = threading.Event()  # the newest snapshot is whole
+        self._hook: Any = None  # of the optimizer, whose next step waits for that
         self._saved: SimpleQueue[CheckpointRecord] = SimpleQueue()
         self._failed: SimpleQueue[Exception] = SimpleQueue()
 
@@ -44,10 +46,15 @@ class Writer:
         ema: nn.Module | None = None,
         state: Mapping[str, Any] | None = None,
         best: int | None = None,
+        overlap: bool = False,
     ) -> float:
         """Snapshot now, write in the background; returns how long this took, in ms. Arguments as `snapshot` has them.
 
         Waits for the write before, if that is still going on. `best`: the step whose checkpoint outlives `keep`.
+
+        `overlap`: what lies in the host's memory is copied while the next forward and backward pass only read it, and
+        `optimizer.step` waits for the rest. Until then nothing else may write into parameters and state; where torch
+        counts such a write this checkpoint is not made, and `failure` tells it.
 
         Raises:
             UserError: where the write before takes longer than `timeout_s`, or the state can't be kept. A write that
@@ -55,11 +62,12 @@ class Writer:
         """
         began = time.perf_counter()
         self._wait(self.timeout_s)
-        taken = snapshot(step, model, optimizer, scaler, ema, state, self._buffers)
-        stall_ms = (time.perf_counter() - began) * 1000
-        self._step = step
+        later: list[Copy] | None = [] if overlap else None
+        taken = snapshot(step, model, optimizer, scaler, ema, state, self._buffers, later)
+        self._step, self._stall_ms = step, (time.perf_counter() - began) * 1000
+        self._copied.clear()
         # a daemon: a disk that never answers must not keep the process from ending
-        write = (taken, best, began, stall_ms)
+        write = (taken, later or [], best, began)
         thread = threading.Thread(target=self._write, args=write, name="checkpoint", daemon=True)
         try:
             thread.start()
@@ -69,10 +77,33 @@ class Writer:
                 "The system gives this user no more threads: look at `ulimit -u` and the container's pids limit.",
             ) from error
         self._thread = thread
+        if later:
+            self._hook = optimizer.register_step_pre_hook(self._before_update)
         return (time.perf_counter() - began) * 1000
 
-    def _write(self, taken: Snapshot, best: int | None, began: float, stall_ms: float) -> None:
+    def _before_update(self, *_: object) -> None:
+        """Before the optimizer's step, which changes what is being copied; a moment's work once it is copied."""
+        if not self._copied.is_set():
+            began = time.perf_counter()
+            self._copied.wait()
+            self._stall_ms += (time.perf_counter() - began) * 1000
+
+    def _copy(self, later: list[Copy], step: int) -> None:
         try:
+            if later:
+                self.at("copy")
+            if not all(copy.make() for copy in later):
+                raise UserError(
+                    f"the checkpoint of step {step} was not made: something beside the optimizer's step wrote into "
+                    "parameters or the optimizer's state while they were copied",
+                    "Keep in buffers what forward writes; older checkpoints are as they were.",
+                )
+        finally:
+            self._copied.set()
+
+    def _write(self, taken: Snapshot, later: list[Copy], best: int | None, began: float) -> None:
+        try:
+            self._copy(later, taken.step)
             written = write(taken, self.folder, self.at)
             self._saved.put(
                 CheckpointRecord(
@@ -81,7 +112,7 @@ class Writer:
                     digest=written.digest,
                     seal=seal(taken.step, written.digest),
                     bytes=written.bytes,
-                    stall_ms=round(stall_ms, 3),
+                    stall_ms=round(self._stall_ms, 3),
                     durable_ms=round((time.perf_counter() - began) * 1000, 3),
                 )
             )
@@ -101,7 +132,14 @@ class Writer:
 
     def finished(self) -> list[CheckpointRecord]:
         """The checkpoints that came to the device since the last call, with what they cost; never waits."""
+        self._let_go()
         return [self._saved.get_nowait() for _ in range(self._saved.qsize())]
+
+    def _let_go(self) -> None:
+        """The optimizer has nothing to wait for any longer."""
+        if self._hook is not None and self._copied.is_set():
+            self._hook.remove()
+            self._hook = None
 
     def failure(self) -> Exception | None:
         """The newest write that failed since the last call, as its error; never waits.
@@ -134,3 +172,4 @@ class Writer:
                 "Its storage is slow or gone: look at it, save less often, or continue in another folder.",
             )
         self._thread = None
+        self._let_go()

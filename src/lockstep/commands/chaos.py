@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +15,7 @@ from lockstep.commands.shared.arguments import planned, print_error, start_train
 from lockstep.config import Config
 from lockstep.errors import EXIT_FAILURE, UserError
 from lockstep.processes.proc import alive
+from lockstep.processes.temporary import temporary_folder
 from lockstep.watch.journal import end_of, read
 from lockstep.watch.records import Record, RunRecord
 
@@ -157,7 +157,7 @@ def chaos(plan: Plan, log: Callable[[str], None]) -> Report:
     most = process_count(plan.config.execution)
     base = replace(plan.config, recovery=replace(plan.config.recovery, max_restarts=10_000))
     base = base.with_execution(nproc=most, log_every=1)
-    with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as folder:
+    with temporary_folder("chaos-") as folder:
         with closing(Run(base, Path(folder, "undisturbed"))) as run:
             log(f"undisturbed: {report.add(run)} steps, ledger {next(iter(report.ledgers))[:12]}")
         while len(report.faults) + len(report.lost) < plan.kills:

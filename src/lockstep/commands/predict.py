@@ -73,13 +73,11 @@ def main(args: list[str]) -> int:
     chosen: Predict = parse(
         Predict, Predict(), rest, "lockstep predict RUN PICTURE|FOLDER...", "Name what is on new pictures."
     )
-    from lockstep.checkpoint.card import Card
-    from lockstep.inference.classifier import require_trusted_model, weights_file
+    from lockstep.inference.loading import require_usable, weights_file
     from lockstep.inference.pictures import find
 
     path = weights_file(names[0], chosen.weights)
-    card = Card.read(path)
-    require_trusted_model(card, path, chosen.trust_code)
+    require_usable(path, chosen.trust_code)
     pictures = find(names[1:], chosen.follow_links)
     if chosen.file and Path(chosen.file).exists():
         raise UserError(f"{chosen.file} exists already", "Name another file with --file, or remove that one.")
@@ -88,7 +86,7 @@ def main(args: list[str]) -> int:
 
 def predict(world: "World", path: str, pictures: tuple[str, ...], chosen: Predict) -> int:
     """Name the pictures on this process, as one of the world's; rank 0 writes. Returns 0."""
-    from lockstep.inference.classifier import load
+    from lockstep.inference.loading import load
     from lockstep.inference.predictions import predictions
 
     classifier = load(path, device=str(world.device), trust_code=chosen.trust_code)

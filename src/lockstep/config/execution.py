@@ -10,6 +10,7 @@ from lockstep.config.fields import Ints, Names, require, require_at_least, requi
 from lockstep.errors import UserError, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
+ONE_PROCESS = ("single", "dp")  # whatever --nproc says
 LOG_MIRRORS = ("csv", "tensorboard", "wandb")
 
 

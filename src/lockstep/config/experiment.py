@@ -68,6 +68,8 @@ class ModelConfig:
     model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
     init: Annotated[str, arg(help_behavior_hint="(default: random, by --seed)")] = ""
     """Start from these weights: a safetensors file, or a state_dict by torch.save, with or without `module.`."""
+    adapt_init: bool = False
+    """Take all of --init but a last layer for other classes, and its first convolution for grey or colour images."""
     batch_norm: str = "auto"
     """Statistics over the micro-batch on all processes (global; auto: that, where ranks step together), over each
     process's own part of it (local), or over so many samples that follow each other in the batch (groups:32)."""
@@ -174,6 +176,9 @@ class LinkConfig:
     """With --sync-every: how far to go from the last common weights to the average; DiLoCo uses 0.7."""
     outer_momentum: float = 0.0
     """With --sync-every: Nesterov momentum of these outer steps; DiLoCo uses 0.9."""
+    inner_state: Literal["averaged", "private"] = "averaged"
+    """With --sync-every: the optimizer's state between two averagings; private: each process keeps its own (DiLoCo's
+    paper), which checkpoints hold for all."""
 
     def __post_init__(self) -> None:
         require_finite(self)
@@ -190,8 +195,8 @@ class LinkConfig:
             "Use 0 for the plain average, 0.9 for DiLoCo.",
         )
         require(
-            self.sync_every > 1 or (self.outer_lr, self.outer_momentum) == (1.0, 0.0),
-            "--outer-lr and --outer-momentum belong to --sync-every",
+            self.sync_every > 1 or (self.outer_lr, self.outer_momentum, self.inner_state) == (1.0, 0.0, "averaged"),
+            "--outer-lr, --outer-momentum and --inner-state belong to --sync-every",
             "Give --sync-every 2 or more, or leave them out.",
         )
         require(

@@ -19,10 +19,10 @@ from torch import Tensor
 from torchvision import io as torchvision_io
 
 from lockstep.data.arrays import Ids
-from lockstep.errors import UserError
+from lockstep.errors import UserError, reason
 from lockstep.randomness import stream, uniform_np
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".avif")
 DEFAULT_SIZE = 224
 _SCALE = (0.08, 1.0)  # of the image's area, and
 _RATIO = (3 / 4, 4 / 3)  # width / height: Szegedy et al., Going Deeper with Convolutions, CVPR 2015, section 6
@@ -50,6 +50,7 @@ class FolderSet:
     crop_pct: float = 224 / 256  # of the short side, that evaluation keeps
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    left_out: str = ""  # what in the folder is taken for no image, as "3 .txt, 1 .heic"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -109,7 +110,7 @@ class FolderSet:
             return decode(path.read_bytes())
         except Exception as error:  # whatever a decoder makes of a broken file
             raise UserError(
-                f"{path} (sample {sample}) cannot be read as an image: {error}",
+                f"{path} (sample {sample}) cannot be read as an image: {reason(error)}",
                 "Replace or remove the file.",
             ) from error
 

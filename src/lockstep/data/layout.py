@@ -1,6 +1,7 @@
 """The layout of class folders on the disk, and what in it is no image: links, FIFOs, what can't be read."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from lockstep.data.folder import EXTENSIONS, FolderSet
 from lockstep.errors import UserError
 
+_OF_THE_DESKTOP = (".DS_Store", "Thumbs.db", "desktop.ini")  # nobody misses these
 _LAYOUT = "Lay the images out as train/CLASS/FILE and val/CLASS/FILE (or test/CLASS/FILE)."
 
 
@@ -42,9 +44,13 @@ def load_folders(
     )
 
 
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
 def _classes(folder: Path) -> tuple[str, ...]:
     with _readable(folder):
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_hidden(entry.name))
     if not names:
         raise UserError(f"{folder} holds no class folders", _LAYOUT)
     return tuple(names)
@@ -56,9 +62,10 @@ def _scan(
     found: list[bytes] = []
     labels: list[int] = []
     inside = "" if follow_links else os.path.realpath(root)
+    others = Counter(f"folder {entry.name}" for entry in os.scandir(root) if entry.is_dir() and _is_hidden(entry.name))
     for label, name in enumerate(classes):
         _require_inside(root / name, inside)
-        files = sorted(_images(root / name, "", inside, ()))
+        files = sorted(_images(root / name, "", inside, (), others))
         if not files:
             raise UserError(
                 f"the class folder {root / name} holds no image",
@@ -68,7 +75,10 @@ def _scan(
         labels += [label] * len(files)
     ends = np.cumsum([len(path) + 1 for path in found], dtype=np.int64) - 1
     paths = b"".join(path + b"\0" for path in found)
-    return FolderSet(root, classes, size, seed, resized_crop, paths, ends, np.array(labels, np.int64))
+    left_out = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(5))
+    left_out += f" and {len(others) - 5} more kinds" if len(others) > 5 else ""
+    array = np.array(labels, np.int64)
+    return FolderSet(root, classes, size, seed, resized_crop, paths, ends, array, left_out=left_out)
 
 
 def image_files(folder: Path, follow_links: bool = False) -> list[str]:
@@ -77,13 +87,14 @@ def image_files(folder: Path, follow_links: bool = False) -> list[str]:
     Raises:
         UserError: for a link out of it (unless `follow_links`), and what is no readable image file or folder.
     """
-    return sorted(_images(folder, "", "" if follow_links else os.path.realpath(folder), ()))
+    return sorted(_images(folder, "", "" if follow_links else os.path.realpath(folder), (), Counter()))
 
 
-def _images(folder: Path, prefix: str, inside: str, above: tuple[str, ...]) -> Iterator[str]:
+def _images(folder: Path, prefix: str, inside: str, above: tuple[str, ...], others: Counter[str]) -> Iterator[str]:
     """Paths of the image files below a folder, relative to the first one. Entries that are no links cost no call.
 
-    `inside`: the real path that links may not leave, if any; `above`: those of the folders on the way here.
+    `inside`: the real path that links may not leave, if any; `above`: those of the folders on the way here. `others`:
+    counts what is left out, by its ending.
     """
     here = os.path.realpath(folder)
     if here in above:
@@ -92,18 +103,20 @@ def _images(folder: Path, prefix: str, inside: str, above: tuple[str, ...]) -> I
         entries = list(os.scandir(folder))
     for entry in entries:
         path = Path(entry.path)
-        image = entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
+        image = entry.name.lower().endswith(EXTENSIONS) and not _is_hidden(entry.name)
         with _readable(path):
             is_folder, is_file = entry.is_dir(), image and entry.is_file()
         if entry.is_symlink() and (is_folder or is_file):
             _require_inside(path, inside)
         if is_folder:
-            yield from _images(path, f"{prefix}{entry.name}/", inside, (*above, here))
+            yield from _images(path, f"{prefix}{entry.name}/", inside, (*above, here), others)
         elif is_file:
             yield prefix + entry.name
         elif image:
             what = "a link to nothing" if entry.is_symlink() else "no plain file"
             raise UserError(f"{path} is {what}", "Replace or remove it.")
+        elif entry.name not in _OF_THE_DESKTOP:
+            others["hidden" if _is_hidden(entry.name) else path.suffix.lower() or "without an ending"] += 1
 
 
 def _require_inside(path: Path, inside: str) -> None:

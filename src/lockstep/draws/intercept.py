@@ -8,9 +8,9 @@ what torch draws inside its kernels, as between the layers of an LSTM.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,53 +20,63 @@ from torch.nn import functional as F
 
 from lockstep.draws.keyed import Draws, Keys, asking
 from lockstep.draws.replacements import FUNCTIONAL, TENSOR, TORCH
-from lockstep.randomness import stream
 
-PLACES: tuple[tuple[Any, dict[str, Callable[..., Any]]], ...] = ((F, FUNCTIONAL), (torch, TORCH), (Tensor, TENSOR))
+PLACES: tuple[tuple[ModuleType, dict[str, Callable[..., Any]]], ...] = ((F, FUNCTIONAL), (torch, TORCH))
 
 # of other libraries, by module and name: what draws by a tensor's method, which a compiler takes for torch's own
 _DRAWING = {"torchvision.ops.stochastic_depth": "stochastic_depth", "timm.layers.drop": "drop_path"}
 _lock = threading.Lock()
 _users = 0
-_before: list[tuple[Any, str, Any]] = []  # what stood there; None where it was inherited
+_before: list[tuple[dict[str, Any], dict[str, Any]]] = []  # namespaces, and what stood in them
 
 
 @cache
-def _places(compiled: bool) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
+def _namespaces(compiled: bool) -> list[tuple[dict[str, Any], dict[str, Callable[..., Any]]]]:
     """What to replace by what. Compiled code is left at each of the functions, where it would else draw by piece."""
     if not compiled:
-        return list(PLACES)
+        return [(place.__dict__, functions) for place, functions in PLACES]
     off: Any = torch.compiler.disable
-    places = [(place, {k: off(f) for k, f in functions.items()}) for place, functions in PLACES if place is not Tensor]
+    ours = [(place.__dict__, {k: off(f) for k, f in functions.items()}) for place, functions in PLACES]
     others = [(sys.modules[module], name) for module, name in _DRAWING.items() if module in sys.modules]
-    return [*places, (Tensor, TENSOR), *((place, {name: off(getattr(place, name))}) for place, name in others)]
+    return [*ours, *((place.__dict__, {name: off(getattr(place, name))}) for place, name in others)]
 
 
-@contextmanager
-def intercepted(compiled: bool = False) -> Iterator[None]:
-    """Within, in all threads: torch's random functions ask for keys. A microsecond or two for each entry."""
+@cache
+def _replace_methods() -> None:
+    """For good: a class that changes loses what Python keeps of it, which would cost every step tens of microseconds.
+
+    Without keys each is torch's own, called by one more function.
+    """
+    for name, method in TENSOR.items():
+        setattr(Tensor, name, method)
+
+
+def _intercept(compiled: bool) -> None:
+    """From here on, in all threads, torch's random functions ask for keys, until as many `_release`s."""
     global _users
+    _replace_methods()
     with _lock:
         _users += 1
         if _users == 1:
-            for place, functions in _places(compiled):
-                _before.extend((place, name, place.__dict__.get(name)) for name in functions)
-                for name, function in functions.items():
-                    setattr(place, name, function)
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                while _before:
-                    place, name, function = _before.pop()
-                    delattr(place, name) if function is None else setattr(place, name, function)
+            for names, functions in _namespaces(compiled):
+                _before.append((names, {name: names[name] for name in functions}))
+                names.update(functions)
 
 
-@contextmanager
-def keyed(draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> Iterator[None]:
+def _release() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            while _before:
+                names, functions = _before.pop()
+                names.update(functions)
+
+
+class keyed(asking):
     """Around forward and backward of one piece: its draws are those of its samples in this step.
+
+    A class, since a generator's context would cost twice as many of a step's microseconds.
 
     Args:
         draws: of the run.
@@ -75,5 +85,15 @@ def keyed(draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Te
         ids: int64 [b], the piece's samples.
         images: float [b, ...], what the model is given.
     """
-    with intercepted(draws.compiled), asking(Keys(draws, model, stream(draws.seed, "draws", step), ids, images)):
-        yield
+
+    def __init__(self, draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> None:
+        super().__init__(Keys(draws, model, step, ids, images))
+        self.compiled = draws.compiled
+
+    def __enter__(self) -> None:
+        _intercept(self.compiled)
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        _release()

@@ -8,8 +8,7 @@ masks come again, where a counter would go on. What has no batch dimension is th
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -22,7 +21,7 @@ from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.untouched import untouched
 from lockstep.processes.devices import to_device
-from lockstep.randomness import bits, bits_np
+from lockstep.randomness import bits, bits_np, stream
 
 Fill = Callable[[Tensor, int], Tensor]  # (keys int64 [b], n) -> values [b, n]
 
@@ -45,17 +44,27 @@ class Keys:
     Args:
         draws: whose pass it is.
         model: the module that takes it: the bare one, or a replica.
-        key: of the step.
+        step: over the whole run.
         ids: int64 [b], the piece's samples.
         images: what the model is given, for a plan.
     """
 
-    def __init__(self, draws: "Draws", model: nn.Module, key: int, ids: np.ndarray, images: Tensor) -> None:
-        self.draws, self.model, self.key, self.ids, self.images = draws, model, key, ids, images
+    def __init__(self, draws: "Draws", model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> None:
+        self.draws, self.model, self.step, self.ids, self.images = draws, model, step, ids, images
         self.numbers: dict[int, int] = {}  # key of a call -> which call it was when it was first made
         self.bases: dict[tuple[torch.device, bool], Tensor] = {}
-        self.draw = torch.empty(1, dtype=torch.int64)
-        self.drawn = self.draw.numpy()  # reads it without an operator of torch's
+
+    # The rest is made when something is drawn: most models draw nothing.
+    @cached_property
+    def key(self) -> int:
+        """The step's."""
+        return stream(self.draws.seed, "draws", self.step)
+
+    @cached_property
+    def draw(self) -> tuple[Tensor, np.ndarray]:
+        """Where a call's key is drawn, and the same memory for numpy, which reads it without an operator of torch's."""
+        memory = torch.empty(1, dtype=torch.int64)
+        return memory, memory.numpy()
 
     @cached_property
     def generator(self) -> torch.Generator:
@@ -65,8 +74,9 @@ class Keys:
     def call(self, kind: str, shape: Sequence[int], device: torch.device) -> "Stream":
         """The stream of the next call of a forward pass, or of one that is computed again."""
         plan = self.draws.plan or self.draws.planned(self.model, self.images)
-        self.draw.random_(generator=self.generator)
-        key = int(self.drawn[0])
+        memory, drawn = self.draw
+        memory.random_(generator=self.generator)
+        key = int(drawn[0])
         number = self.numbers.setdefault(key, len(self.numbers))
         entry = plan.find(number, kind, shape, len(self.ids))
         if entry is None:
@@ -130,19 +140,22 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-@contextmanager
-def asking(keys: Keys | Recorder | None) -> Iterator[None]:
+class asking:
     """Within, this thread's draws come from `keys`; None: from torch."""
-    before = getattr(_here, "keys", None)
-    _here.keys, _here.off = keys, keys is None
-    if keys is not None:
-        _active.append(keys)
-    try:
-        yield
-    finally:
-        _here.keys, _here.off = before, False
-        if keys is not None:
-            _active.remove(keys)
+
+    def __init__(self, keys: Keys | Recorder | None) -> None:
+        self.keys = keys
+
+    def __enter__(self) -> None:
+        self.before = getattr(_here, "keys", None)
+        _here.keys, _here.off = self.keys, self.keys is None
+        if self.keys is not None:
+            _active.append(self.keys)
+
+    def __exit__(self, *_: object) -> None:
+        _here.keys, _here.off = self.before, False
+        if self.keys is not None:
+            _active.remove(self.keys)
 
 
 class Draws:

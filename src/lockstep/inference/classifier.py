@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep import models
-from lockstep.checkpoint import weights
 from lockstep.checkpoint.card import Card
 from lockstep.data.augment import Augment
-from lockstep.errors import UserError
 from lockstep.inference.pictures import fitted
 from lockstep.training.evaluation import averaged
-from lockstep.training.precision import autocast, configure
+from lockstep.training.precision import autocast
 
 
 @dataclass(frozen=True)
@@ -85,39 +81,3 @@ def likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """
     order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
     return logits.softmax(dim=1).gather(1, order), order
-
-
-def load(run: str | Path, *, weights_of: str = "best", device: str = "cpu", trust_code: bool = False) -> Classifier:
-    """The classifier of a run folder, or of a weights file that `lockstep train` or `lockstep export` left.
-
-    Args:
-        run: the folder, or a safetensors file.
-        weights_of: "best" or "final", of a run folder.
-        device: where it computes, as "cuda".
-        trust_code: import and call the code that the file names, as --model package.module:factory did.
-
-    Raises:
-        UserError: for a missing or damaged file, one that does not say what it is, and code that nobody trusts.
-    """
-    path = weights_file(run, weights_of)
-    card = Card.read(path)
-    require_trusted_model(card, path, trust_code)
-    configure(card.precision, torch.device(device))
-    model = models.build(card.model, in_channels=card.shape[0], num_classes=len(card.classes), image_size=card.side)
-    weights.load(model, path)
-    return Classifier(model, card).to(device)
-
-
-def weights_file(run: str | Path, weights_of: str) -> Path:
-    """The weights that a run folder's name, or a file's, means."""
-    path = Path(run)
-    return path / "weights" / f"{weights_of}.safetensors" if path.is_dir() else path
-
-
-def require_trusted_model(card: Card, path: Path, trust_code: bool) -> None:
-    """Raise UserError where a file names code to import, and nobody allowed that."""
-    if ":" in card.model and not trust_code:
-        raise UserError(
-            f"{path} names code that this would run: model {card.model}",
-            "Read it; if you trust it, give --trust-code (trust_code=True).",
-        )

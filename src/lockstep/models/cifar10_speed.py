@@ -28,6 +28,19 @@ _EPS = 5e-4  # added to the variances of the patches
 _PATCH = 2  # pixels a side
 
 
+class LargestOf(nn.Module):
+    """Each channel's largest activation: float [b, C, H, W] -> [b, C].
+
+    The numbers of AdaptiveMaxPool2d(1), forward and backward: of equal ones the first has the gradient. The backward
+    pass of that one adds atomically on CUDA, which exact mode refuses; a gather's is deterministic where that is asked.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the class says."""
+        places = x.flatten(2)
+        return places.gather(2, places.argmax(2, keepdim=True)).squeeze(2)
+
+
 class SpeedNet(nn.Sequential):
     """images: float [b, C, S, S], S >= 9 -> logits [b, num_classes].
 
@@ -57,8 +70,7 @@ class SpeedNet(nn.Sequential):
                 group1=groups[0],
                 group2=groups[1],
                 group3=groups[2],
-                pool=nn.AdaptiveMaxPool2d(1),
-                flatten=nn.Flatten(),
+                pool=LargestOf(),
                 head=head,
             )
         )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lockstep.parallel import norm_kernels
 from lockstep.processes.world import World
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # as torch's own batch norm says it
@@ -114,46 +115,29 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Ioffe and Szegedy, "Batch normalization", 2015, with m the global count and both sums over all ranks:
-
-        dx = weight r (dy - sum(dy) / m - (x - mean) r^2 sum(dy (x - mean)) / m),  r = 1 / sqrt(variance + eps).
-        """
+        """The gradients; d_x by all ranks' sums, the parameters' by this rank's."""
         x, weight, mean, r, count = ctx.saved_tensors
-        dims, shape = _channels(x)
-        dy = dy.to(mean.dtype)
-        centred = x.to(mean.dtype) - mean.view(shape)
-        sums = torch.stack([dy.sum(dims), (dy * centred).sum(dims)])  # [2, C]
+        sums, finish = norm_kernels.backward(dy, x, mean, r, weight)
         if ctx.ghost:  # not by a factor of 0, which would let a dummy's inf or nan through
             sums = torch.zeros_like(sums)
         d_weight = (sums[1] * r).to(weight.dtype) if ctx.needs_input_grad[1] else None
         d_bias = sums[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         d_x = None
         if ctx.needs_input_grad[0]:
-            sum_dy, sum_dy_xmu = ctx.world.sum(sums.clone()) / count
-            if ctx.ghost:  # a dummy moves no statistic, and its own loss counts for nothing
-                d_x = torch.zeros_like(x)
-            else:
-                gain = r if weight is None else r * weight.to(r.dtype)
-                slope, offset = -gain * r * r * sum_dy_xmu, -gain * sum_dy
-                d_x = centred.mul_(slope.view(shape)).add_(offset.view(shape)).addcmul_(dy, gain.view(shape))
+            total = ctx.world.sum(sums.clone())
+            # a dummy moves no statistic, and its own loss counts for nothing
+            d_x = torch.zeros_like(x) if ctx.ghost else finish(total, count)
         return None if d_x is None else d_x.to(x.dtype), d_weight, d_bias, None, None, None, None, None, None
-
-
-def _channels(x: Tensor) -> tuple[list[int], list[int]]:
-    """The dimensions to reduce over, and the shape in which [C] broadcasts over x."""
-    return [0, *range(2, x.ndim)], [-1, *(1 for _ in range(2, x.ndim))]
 
 
 def _global_statistics(x: Tensor, world: World, ghost: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [C], sum of squared deviations [C] and count [] per channel over all ranks, by one collective."""
-    dims, shape = _channels(x)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     channels, count = x.shape[1], 0 if ghost else x.numel() // x.shape[1]
     if world.size == 1 and count < 2:
         raise ValueError(f"{_ONE_VALUE}, got input size {list(x.shape)}")
     if count:
-        mean = x.mean(dims, dtype=dtype)
-        squares = (x - mean.view(shape)).square_().sum(dims)  # two passes: several times faster than var_mean on a CPU
+        mean, squares = norm_kernels.statistics(x)
         mine = torch.cat([mean, squares, mean.new_full((1,), count)])
     else:
         mine = torch.zeros(2 * channels + 1, dtype=dtype, device=x.device)

@@ -53,6 +53,12 @@ def unequal(a: Tensor, b: Tensor) -> Tensor:
     return (a != b) & ((a == a) | (b == b)) if a.is_floating_point() else a != b
 
 
+def all_finite(tensors: Sequence[Tensor], device: torch.device) -> bool:
+    """Whether all elements are finite. Waits for the device once; the memory of one truth value an element."""
+    flags = [torch.isfinite(tensor).all().to(device) for tensor in tensors]
+    return not flags or bool(torch.stack(flags).all())
+
+
 def average_buffers(model: nn.Module, ranks: int) -> None:
     """Make the buffers of so many ranks the same: floats become their mean, all others rank 0's. All call it together.
 

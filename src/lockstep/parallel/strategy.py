@@ -120,7 +120,7 @@ def spread(
         return model, ExactSync(model, world, config.exact, threads)
     if link.sync_every > 1:
         outer = {"outer_lr": link.outer_lr, "outer_momentum": link.outer_momentum}
-        return model, LocalSync(model, world, link.sync_every, **outer)
+        return model, LocalSync(model, world, link.sync_every, inner_state=link.inner_state, **outer)
     if execution.strategy == "dp":
         model = data_parallel(model, world, gpus or devices(execution))
     elif execution.strategy == "ddp" and world.size > 1:

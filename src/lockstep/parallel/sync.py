@@ -79,6 +79,15 @@ class GradientSync:
     def restart(self) -> None:
         """Weights and optimizer state were replaced: nothing remembered of them holds any longer."""
 
+    def private(self, key: str) -> bool:
+        """True for an entry of the optimizer's state that each rank has for itself, between exchanges too."""
+        del key
+        return False
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Within, rank 0's optimizer holds what a checkpoint needs of all ranks. All call it together."""
+        return nullcontext()
+
     def waited_ms(self) -> float | None:
         """Milliseconds per step that this rank stood waiting for the others' gradients; None where nobody can tell."""
         return 0.0

@@ -3,6 +3,7 @@
 import torch
 
 from lockstep.config import Execution
+from lockstep.config.execution import ONE_PROCESS
 from lockstep.errors import UserError
 from lockstep.processes.proc import cores
 
@@ -39,6 +40,8 @@ def device_type(execution: Execution) -> str:
         raise UserError(f"{asked} asks for GPUs, and this machine shows none", _where_to_look(wanted))
     if wanted not in ("cpu", found):
         raise UserError(f"--device {wanted}: this machine has no such device (found: {found})", _where_to_look(wanted))
+    if execution.backend == "nccl" and wanted != "cuda":
+        raise UserError(f"--backend nccl needs NVIDIA's or AMD's GPUs, and this run is on {wanted}", "Leave it out.")
     return wanted
 
 
@@ -79,7 +82,7 @@ def process_count(execution: Execution) -> int:
     """Processes to start on this machine: --nproc, or one per GPU, or one per core (at most 8)."""
     available = devices(execution)
     on_cpu = available[0].type == "cpu"
-    if execution.strategy in ("single", "dp"):
+    if execution.strategy in ONE_PROCESS:
         return 1
     if execution.nproc == "auto":
         return min(cores(), _MAX_AUTO) if on_cpu else max(1, len(available) // execution.model_parallel)
@@ -101,13 +104,16 @@ def own_devices(execution: Execution, local_rank: int) -> list[torch.device]:
 def rank_device(execution: Execution, local_rank: int, local_size: int) -> torch.device:
     """The device that a rank's world is on, its first.
 
+    A process that sees as many devices as it drives was given its own, as by Slurm's --gpus-per-task; whether they are
+    not another rank's too can be told when the ranks have met (`require_apart`).
+
     Raises:
         UserError: for more processes than NCCL takes on these GPUs.
     """
     available, stages = devices(execution), execution.model_parallel
     if available[0].type == "cpu":
         return available[0]
-    if local_size * stages > len(available) and execution.backend != "gloo":
+    if stages != len(available) < local_size * stages and execution.backend != "gloo":
         each = f" of {stages} stages" if stages > 1 else ""
         raise UserError(
             f"{local_size} processes{each} on this machine and {len(available)} GPU(s)",
@@ -115,6 +121,26 @@ def rank_device(execution: Execution, local_rank: int, local_size: int) -> torch
             "one by --backend gloo.",
         )
     return own_devices(execution, local_rank)[0]
+
+
+def require_apart(identities: list[str | None]) -> None:
+    """Raise UserError where two ranks are on one device, by what `device_identity` says of each; None: not known."""
+    for rank, identity in enumerate(identities):
+        first = identities.index(identity)
+        if identity is not None and first != rank:
+            raise UserError(
+                f"ranks {first} and {rank} are on the same GPU ({identity}), and NCCL takes one process for each",
+                "Give each process one of its own (Slurm: --gpus-per-task=1), let all see all of them "
+                "(--gpus-per-node), or use --backend gloo.",
+            )
+
+
+def device_identity(device: torch.device) -> str | None:
+    """What no other device in the world is called, where the driver says it: a UUID."""
+    if device.type in ("cpu", "mps"):
+        return None
+    uuid = getattr(torch.get_device_module(device).get_device_properties(device), "uuid", None)
+    return None if uuid is None else str(uuid)
 
 
 def has_streams(device: torch.device) -> bool:

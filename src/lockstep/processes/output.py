@@ -1,12 +1,15 @@
 """What is said on standard output and error: where that breaks, it is turned off, and the work goes on."""
 
+import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO, cast
 
 _broken: list[str] = []
+_elsewhere: list[Callable[[], None]] = []  # what gives the streams another end, where their terminal is lost
 
 
 def take_broken() -> str:
@@ -14,6 +17,27 @@ def take_broken() -> str:
     reason = "; ".join(_broken)
     _broken.clear()
     return reason
+
+
+def print_to(path: Path) -> None:
+    """Append standard output and error to a file from now on."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+
+
+@contextmanager
+def terminal_may_go(leave: Callable[[], None]) -> Iterator[None]:
+    """Inside, `leave` is called where the terminal turns out to be lost; it gives what is printed another end.
+
+    Its SIGHUP goes to the leader of its session, which may be a launcher alone.
+    """
+    _elsewhere.append(leave)
+    try:
+        yield
+    finally:
+        _elsewhere.clear()
 
 
 @contextmanager
@@ -59,6 +83,11 @@ class _Stream:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        if getattr(error, "errno", None) == errno.EIO and _elsewhere:
+            with suppress(OSError, ValueError):
+                _elsewhere.pop()()
+                self._stream.flush()
+                return
         _broken.append(f"{getattr(self._stream, 'name', 'output')}: {getattr(error, 'strerror', None) or error}")
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lockstep.config import Execution
 from lockstep.errors import PeerError, UserError
-from lockstep.processes.devices import rank_device
+from lockstep.processes.devices import device_identity, rank_device, require_apart
 from lockstep.processes.environment import JOB, launcher_ranks
 from lockstep.processes.listening import LOOPBACK, keep_to_loopback
 from lockstep.processes.memory import keep_freed
@@ -157,6 +157,8 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
         dist.init_process_group(names, timeout=limit, store=store, rank=rank, world_size=size)
         world = World(rank, size, local_rank, local_size, device, backend)
         world.largest([rank])  # who leaves before the last one has connected would seem to have died
+        if device.type != "cpu" and backend != "gloo":
+            require_apart(world.gather(device_identity(device)))
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UserError(
             f"rank {rank} of {size} could not meet the others at "

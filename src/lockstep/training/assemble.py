@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lockstep import models
-from lockstep.checkpoint.weights import load_foreign
+from lockstep.checkpoint.foreign import load_foreign
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
 from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
@@ -24,6 +23,7 @@ from lockstep.parallel.strategy import spread
 from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
+from lockstep.training.average import Average
 from lockstep.training.losses import cross_entropy
 from lockstep.training.step import TrainStep
 
@@ -36,7 +36,7 @@ class Run:
     train: TrainLoader
     val: EvalLoader
     step: TrainStep
-    ema: AveragedModel | None
+    ema: Average | None
 
     @property
     def evaluated(self) -> nn.Module:
@@ -99,8 +99,8 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
     return EvalLoader(images, augment, world, read, execution.eval_batch_size)
 
 
-def build_model(config: Config, images: ImageSet) -> nn.Module:
-    """The model on the host, its initial weights a function of the seed alone."""
+def build_model(config: Config, images: ImageSet, say: Callable[[str], object] = lambda _: None) -> nn.Module:
+    """The model on the host, its initial weights a function of the seed alone. `say`: how others' are adapted."""
     torch.manual_seed(stream(config.seed, "weights"))
     channels, size, _ = seen(config, images)
     model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
@@ -109,7 +109,8 @@ def build_model(config: Config, images: ImageSet) -> nn.Module:
         pixels, _ = images.read(first, None)
         fit_to(Augment(images.mean, images.std, image_size=size)(pixels, torch.from_numpy(first), None))
     if config.model.init:
-        load_foreign(model, config.model.init)
+        for line in load_foreign(model, config.model.init, config.model.adapt_init):
+            say(f"--init {config.model.init}: {line}")
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
 
 
@@ -123,9 +124,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         repeatable.configure(world)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
-    model, optim = build_model(config, train_set).to(dtype=dtype), config.optim
-    average = get_ema_multi_avg_fn(optim.ema) if optim.ema else None  # type: ignore[no-untyped-call]
-    ema = AveragedModel(model, multi_avg_fn=average) if average else None
+    model, optim = build_model(config, train_set, world.print).to(dtype=dtype), config.optim
+    ema = Average(model, optim.ema) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)

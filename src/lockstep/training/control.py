@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lockstep.config import Interval
+from lockstep.processes.output import terminal_may_go
 from lockstep.processes.signals import survives_hangup
 from lockstep.processes.world import World
 
@@ -70,7 +71,8 @@ def stop_requests(on_hangup: str, silence: Callable[[], None]) -> Iterator[StopR
     wakeup = signal.set_wakeup_fd(-1)  # who ends the process in time after a signal must not hear of these
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield request
+        with terminal_may_go(silence):
+            yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -108,7 +108,8 @@ def averaged(model: nn.Module, images: Tensor, tta: str) -> Tensor:
     """
     if tta == "none":
         return model(images)  # type: ignore[no-any-return]
-    mirrored: Tensor = (model(images) + model(images.flip(3))) / 2
+    # a copy: where the model replays a CUDA graph, its next call writes into the same memory
+    mirrored: Tensor = (model(images).clone() + model(images.flip(3))) / 2
     if tta == "mirror":
         return mirrored
     h, w = images.shape[2:]

@@ -14,9 +14,10 @@ from lockstep.data.loaders import Batch
 from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.world import World
-from lockstep.training.assemble import Run
+from lockstep.training.assemble import Run, assemble
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
+from lockstep.training.resume import to_assemble
 from lockstep.training.session import Session, session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
@@ -41,7 +42,8 @@ def train(config: Config, world: World, folder: Path) -> Outcome:
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
-    with session(config, world, folder) as live:
+    run = assemble(to_assemble(config, world, folder), world)
+    with session(config, world, run, folder) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
         while live.state.epochs < config.epochs and not live.stop:
@@ -141,7 +143,9 @@ def compare(live: Session) -> None:
     model = live.run.model
     same = model.modules() if live.config.exact else (m for m in model.modules() if isinstance(m, SyncBatchNorm))
     buffers = {id(buffer) for module in same for buffer in module.buffers(recurse=False)}
-    desync.check(live.world, live.state.steps, model, live.run.step.optimizer, lambda buffer: id(buffer) in buffers)
+    step = live.run.step
+    compared: Callable[[Tensor], bool] = lambda buffer: id(buffer) in buffers  # noqa: E731
+    desync.check(live.world, live.state.steps, model, step.optimizer, compared, step.sync.private)
 
 
 def finish_epoch(live: Session) -> None:

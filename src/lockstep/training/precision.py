@@ -4,6 +4,7 @@ import typing
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -33,7 +34,12 @@ def configure(precision: str, device: torch.device) -> None:
             f"--precision bf16: {device_name(device)} has no bfloat16 arithmetic",
             "Use --precision fp16 (it scales the loss for you) or fp32.",
         )
-    # The older switches: after the newer `fp32_precision = "ieee"` torch raises when anything reads these.
+    # The newer switches are taken back, wherever a process has set them: convolutions follow them, whatever the older
+    # ones say. And those are set: after the newer `fp32_precision = "ieee"` torch raises when anything reads them.
+    backends: Any = torch.backends
+    for place in (backends, backends.cudnn, backends.mkldnn):
+        for each in (place, *(getattr(place, name) for name in ("conv", "rnn", "matmul") if hasattr(place, name))):
+            each.fp32_precision = "none"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 

@@ -1,6 +1,7 @@
 """Going on from a checkpoint: find it, refuse what is not the same experiment, restore."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,11 +12,12 @@ from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
 from lockstep.config import Config
 from lockstep.config.plain import diff_configs
 from lockstep.errors import PeerError, UserError
+from lockstep.parallel.local import take_own
 from lockstep.parallel.repeatable import rounding
 from lockstep.processes.files import atomic_write
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
-from lockstep.training.state import State
+from lockstep.training.state import State, require_whole
 from lockstep.watch import journal
 
 # A position is a number of steps into an order of samples. Under another order it would mean other samples.
@@ -45,6 +47,7 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
     if loaded is None:
         begun = (folder / "journal.jsonl").exists()
         return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else ""
+    require_whole(loaded.state)
     _refuse_another(config, world, run, loaded)
     state = load(run, loaded)
     if state.steps > config.epochs * len(run.train):
@@ -63,14 +66,20 @@ def load(run: Run, loaded: Loaded) -> State:
     optimizer = run.step.optimizer
     live = {name for group in optimizer.param_groups for name in group} - {"params"}
     saved = restore(loaded, run.model, optimizer, run.step.scaler, run.ema, keep=live)
+    take_own(optimizer, run.train.world, run.step.sync.link.inner_state == "private")
     run.step.sync.restart()
     return State.from_dict(saved["progress"])
 
 
-def goes_on(config: Config, world: World, folder: Path) -> bool:
-    """True where `resume` will find a checkpoint or raise, so that the initial weights don't matter; on all ranks."""
+def to_assemble(config: Config, world: World, folder: Path) -> Config:
+    """The config to assemble a run by, on all ranks; a file that one began with may be gone when it goes on.
+
+    It goes on where `resume` will find a checkpoint or raise, so that the initial weights don't matter.
+    """
     named = config.recovery.resume not in ("auto", "never")
-    return bool(world.gather(named or bool(steps(folder / "checkpoints")))[0])
+    if not world.gather(named or bool(steps(folder / "checkpoints")))[0]:
+        return config
+    return replace(config, model=replace(config.model, init=""))
 
 
 def _bring_best(state: State, world: World, loaded: Loaded, folder: Path) -> bool:
@@ -108,7 +117,9 @@ def _find(config: Config, folder: Path) -> Loaded | None:
 def _refuse_a_second_beginning(config: Config, folder: Path, loaded: Loaded) -> None:
     """`--resume PATH` says where a run begins; given again, as a scheduler does, it is no news to that run."""
     named = config.recovery.resume
-    if named in ("auto", "never") or loaded.state["config"]["recovery"]["resume"] == named:
+    require_whole(loaded.state)
+    begun = loaded.state["config"].get("recovery")
+    if named in ("auto", "never") or (isinstance(begun, dict) and begun.get("resume") == named):
         return
     raise UserError(
         f"--resume {named}: the run folder {folder} holds checkpoints of its own, the newest of step {loaded.step}",

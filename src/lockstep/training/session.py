@@ -1,14 +1,11 @@
 """A run under way on one rank: its parts, where it is, and those who watch it."""
 
-import dataclasses
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.snapshot import contribute
@@ -18,14 +15,15 @@ from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.data_parallel import driven
+from lockstep.parallel.modules import all_finite
 from lockstep.parallel.repeatable import rounding
 from lockstep.parallel.sharded import is_sharded, local
 from lockstep.processes.files import write_json
 from lockstep.processes.memory import peaks_gib
-from lockstep.processes.output import take_broken
+from lockstep.processes.output import print_to, take_broken
 from lockstep.processes.world import World
 from lockstep.training import resume
-from lockstep.training.assemble import Run, assemble
+from lockstep.training.assemble import Run
 from lockstep.training.control import Control, stop_requests
 from lockstep.training.cuts import probe
 from lockstep.training.single import refuse_single_values
@@ -33,10 +31,10 @@ from lockstep.training.state import State
 from lockstep.training.summary import run_record, summary
 from lockstep.training.window import NonFinite
 from lockstep.watch.heartbeat import Heartbeat, run_store
-from lockstep.watch.journal import Journal, mend
+from lockstep.watch.journal import Journal, append, mend
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
-from lockstep.watch.records import EndRecord, HangRecord, RollbackRecord, TroubleRecord
+from lockstep.watch.records import EndRecord, RollbackRecord, TroubleRecord
 
 _ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process
@@ -93,9 +91,15 @@ class Session:
                 "rounding": rounding(self.world.device),
             }
             step, best = self.run.step, state.best_step
-            self.writer.save(state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
-        elif is_sharded(self.run.model):
-            contribute(self.run.model, self.run.step.optimizer, self.run.ema)
+            # else weights change between two updates as well
+            overlap = step.passes_write is False and self.config.link.sync_every == 1
+            moment = (state.steps, self.run.model, step.optimizer, step.scaler, self.run.ema, saved, best)
+            with step.sync.gathered():
+                self.writer.save(*moment, overlap=overlap)
+        else:
+            with self.run.step.sync.gathered():
+                if is_sharded(self.run.model):
+                    contribute(self.run.model, self.run.step.optimizer, self.run.ema)
         self.control.saved()
         self.note_written()
 
@@ -151,9 +155,9 @@ class Session:
         self.bar.write(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
 
     def _require_finite(self) -> None:
-        """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device."""
+        """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device, once."""
         parameters = [local(p.detach()) for p in self.run.model.parameters() if p.is_floating_point()]
-        broken = not all(bool(torch.isfinite(p).all()) for p in parameters)
+        broken = not all_finite(parameters, self.world.device)
         if any(self.world.gather(broken)) if is_sharded(self.run.model) else broken:
             step = self.state.steps - 1
             raise NonFinite(step, f"the weights became non-finite at step {step + 1}")
@@ -164,28 +168,9 @@ def _digest(live: Session) -> str:
     return weights.digest(live.run.model) if live.world.rank == 0 and not is_sharded(live.run.model) else ""
 
 
-def _record_hang(folder: Path, record: HangRecord) -> None:
-    """Write a hang to the journal, from whichever rank is left to do it."""
-    journal = Journal(folder / "journal.jsonl")
-    journal.write(record)
-    journal.close()
-
-
-def _leave_terminal(bar: ProgressBar, folder: Path) -> None:
-    """Go on without the terminal that was closed: writing to it would fail."""
-    bar.disable()
-    log = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-
-
 @contextmanager
-def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
-    """Assemble a run, resume it where it can go on, and have it watched; leaves the journal's `end` record behind."""
-    going_on = resume.goes_on(config, world, folder)
-    fresh = dataclasses.replace(config, model=dataclasses.replace(config.model, init=""))
-    run = assemble(fresh if going_on else config, world)  # the file that a run began with may be gone
+def session(config: Config, world: World, run: Run, folder: Path) -> Iterator[Session]:
+    """Resume a run where it can go on, and have it watched; leaves the journal's `end` record behind."""
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     path = folder / "journal.jsonl"
     lost = mend(path) if main else ""
@@ -196,39 +181,24 @@ def session(config: Config, world: World, folder: Path) -> Iterator[Session]:
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)
     with ExitStack() as stack:
-        journal = Journal(
-            path if main else None,
-            open_mirrors(execution.log, folder, config.to_dict()) if main else (),
-            alone=True,
-        )
+        mirrors = open_mirrors(execution.log, folder, config.to_dict()) if main else ()
+        journal = Journal(path if main else None, mirrors, alone=True)
         stack.callback(journal.close)
         bar = ProgressBar(total, config.epochs, enabled=main, done=state.steps)
         stack.callback(bar.close)
-        request = stack.enter_context(stop_requests(recovery.on_hangup, lambda: _leave_terminal(bar, folder)))
-        beat = stack.enter_context(
-            Heartbeat(
-                world,
-                run_store(world),
-                recovery.hang_timeout,
-                folder,
-                lambda record: _record_hang(folder, record),
-            )
-        )
+
+        def leave_terminal() -> None:  # writing to one that was closed would fail
+            bar.disable()
+            print_to(folder / "output.log")
+
+        request = stack.enter_context(stop_requests(recovery.on_hangup, leave_terminal))
+        watched = Heartbeat(world, run_store(world), recovery.hang_timeout, folder, partial(append, path))
+        beat = stack.enter_context(watched)
         every = recovery.checkpoint_interval
-        live = Session(
-            config,
-            world,
-            run,
-            folder,
-            state,
-            journal,
-            bar,
-            Control(world, request, every, len(run.train)),
-            beat,
-            Writer(folder / "checkpoints", recovery.keep, execution.collective_timeout)
-            if main and every.count
-            else None,
-        )
+        control = Control(world, request, every, len(run.train))
+        keeps = main and every.count
+        writer = Writer(folder / "checkpoints", recovery.keep, execution.collective_timeout) if keeps else None
+        live = Session(config, world, run, folder, state, journal, bar, control, beat, writer)
         journal.write(run_record(config, world, run, state.steps))
         if lost:
             journal.write(TroubleRecord(kind="fault", fault="journal", step=state.steps, cause=lost))

@@ -49,6 +49,13 @@ class State:
         return cls(**{**values, "ledger": bytes.fromhex(ledger), "best_top1": float(best), "metrics": metrics})
 
 
+def require_whole(saved: dict[str, Any]) -> None:
+    """Raise UserError where a checkpoint's state lacks what a run puts there, beside its progress."""
+    kinds = {"config": dict, "data": str, "rounding": dict}
+    _require(all(isinstance(saved.get(name), kind) for name, kind in kinds.items()), "its entries")
+    _require("progress" in saved, "its entries")
+
+
 def _metrics(values: Any) -> Metrics:
     _require(isinstance(values, dict) and set(values) == {f.name for f in fields(Metrics)}, "metrics")
     _require(_is_share(values["top1"]) and _is_share(values["top5"]) and _is_count(values["count"]), "metrics")

@@ -1,6 +1,7 @@
 """One optimizer step over a global batch: forward, backward, clip, update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
+from lockstep.draws.generators import reseeding
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
@@ -22,6 +24,8 @@ from lockstep.randomness import stream
 from lockstep.training.checks import outputs_of, require_gradients, require_ready, require_sound
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
+
+_NOTHING = nullcontext()
 
 
 class TrainStep:
@@ -75,16 +79,20 @@ class TrainStep:
         self._averaged = 1 if self.scaler else self.sync.average_over
         self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
         self._check_mean = True
-        self._reseed = _reseed(driven(model))
+        self._reseed = reseeding(driven(model))
         compiled = any(map(is_compiled, model.modules()))
+        self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._counts: dict[int, Tensor] = {}
         self._norms = step_batch_norms(model)
+        self._bare, self._sharded = unwrap(model), is_sharded(model)
+        self._torchs = type(optimizer).__module__.startswith("torch.optim.")
         self._example: tuple[Tensor, Tensor] | None = None  # of images and labels, for steps without a sample
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
+        self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)
         if schedule is not None:
@@ -98,7 +106,10 @@ class TrainStep:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
         before = Kept(self.model.modules()) if self._skip_nonfinite else None
+        versions = [p._version for p in self.parameters] if self.passes_write is None else []
         found = self._accumulate(batch)
+        if versions:
+            self.passes_write = versions != [p._version for p in self.parameters]
         end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._check_gradients = False
@@ -141,10 +152,16 @@ class TrainStep:
             if parameter.grad is not None:
                 local(parameter.grad).mul_(factor)
 
+    def _may_draw(self) -> bool:
+        """Whether the update may draw noise: torch's optimizers by themselves don't, and seeding costs 4 us or more."""
+        optimizer: Any = self.optimizer
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        return bool(not self._torchs or hooks or "step" in vars(optimizer))
+
     def _update(self, step: int) -> None:
-        # an optimizer that draws noise has to draw the same on every rank
-        for seed in (torch.default_generator.manual_seed, self._reseed):
-            seed(stream(self.seed, "update", step))
+        if self._may_draw():  # the same on every rank
+            for seed in (torch.default_generator.manual_seed, self._reseed):
+                seed(stream(self.seed, "update", step))
         if self.scaler is None:
             self._clip()
             self.optimizer.step()
@@ -171,18 +188,33 @@ class TrainStep:
             if self.draws is None:
                 return self._pass(model, some, theirs, piece, batch.count)
             ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
-            with keyed(self.draws, unwrap(model), batch.step, ids, some):
-                if self.draws.plan is None and is_sharded(model):  # it can't be passed through in the midst of a pass
+            bare = self._bare if model is self.model else unwrap(model)
+            with keyed(self.draws, bare, batch.step, ids, some):
+                if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
                     with self.autocast():
                         self.draws.planned(model, some)
                 return self._pass(model, some, theirs, piece, batch.count)
 
-        return self.sync.passes(self.model, sizes, reseed, take)
+        def take_and_keep(model: nn.Module, i: int) -> Tensor:
+            found = take(model, i)
+            if self._replays and i < len(sizes) - 1:
+                self._keep_gradients()
+            return found
+
+        return self.sync.passes(self.model, sizes, reseed, take_and_keep)
+
+    def _keep_gradients(self) -> None:
+        """Copy the gradients of a piece that others follow: a CUDA graph's next replay writes into their memory."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
         which its gradients are divided by too; a small all-reduce, that nothing waits for."""
         sizes = [piece.size for piece in batch.pieces]
+        if len(found) == 1 and self._divisor is None and not found[0].ndim:
+            return found[0] * self._count(sizes[0])
         if self._divisor is None and not any(each.ndim for each in found):
             losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
             return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
@@ -205,7 +237,7 @@ class TrainStep:
 
         Returns its mean loss, detached, or where it has a denominator both of them, [2].
         """
-        with announced(self._norms, piece, len(images), count):
+        with announced(self._norms, piece, len(images), count) if self._norms else _NOTHING:
             with self.autocast():
                 outputs = outputs_of(model, images)
                 value, denominator = self.loss(outputs, labels)
@@ -239,21 +271,3 @@ class TrainStep:
     def _clip(self) -> None:
         if self.clip_norm:
             self.sync.clip(self.parameters, self.clip_norm)
-
-
-def _reseed(devices: Sequence[torch.device]) -> Callable[[int], object]:
-    """A function that seeds the generators which dropout on `devices` draws from; microseconds, no synchronisation.
-
-    The first is the current device. Each of several has masks of its own.
-    """
-    if devices[0].type == "cpu":
-        return torch.default_generator.manual_seed
-    seed_current: Callable[[int], object] = torch.get_device_module(devices[0]).manual_seed
-
-    def seed_all(seed: int) -> None:
-        seed_current(seed)
-        for number, device in enumerate(devices[1:], 1):
-            with torch.accelerator.device_index(device.index):
-                seed_current(stream(seed, "device", number))
-
-    return seed_all if len(devices) > 1 else seed_current

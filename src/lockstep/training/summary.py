@@ -14,6 +14,7 @@ from lockstep.processes.devices import device_name, own_devices
 from lockstep.processes.listening import described
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
+from lockstep.watch.hang import name_ranks
 from lockstep.watch.records import RunRecord
 
 
@@ -24,7 +25,7 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int) -> Run
         config=config.to_dict(),
         world={"size": world.size, "local_size": world.local_size, "backend": world.backend},
         pids=world.gather(os.getpid()),
-        device=device_name(world.device),
+        devices=world.gather(device_name(world.device)),
         threads=max(torch.get_num_threads(), run.step.sync.at_once),
         versions=versions(),
         data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
@@ -87,6 +88,9 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
     ]
     if listening := described(world.size, world.local_size, world.backend, os.environ):
         lines.append(listening)
+    for images in (run.train.images, run.val.images):
+        if left_out := getattr(images, "left_out", ""):
+            lines.append(f"note: in {images.name} these files were taken for no images: {left_out}")
     if config.exact:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
@@ -97,7 +101,16 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
             f"{optim.base_batch_size} = {config.lr:g}"
         )
-    return lines + _statistics(config, world, run, copies)
+    return lines + _unequal(world.gather(device_name(world.device))) + _statistics(config, world, run, copies)
+
+
+def _unequal(names: list[str]) -> list[str]:
+    """A line where the ranks' devices, by their names, are of several kinds."""
+    kinds = {name: [rank for rank, theirs in enumerate(names) if theirs == name] for name in dict.fromkeys(names)}
+    if len(kinds) == 1:
+        return []
+    which = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in kinds.items())
+    return [f"note: unequal devices, of which the slowest sets the pace and each rounds in its own way: {which}"]
 
 
 def _statistics(config: Config, world: World, run: Run, copies: int) -> list[str]:

@@ -25,7 +25,7 @@ from lockstep.watch.hang import name_ranks
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLACE = -0x61C8864680B583EB  # the golden ratio's 64 bits, which `bits` multiplies by too; odd, so places stay apart
 _AT_ONCE = {"cpu": 1 << 16}  # elements whose hashes are worked out together: there they stay in the cache
-_AT_ONCE_ELSEWHERE = 1 << 24
+_AT_ONCE_ELSEWHERE = 1 << 21  # 16 MB as int64, of which the hash holds half a dozen at once
 _REMEDY = (
     "A flipped bit, a kernel that is not deterministic, or code that changes one rank alone. Go on from a checkpoint "
     "before this step; if it comes back on the same machine, test its memory."
@@ -38,6 +38,7 @@ def check(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     buffers: Callable[[Tensor], bool] | None = None,
+    private: Callable[[str], bool] | None = None,
 ) -> None:
     """Compare parameters, buffers and optimizer state over the ranks, bit by bit. All ranks call it together.
 
@@ -49,13 +50,14 @@ def check(
         model: bare or wrapped.
         optimizer: its state and the numbers of its groups (learning rate, ...) are compared.
         buffers: False for one that may differ: of batch norm that is not synchronised, between two averagings.
+        private: True for an entry of the optimizer's state that each rank has for itself.
 
     Raises:
         UserError: on all ranks with the same text, naming the first tensor that differs, the rank and the step.
     """
     if world.size == 1:
         return
-    held = dict(contents(model, optimizer, buffers))
+    held = dict(contents(model, optimizer, buffers, private))
     layout = stream(0, *(f"{name} {_shape(value)}" for name, value in held.items()))
     if len(set(world.rows(torch.tensor([_signed(layout)]))[:, 0].tolist())) > 1:
         raise UserError(_layout_difference(world, step, {name: _shape(value) for name, value in held.items()}), _REMEDY)
@@ -75,7 +77,10 @@ def check(
 
 
 def contents(
-    model: nn.Module, optimizer: torch.optim.Optimizer, buffers: Callable[[Tensor], bool] | None = None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    buffers: Callable[[Tensor], bool] | None = None,
+    private: Callable[[str], bool] | None = None,
 ) -> Iterator[tuple[str, Tensor | float]]:
     """What must be the same on all ranks, by name, in one order: parameters, buffers, optimizer state and numbers.
 
@@ -93,7 +98,7 @@ def contents(
         for p, parameter in enumerate(group["params"]):
             owner = names.get(parameter, f"parameter {p} of group {g}")
             for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor | int | float) and not is_part(value):
+                if isinstance(value, Tensor | int | float) and not is_part(value) and not (private and private(key)):
                     yield f"{key} of {owner}", value
         for key, value in group.items():
             if isinstance(value, Tensor | int | float):

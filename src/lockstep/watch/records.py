@@ -15,7 +15,7 @@ class RunRecord(TypedDict):
     config: dict[str, Any]  # Config.to_dict()
     world: dict[str, int | str]  # size, local_size, backend
     pids: list[int]  # by rank
-    device: str
+    devices: list[str]  # by rank
     threads: int
     versions: dict[str, str]
     data: dict[str, str]  # name, fingerprint

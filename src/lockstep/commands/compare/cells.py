@@ -112,7 +112,7 @@ def measure(records: Sequence[Record], compiled: bool = False) -> dict[str, Any]
         "memory_gib": memory,  # of each process; of one process that drives several devices, of each device
         "top1": end["top1"],
         "ledger_sha256": end["ledger_sha256"],
-        "device": next((r["device"] for r in records if r["kind"] == "run"), ""),
+        "device": next((" and ".join(dict.fromkeys(r["devices"])) for r in records if r["kind"] == "run"), ""),
         "warmup_windows": skip,
         "windows": len(windows),
     }

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from lockstep.commands.compare.strategies import ONE_PROCESS, Strategy, parse
+from lockstep.commands.compare.strategies import Strategy, parse
 from lockstep.config import Config, Ints, Names
+from lockstep.config.execution import ONE_PROCESS
 from lockstep.errors import UserError, unknown
 
 _COUNTS = (1, 2, 4)  # where --nproc is left out, as far as there are cores or GPUs

@@ -10,7 +10,6 @@ from lockstep.config import Config, LinkConfig
 from lockstep.errors import UserError, unknown
 
 BASES: tuple[str, ...] = typing.get_args(configs.Strategy)
-ONE_PROCESS = ("single", "dp")
 _GRAMMAR = "A strategy is BASE+MODIFIER+..., as ddp+bf16+accumulate4; see `lockstep compare --help`."
 
 

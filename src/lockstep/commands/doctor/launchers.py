@@ -44,7 +44,8 @@ def slurm(environ: Mapping[str, str], gpus: int, usable: int) -> Iterator[Findin
     per_node = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE" if in_step else "SLURM_TASKS_PER_NODE", ""))
     nodes = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES") or len(per_node) or 1
     tasks = sum(per_node) or _number(environ, "SLURM_NTASKS") or 1
-    seen, most = gpus or _number(environ, "SLURM_GPUS_ON_NODE"), max(per_node, default=1)
+    # a task that sees a single one may have been given it by --gpus-per-task
+    seen, most = gpus if gpus > 1 else _number(environ, "SLURM_GPUS_ON_NODE") or gpus, max(per_node, default=1)
     idle = nodes - (len(per_node) or min(tasks, nodes))
     alone = tasks > 1 and not in_step
     on_node, local = tasks_per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), per_node[0] if per_node else 1
@@ -61,7 +62,7 @@ def slurm(environ: Mapping[str, str], gpus: int, usable: int) -> Iterator[Findin
         yield Finding(check, "fail", message, remedy)
     elif 0 < seen < most:
         message = f"{most} tasks on a node, and {seen} GPU(s) in sight: NCCL takes one process per GPU"
-        every = "--gpus-per-node, not --gpus-per-task: each task must see all of them"
+        every = "--gpus-per-node: each task must see all of them, or one of its own by --gpus-per-task=1"
         yield Finding(check, "fail", message, f"Use --ntasks-per-node={seen}, and {every}.")
     elif 1 < most < seen:
         message = f"{most} tasks on a node with {seen} GPUs: {seen - most} stay idle"

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Self
 from tyro.conf import arg
 
 from lockstep.config import Config
+from lockstep.config.execution import ONE_PROCESS
 from lockstep.config.fields import require, require_at_least
 from lockstep.config.flags import changed_flags
 from lockstep.config.recipes import recipe
 
-ONE_PROCESS = ("single", "dp")
 # which machines the run is on, the job file says, or torchrun
 _MACHINES: dict[str, Any] = {"nnodes": 1, "node_rank": 0, "master_addr": "", "master_port": 0}
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Self
 
 from tyro.conf import arg
 
-from lockstep.commands.launch_script.plan import ONE_PROCESS, Plan
+from lockstep.commands.launch_script.plan import Plan
 from lockstep.config import Config
+from lockstep.config.execution import ONE_PROCESS
 from lockstep.config.fields import require
 
 

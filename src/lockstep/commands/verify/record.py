@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.modules import average_buffers, preserved
 from lockstep.parallel.sync import GradientSync
+from lockstep.processes.temporary import temporary_folder
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
@@ -75,7 +75,7 @@ def _trace(world: World, job: Job) -> Trace:
 
 def _file_sha256(run: Run, state: State, card: Card, world: World) -> str:
     """Of the file that `train` leaves, where rank 0 writes it here."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder:
+    with temporary_folder("verify-") as folder:
         path = Path(folder, "final.safetensors")
         save_weights(run, state, card, path, here=world.rank == 0)
         return hashlib.sha256(path.read_bytes()).hexdigest() if world.rank == 0 else ""

@@ -1,7 +1,6 @@
 """`lockstep verify`: the first steps of a run on several numbers of processes, compared, and why they differ."""
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.processes.files import write_json
 from lockstep.processes.launcher import launch
+from lockstep.processes.temporary import temporary_folder
 
 Start = Callable[..., list[Any]]  # launcher.launch, or what stands in for it
 
@@ -30,7 +30,7 @@ def verify(plan: Plan, start: Start = launch, log: Callable[[str], None] = lambd
         WorkerFailed: where a run itself fails.
     """
     check(plan)
-    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as temporary:
+    with temporary_folder("verify-") as temporary:
         out = plan.config.execution.out
         runs = _Runs(plan, _claim(out) if out else Path(temporary), start, log)
         base, *others = [runs.trace(n) for n in plan.nproc]

@@ -1,0 +1,124 @@
+"""Weights out of somebody else's file: as they are, or for other classes and colours than they were learned for."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.checkpoint.weights import bare, first, fit, read, state_tensors
+from lockstep.errors import UserError, reason
+from lockstep.parallel.strategy import unwrap
+
+_NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put the weights among other things
+_SAVE = "Save the weights alone: torch.save(model.state_dict(), path), or as safetensors."
+
+
+def read_foreign(path: str | Path) -> dict[str, Tensor]:
+    """The weights in somebody's file, on the CPU, by the names that they have there.
+
+    Read are safetensors files and those of torch.save, the latter by `torch.load(weights_only=True)` alone, which
+    builds tensors and plain containers and calls nothing else. The state_dict may lie under "state_dict",
+    "model_state_dict", "model" or "net". The content decides, not the file's name.
+
+    Raises:
+        UserError: for a missing file, and for one that holds anything else.
+    """
+    path = Path(path)
+    try:
+        by_torch = path.is_file() and not _looks_like_safetensors(path)
+        found: Any = _read_torch(path) if by_torch else read(path)
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror or error}", "Is it yours to read?") from error
+    for name in _NESTS:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+            break
+    if not isinstance(found, Mapping) or not found:
+        raise UserError(f"{path} holds no state_dict but a {type(found).__name__}", _SAVE)
+    if strange := [
+        str(name) for name, value in found.items() if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]:
+        raise UserError(f"{path} holds a dict with entries that are no weights: {first(strange)}", _SAVE)
+    return {name: value.detach() for name, value in found.items()}
+
+
+def load_foreign(model: nn.Module, path: str | Path, adapt: bool = False) -> list[str]:
+    """Copy the weights in somebody's file into the model, on its own device; what is before all names is no obstacle.
+
+    `adapt`: where the file's last layer is of another shape, the model's stays as it was drawn; where its first
+    convolution sees other colours, it is summed over them for grey images, or shared out over those of the model.
+    Returns what was done of that, a line each.
+
+    Raises:
+        UserError: as `read_foreign`, and where names or shapes are not the model's.
+    """
+    own = state_tensors(model)
+    found = _under_own_names(read_foreign(path), own)
+    changed, done = _adapted(unwrap(model), found, own)
+    if done and not adapt:
+        unlike = [f"{n} {list(found[n].shape)}, the model has {list(own[n].shape)}" for n in found if n in changed]
+        raise UserError(
+            f"{path} does not fit {type(unwrap(model)).__name__}: another shape: {first(unlike)}",
+            f"Build the model that wrote it, or give --adapt-init: {'; '.join(done)}.",
+        )
+    fit(model, found | changed, str(path))
+    return done
+
+
+def _under_own_names(found: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without a wrapper's prefix, and without an attribute's (`model.`, as in Lightning) if the model is below it."""
+    found = bare(found, own)
+    needed = [name for name in own if not name.endswith("num_batches_tracked")]
+    begin = needed[0] if needed else ""
+    for prefix in {name.removesuffix(begin) for name in found if begin and name.endswith(f".{begin}")}:
+        if all(prefix + name in found for name in needed) and not any(name in found for name in needed):
+            return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found
+
+
+def _adapted(
+    model: nn.Module, found: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """What to take instead of the tensors whose shapes don't fit, and what that means; nothing where others don't."""
+    if {name for name in own.keys() ^ found.keys() if not name.endswith("num_batches_tracked")}:
+        return {}, []
+    unlike = [name for name in own if name in found and found[name].shape != own[name].shape]
+    layers = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
+    convolution = next((name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "")
+    instead: dict[str, Tensor] = {}
+    done: list[str] = []
+    for name in unlike:
+        layer, _, _ = name.rpartition(".")
+        theirs, ours = found[name], own[name]
+        if layer == convolution and theirs.ndim == 4 and theirs.shape[0] == ours.shape[0]:
+            if theirs.shape[2:] != ours.shape[2:] or 1 not in (theirs.shape[1], ours.shape[1]):
+                return {}, []
+            instead[name] = theirs.sum(1, keepdim=True) / ours.shape[1] * torch.ones_like(ours[:1], device="cpu")
+            done.append(f"{layer} is summed over its {theirs.shape[1]} input channel(s)")
+        elif layers[1:] and layer == layers[-1]:
+            instead[name] = ours
+            done.append(f"{layer} is drawn anew")
+        else:
+            return {}, []
+    return instead, list(dict.fromkeys(done))
+
+
+def _looks_like_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(9)
+    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:  # given a path, torch goes by its ending
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # hostile or damaged bytes end in errors of any type
+        raise UserError(
+            f"{path} is neither a safetensors file nor one of weights alone: {reason(error)}",
+            "Files that need code to be read are refused, because reading them would run it. " + _SAVE,
+        ) from error

@@ -1,0 +1,28 @@
+"""What other libraries' errors become in ours."""
+
+import io
+
+import pytest
+from PIL import Image
+
+from lockstep.errors import reason
+
+
+def _of_an_image() -> Exception:
+    with pytest.raises(OSError, match="cannot identify") as caught:
+        Image.open(io.BytesIO(b"no image"))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad \x1b[1mthing\x1b[0m here\nand more"), "bad thing here"),
+        (EOFError(), "EOFError"),
+        (KeyError(101), "KeyError 101"),
+        (RuntimeError("  "), "RuntimeError"),
+        (_of_an_image(), "cannot identify image file"),
+    ],
+)
+def test_a_reason_is_one_line_of_words(error: Exception, text: str) -> None:
+    assert reason(error) == text
