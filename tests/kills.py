@@ -132,7 +132,7 @@ class Run:
         if not self.await_moment(moment):
             return self.lost(f"never came to {moment}")
         if self.over():
-            return self.end("completed", (0,))
+            return self.end("it ended by itself", (0, 143))  # 143: a rank was asked to end, and all agreed
         workers = self.command.workers()
         whom = self.draw.choice(("rank", "launcher", "all")) if workers else self.draw.choice(("launcher", "all"))
         pid = self.draw.choice(workers) if whom == "rank" else self.command.pid
@@ -201,8 +201,12 @@ def digests(folder: Path) -> tuple[str, str]:
 
 
 def files(folder: Path) -> set[str]:
-    """What is in a run folder; a best checkpoint's step is not asked for."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    """What is in a run folder, whichever steps its checkpoints are of; a hang's report stays for its reader."""
+    steps = sorted(path.name for path in folder.glob("checkpoints/step-*"))
+    found = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    for place, step in enumerate(steps):
+        found = [name.replace(step, f"checkpoint {place}") for name in found]
+    return set(found) - {"hang-report.txt"}
 
 
 def kill(kills: int, seconds: float, seed: int, place: Path) -> Tally:
@@ -234,7 +238,7 @@ def check(folder: Path, known: set[str], before: set[Path], tally: Tally) -> Non
     """A complete run: its digests, and what is left in its folder and the one for temporary files."""
     tally.digests.add(digests(folder))
     extra = files(folder) ^ known
-    tally.left_over.extend(f"{folder.name}/{name}" for name in extra)
+    tally.left_over.extend(f"{folder.name}/{name}" for name in sorted(extra))
     tally.left_over.extend(map(str, set(Path(tempfile.gettempdir()).iterdir()) - before))
     shutil.rmtree(folder)
 
