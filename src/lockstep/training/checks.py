@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.config import Config, ModelConfig, Precision, Recovery
+from lockstep.draws.keyed import Draws, NotPlanned
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import unwrap
 from lockstep.parallel.sync import GradientSync
@@ -37,6 +38,17 @@ def require_sound(sync: GradientSync, precision: str, skip: bool, unused: bool) 
         link=sync.link,
         recovery=Recovery(checkpoint_every="0"),
     )
+
+
+def require_planned(draws: Draws, model: nn.Module, images: Tensor) -> None:
+    """Find where the batch is in what a sharded model draws, or raise UserError."""
+    try:
+        draws.planned(model, images)
+    except NotPlanned as refused:
+        raise UserError(
+            f"{type(model).__name__} takes no pass of {refused}, by which its draws are keyed",
+            "Use --strategy ddp, which keys them by a guess then.",
+        ) from refused
 
 
 def outputs_of(model: nn.Module, images: Tensor) -> Any:

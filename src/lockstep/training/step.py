@@ -21,7 +21,7 @@ from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training.checks import outputs_of, require_gradients, require_ready, require_sound
+from lockstep.training.checks import outputs_of, require_gradients, require_planned, require_ready, require_sound
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
 
@@ -192,7 +192,7 @@ class TrainStep:
             with keyed(self.draws, bare, batch.step, ids, some):
                 if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
                     with self.autocast():
-                        self.draws.planned(model, some)
+                        require_planned(self.draws, model, some)
                 return self._pass(model, some, theirs, piece, batch.count)
 
         def take_and_keep(model: nn.Module, i: int) -> Tensor:
