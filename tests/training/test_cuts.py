@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +22,12 @@ from lockstep.draws.keyed import Draws
 from lockstep.errors import UserError
 from lockstep.models.small import mnist_net
 from lockstep.processes.world import World
+from lockstep.training.assemble import assemble
 from lockstep.training.cuts import probe
 from lockstep.training.loop import train
 from lockstep.training.single import refuse_single_values
 from tests.draws.networks import NETWORKS
+from tests.ranks import run_ranks
 
 SIDE, CLASSES = 12, 3
 TWO = World(0, 2, 0, 2, torch.device("cpu"), "none")  # the probe asks nobody
@@ -223,6 +226,52 @@ def test_where_it_cannot_look_it_says_so() -> None:
     assert looked(Strict(SIDE**2, CLASSES)) == [
         "note: nobody looked for what depends on the number of processes: TypeError: float32 alone"
     ]
+
+
+class Spread(nn.Module):
+    """Divides by its batch's spread."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.std()
+
+
+def spread_net(in_channels: int, num_classes: int) -> nn.Module:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64 * in_channels, 8), nn.Dropout(0.1))
+    return nn.Sequential(flat, Spread(), nn.Linear(8, num_classes))
+
+
+def even_net(in_channels: int, num_classes: int) -> nn.Module:
+    """Takes no batch of three."""
+    return nn.Sequential(Even(), spread_net(in_channels, num_classes))
+
+
+class Even(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) % 2 == 0, "an odd batch"
+        return x
+
+
+def sharded(world: World) -> tuple[list[str], bool, str]:
+    """What the probe says of FSDP's model, whether a step goes well afterwards, and of one that takes no odd batch."""
+    execution = Execution(strategy="fsdp")
+    config = Config(batch_size=8, model=ModelConfig(f"{__name__}:spread_net"), execution=execution)
+    run = assemble(config, world)
+    lines = probe(config, world, run)
+    finite = bool(torch.isfinite(run.step(next(run.train.epoch(0)))))
+    even = assemble(replace(config, model=ModelConfig(f"{__name__}:even_net")), world)
+    try:
+        even.step(next(even.train.epoch(0)))
+    except UserError as error:
+        return lines, finite, error.message
+    return lines, finite, ""
+
+
+def test_a_sharded_model_is_looked_at_too_and_one_that_cannot_be_planned_is_refused() -> None:
+    first, second = run_ranks(sharded, 2)
+    assert [("1 (Spread) computes" in line) for line in first[0]] == [True]
+    assert second[0] == []
+    refusal = "FSDPSequential takes no pass of 3 images: AssertionError: an odd batch, by which its draws are keyed"
+    assert [each[1:] for each in (first, second)] == [(True, refusal)] * 2
 
 
 def test_the_model_and_the_generators_are_as_before() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lockstep.draws import kernels
 from lockstep.draws.plan import PASSES, Call, Layout, Plan, guess
 from lockstep.parallel.batchnorm import batch_norms
+from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.untouched import untouched
 from lockstep.processes.devices import to_device
 from lockstep.randomness import bits, bits_np, stream
@@ -169,6 +170,7 @@ class Draws:
     def __init__(self, seed: int, compiled: bool = False) -> None:
         self.seed, self.compiled = seed, compiled
         self.plan: Plan | None = None  # made when the first call is: most models draw nothing
+        self.refused = ""  # why there is nothing in the plan
         self.told: set[str] = set()
         self.lock = threading.Lock()
 
@@ -176,10 +178,19 @@ class Draws:
         """Where the batch is in what the model draws: two forward passes of three and five images, no trace left.
 
         Batch norms normalise with what they have meanwhile, so that none waits for another rank.
+
+        Raises:
+            NotPlanned: for a sharded model that takes no such pass: FSDP would be left in the midst of it.
         """
         with self.lock:
             if self.plan is None:
-                self.plan = Plan(*(_recorded(model, images, count) for count in PASSES))
+                sharded = is_sharded(model)  # not to be told in the midst of a pass
+                try:
+                    self.plan = Plan(*(_recorded(model, images, count) for count in PASSES))
+                except NotPlanned as refused:
+                    if sharded:
+                        raise
+                    self.plan, self.refused = Plan([], []), f" ({refused})"
             return self.plan
 
     def tell(self, model: nn.Module, kind: str, shape: Sequence[int]) -> None:
@@ -191,14 +202,18 @@ class Draws:
         if not dist.is_initialized() or dist.get_rank() == 0:
             warnings.warn(
                 f"{name} draws {kind} of shape {list(shape)}, and passes of {PASSES[0]} and {PASSES[1]} images don't "
-                "tell where the batch is in it: the first dimension is taken for it if the batch divides that, so "
-                "these draws may depend on the number of processes",
+                f"tell where the batch is in it{self.refused}: the first dimension is taken for it if the batch "
+                "divides that, so these draws may depend on the number of processes",
                 stacklevel=2,
             )
 
 
+class NotPlanned(Exception):
+    """A model took no pass of so many images, and why."""
+
+
 def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
-    """The calls of a forward pass over so many of the images, repeated where they are fewer."""
+    """The calls of a forward pass over so many of the images, repeated where they are fewer. Raises NotPlanned."""
     recorder = Recorder()
     with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"), asking(recorder):
         warnings.simplefilter("ignore")  # untouched puts the filters back
@@ -206,8 +221,9 @@ def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
             layer.training = False
         try:
             model(images[torch.arange(count, device=images.device) % len(images)])
-        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
-            return []  # takes no such batch: then nothing is known, which `tell` says at each call
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise NotPlanned(f"{count} images: {type(error).__name__}: {first}") from error
     return recorder.calls
 
 

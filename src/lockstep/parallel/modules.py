@@ -60,7 +60,7 @@ def all_finite(tensors: Sequence[Tensor], device: torch.device) -> bool:
 
 
 def keep_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Copy gradients that another pass will add to: the next replay of a CUDA graph writes into the memory of its own."""
+    """Copy gradients that another pass will add to: the next replay of a CUDA graph writes into its own ones."""
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad = parameter.grad.clone()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.config import Config, ModelConfig, Precision, Recovery
+from lockstep.draws.keyed import Draws, NotPlanned
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import unwrap
 from lockstep.parallel.sync import GradientSync
@@ -39,6 +40,17 @@ def require_sound(sync: GradientSync, precision: str, skip: bool, unused: bool) 
         link=sync.link,
         recovery=Recovery(checkpoint_every="0"),
     )
+
+
+def require_planned(draws: Draws, model: nn.Module, images: Tensor) -> None:
+    """Find where the batch is in what a sharded model draws, or raise UserError."""
+    try:
+        draws.planned(model, images)
+    except NotPlanned as refused:
+        raise UserError(
+            f"{type(model).__name__} takes no pass of {refused}, by which its draws are keyed",
+            "Use --strategy ddp, which keys them by a guess then.",
+        ) from refused
 
 
 def outputs_of(model: nn.Module, images: Tensor) -> Any:
@@ -76,7 +88,7 @@ def told_of_draws(model: nn.Module, devices: Sequence[torch.device]) -> Iterator
     if _generators(devices) != before:
         warnings.warn(
             f"{type(unwrap(model)).__name__} is compiled and draws random numbers that are not keyed by sample, so "
-            "results depend on the number of processes: use torch.bernoulli(x) for x.bernoulli_(), and torch.rand_like and "
+            "results depend on the number of processes: use torch.bernoulli(x) for x.bernoulli_(), torch.rand_like and "
             "torch.randn_like for x.uniform_() and x.normal_()",
             stacklevel=2,
         )

@@ -13,7 +13,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pickle import PickleError
 from typing import Any
@@ -31,7 +31,7 @@ from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.untouched import same_generators
 from lockstep.processes.world import World
-from lockstep.training.assemble import Run
+from lockstep.training.assemble import Run, build_model
 
 _WHOLE, _FIRST, _SECOND = (0, 1, 2, 3, 4), (0, 2, 4), (1, 3)
 _TOLERANCE = 1e-6  # of a tensor's largest entry: above what a layer that computes in float32 rounds
@@ -55,13 +55,13 @@ class _Pass:
 def probe(config: Config, world: World, run: Run) -> list[str]:
     """Lines that name what in a model depends on the number of processes; empty where nothing does, as a rule.
 
-    Rank 0 looks, the others go on to where they wait for it. Sharded models and DataParallel's are not looked at.
+    Rank 0 looks, the others go on to where they wait for it. Of a sharded model it builds a whole one on the host.
 
     Raises:
         UserError: in exact mode, whose promise it would break.
     """
-    asked = config.execution.probe and (world.size > 1 or config.exact)
-    if not asked or world.rank or is_sharded(run.model) or run.step.draws is None:
+    asked = config.execution.probe and (world.size > 1 or config.exact or config.execution.strategy == "dp")
+    if not asked or world.rank:
         return []
     began = time.monotonic()
     try:
@@ -69,7 +69,8 @@ def probe(config: Config, world: World, run: Run) -> list[str]:
             warnings.simplefilter("ignore")  # training will say them
             looking = _Probe(run, config)
             found = looking.found()
-            run.step.draws.plan = run.step.draws.plan or looking.draws.plan  # it is the same one
+            if run.step.draws is not None and looking.model is run.model:  # FSDP's passes need all ranks
+                run.step.draws.plan = run.step.draws.plan or looking.draws.plan  # it is the same one
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, PickleError) as error:
         first = (str(error).splitlines() or [""])[0]
         return [f"note: nobody looked for what depends on the number of processes: {type(error).__name__}: {first}"]
@@ -92,10 +93,13 @@ def probe(config: Config, world: World, run: Run) -> list[str]:
 class _Probe:
     def __init__(self, run: Run, config: Config) -> None:
         self.model, self.draws, self.exact = run.model, Draws(_SEED), config.exact
+        if is_sharded(run.model):
+            begun = replace(config, model=replace(config.model, init=""))  # the file may be gone
+            self.model = build_model(begun, run.train.images)
         ids = np.arange(len(_WHOLE)) % len(run.train.images)
         pixels, _ = run.train.images.read(ids, None)
         plain = Augment(run.train.images.mean, run.train.images.std, image_size=config.data.image_size)
-        device = next(run.model.parameters()).device
+        device = next(self.model.parameters()).device
         self.images = plain(pixels, torch.from_numpy(ids), None).to(device, torch.float64)  # [5, C, H, W]
 
     def found(self) -> str:

@@ -21,7 +21,14 @@ from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training.checks import outputs_of, require_gradients, require_ready, require_sound, told_of_draws
+from lockstep.training.checks import (
+    outputs_of,
+    require_gradients,
+    require_planned,
+    require_ready,
+    require_sound,
+    told_of_draws,
+)
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
 
@@ -80,7 +87,7 @@ class TrainStep:
         self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
         self._check_mean = True
         self._reseed = reseeding(driven(model))
-        compiled = any(map(is_compiled, model.modules()))
+        compiled = self._compiled = any(map(is_compiled, model.modules()))
         self._watched = driven(model) if compiled else []  # whose generators are looked at in the first pass
         self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
@@ -193,7 +200,7 @@ class TrainStep:
             with keyed(self.draws, bare, batch.step, ids, some):
                 if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
                     with self.autocast():
-                        self.draws.planned(model, some)
+                        require_planned(self.draws, model, some)
                 return self._pass(model, some, theirs, piece, batch.count)
 
         def take_and_keep(model: nn.Module, i: int) -> Tensor:
@@ -204,7 +211,8 @@ class TrainStep:
                 keep_gradients(self.parameters)
             return found
 
-        return self.sync.passes(self.model, sizes, reseed, take_and_keep)
+        # what watches a compiled model would cost any other one microseconds
+        return self.sync.passes(self.model, sizes, reseed, take_and_keep if self._compiled else take)
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,

@@ -58,6 +58,8 @@ def _spread(config: Config, world: World) -> list[str]:
 def _gives_up(config: Config, world: World) -> list[str]:
     """What a slow link's settings cost of the promise that the number of processes changes nothing."""
     link = config.link
+    if config.execution.strategy == "dp":
+        return ["note: each GPU's copy draws dropout for itself, so masks depend on the number of GPUs; ddp's don't"]
     if world.size == 1:
         return []
     if link.sync_every > 1:
