@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from lockstep.config import Config, Execution
 from lockstep.config.fields import require
@@ -26,6 +28,8 @@ class Evaluation:
 
     weights: Literal["best", "final"] = "best"
     """Which of the run's saved weights."""
+    report: Annotated[str, arg(help_behavior_hint="(default: none)")] = ""
+    """Scores by class as a file: .csv (precision, recall, F1), .json (and the confusion matrix), .png (its picture)."""
     trust_code: bool = False
     """Import and call the code that the folder's config.json names, as --model package.module:factory did."""
     # not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
@@ -89,7 +93,12 @@ def newest_step(folder: str) -> int:
 
 @contextmanager
 def discarded_if_unused(folder: Path) -> Iterator[None]:
-    """At the end take back what `claim_folder` made, where no run came of it: there is no journal."""
+    """At the end take back what `claim_folder` made, where no run came of it: there is no journal.
+
+    First remove what a killed run was writing: the folder is held, so nobody writes there now.
+    """
+    for half_written in [*folder.glob(".*.tmp"), *folder.glob("weights/.*.tmp")]:
+        half_written.unlink(missing_ok=True)
     try:
         yield
     finally:
@@ -153,6 +162,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     """Evaluate saved weights on this process, as one of the world's."""
     from lockstep.checkpoint import weights
     from lockstep.training.assemble import build_model, eval_loader, load_data
+    from lockstep.training.by_class import ClassCounts, write
     from lockstep.training.evaluation import evaluate
     from lockstep.training.precision import configure
 
@@ -171,5 +181,11 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
             f"{path} was trained on other classes than {val_set.name} has, or in another order",
             "Name the data that it was trained on with --data-dir.",
         )
-    metrics = evaluate(model, eval_loader(config, val_set, world), world, config.precision, tta=config.tta)
+    counts = ClassCounts(len(val_set.classes), world.device)
+    loader = eval_loader(config, val_set, world)
+    metrics = evaluate(model, loader, world, config.precision, tta=config.tta, observe=counts.add)
+    scores = counts.scores(val_set.classes, world)
     world.print(f"{chosen.weights} weights of {folder}: {metrics}")
+    world.print(scores)
+    if chosen.report and world.rank == 0:
+        write(scores, Path(chosen.report))

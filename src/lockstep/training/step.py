@@ -15,13 +15,20 @@ from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
-from lockstep.parallel.modules import Kept
+from lockstep.parallel.modules import Kept, keep_gradients
 from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training.checks import outputs_of, require_gradients, require_planned, require_ready, require_sound
+from lockstep.training.checks import (
+    outputs_of,
+    require_gradients,
+    require_planned,
+    require_ready,
+    require_sound,
+    told_of_draws,
+)
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.optimizers import may_draw
 from lockstep.training.precision import autocast, scaler
@@ -82,7 +89,8 @@ class TrainStep:
         self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
         self._check_mean = True
         self._reseed = reseeding(driven(model))
-        compiled = any(map(is_compiled, model.modules()))
+        compiled = self._compiled = any(map(is_compiled, model.modules()))
+        self._watched = driven(model) if compiled else []  # whose generators are looked at in the first pass
         self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
@@ -188,18 +196,15 @@ class TrainStep:
                 return self._pass(model, some, theirs, piece, batch.count)
 
         def take_and_keep(model: nn.Module, i: int) -> Tensor:
-            found = take(model, i)
+            watched, self._watched = self._watched, []
+            with told_of_draws(self.model, watched):
+                found = take(model, i)
             if self._replays and i < len(sizes) - 1:
-                self._keep_gradients()
+                keep_gradients(self.parameters)
             return found
 
-        return self.sync.passes(self.model, sizes, reseed, take_and_keep)
-
-    def _keep_gradients(self) -> None:
-        """Copy the gradients of a piece that others follow: a CUDA graph's next replay writes into their memory."""
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
+        # what watches a compiled model would cost any other one microseconds
+        return self.sync.passes(self.model, sizes, reseed, take_and_keep if self._compiled else take)
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
