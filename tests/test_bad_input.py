@@ -4,6 +4,7 @@ What is found before a worker starts is run in this process, which spares an imp
 workers or signals is the real command.
 """
 
+import os
 import re
 import signal
 import socket
@@ -196,6 +197,12 @@ def test_a_folder_that_holds_a_run(place: Path, capsys: pytest.CaptureFixture[st
     message = refused(capsys, "train --nproc 1 --out run --resume never")
     assert "run holds a run already" in message
     assert tree(place / "run") == {"journal.jsonl"}
+
+
+def test_a_config_that_is_a_fifo_is_not_waited_for(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "run").mkdir()
+    os.mkfifo(place / "run/config.json")
+    assert "run/config.json is no file" in refused(capsys, "eval run --nproc 1")
 
 
 def test_data_that_is_missing_and_cannot_be_had(

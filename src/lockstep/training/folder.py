@@ -131,7 +131,10 @@ def discarded_if_unused(folder: Path) -> Iterator[None]:
 
 def read_config(folder: str) -> Config:
     """The config of a run folder. Raises UserError where there is none or it can't be read."""
+    from lockstep.watch.journal import require_plain
+
     path = Path(folder) / "config.json"
+    require_plain(path)
     try:
         return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
