@@ -11,6 +11,7 @@ from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
 from lockstep.commands.launch_script import command as launch_script
 from lockstep.commands.shared.arguments import print_error, print_failure
+from lockstep.commands.tune import command as tune
 from lockstep.commands.verify import command as verify
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
 from lockstep.processes.failures import WorkerFailed
@@ -37,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "measure strategies and numbers of processes under equal conditions",
         compare.main,
     ),
+    "tune": ("[RECIPE] [FLAGS]", "measure the quickest way to train here, and print its command", tune.main),
     "forecast": (
         "[RECIPE] [FLAGS]",
         "measure briefly, and forecast the speed of N processes over an interconnect",
@@ -75,6 +77,7 @@ examples:
   lockstep verify digits --nproc 1,2,4 --exact 8       the same bits on 1, 2 and 4 processes?
   lockstep chaos digits --exact 4 --kills 10           does it come back, and as the same run?
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2
+  lockstep tune cifar10                                 processes x threads, layout, precision: what is quickest here?
   lockstep forecast cifar10 --nproc 1,2,4,8 --interconnect 10gbit
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh
   lockstep doctor --nnodes 2 --master-addr 10.0.0.1 --master-port 29500
