@@ -10,6 +10,7 @@ from lockstep.errors import UserError
 
 def main(args: list[str]) -> int:
     """Evaluate a run's saved weights again."""
+    from lockstep.training.by_class import require_ending
     from lockstep.training.folder import Evaluation, evaluate_run, read_config, require_trusted
 
     names, rest = split_arguments(args, Evaluation)
@@ -22,4 +23,5 @@ def main(args: list[str]) -> int:
         Evaluation, default, rest, "lockstep eval RUN", "Evaluate a run's saved weights, on any number of processes."
     )
     require_trusted(config, run_folder, chosen.trust_code)
+    require_ending(chosen.report)
     return launched(evaluate_run, config, run_folder, chosen, execution=chosen.execution)

@@ -45,6 +45,7 @@ def evaluate(
     tta: str = "none",
     devices: Sequence[torch.device] = (),
     synchronized: bool = False,
+    observe: Callable[[Tensor, Tensor], None] = lambda *_: None,
 ) -> Metrics:
     """Top-1, top-5 and mean loss of `model` over the whole set, the same on every rank and for every number of ranks.
 
@@ -58,11 +59,14 @@ def evaluate(
         devices: several of this process that take chunks in turn, the model's own first (where `model` is in
             nn.DataParallel, its GPUs); whole chunks, so that they change no logit.
         synchronized: buffers are the same on all ranks already, as after `sync.synchronize()`: no need to average them.
+        observe: called with each of this rank's chunks: logits [b, classes] and labels [b].
     """
     device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
     sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
     for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, devices, synchronized):
-        sums[chunk] = _sums(logits.to(device), labels.to(device))
+        logits, labels = logits.to(device), labels.to(device)
+        sums[chunk] = _sums(logits, labels)
+        observe(logits, labels)
     # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
     top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
     return Metrics(top1 / count, top5 / count, loss / count, int(count))

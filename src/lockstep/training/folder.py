@@ -1,6 +1,7 @@
 """A run from outside: its folder, its checks before anything starts, and what each process does."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from lockstep.config import Config, Execution
 from lockstep.config.fields import require
@@ -26,6 +29,8 @@ class Evaluation:
 
     weights: Literal["best", "final"] = "best"
     """Which of the run's saved weights."""
+    report: Annotated[str, arg(help_behavior_hint="(default: none)")] = ""
+    """Scores by class as a file: .csv (precision, recall, F1), .json (and the confusion matrix), .png (its picture)."""
     trust_code: bool = False
     """Import and call the code that the folder's config.json names, as --model package.module:factory did."""
     # not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
@@ -42,7 +47,24 @@ def check(config: Config) -> None:
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
 
-    dataset, available = config.data.dataset, devices(config.execution)
+    dataset, available, optim = config.data.dataset, devices(config.execution), config.optim
+    drops = optim.milestones if optim.schedule == "multistep" else ()
+    require(
+        all(before < after for before, after in itertools.pairwise((0.0, *drops))),
+        f"--milestones {','.join(f'{epoch:g}' for epoch in drops)} do not rise from above 0",
+        "Give epochs in their order, as 100,150.",
+    )
+    require(
+        not drops or drops[0] < config.epochs,
+        f"--schedule multistep never drops: its first milestone is {next(iter(drops), 0):g}, and the run has "
+        f"{config.epochs} epoch(s)",
+        "Give --milestones within the run, or use --schedule constant.",
+    )
+    require(
+        bool(config.model.init) or not config.model.adapt_init,
+        "--adapt-init without --init adapts nothing",
+        "Name a file by --init, or leave it out.",
+    )
     if dataset not in DATASETS and ":" not in dataset:
         raise unknown("dataset", dataset, DATASETS, "Your own is package.module:factory.")
     models.check(config.model.model)
@@ -89,7 +111,12 @@ def newest_step(folder: str) -> int:
 
 @contextmanager
 def discarded_if_unused(folder: Path) -> Iterator[None]:
-    """At the end take back what `claim_folder` made, where no run came of it: there is no journal."""
+    """At the end take back what `claim_folder` made, where no run came of it: there is no journal.
+
+    First remove what a killed run was writing: the folder is held, so nobody writes there now.
+    """
+    for half_written in [*folder.glob(".*.tmp"), *folder.glob("weights/.*.tmp")]:
+        half_written.unlink(missing_ok=True)
     try:
         yield
     finally:
@@ -153,6 +180,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     """Evaluate saved weights on this process, as one of the world's."""
     from lockstep.checkpoint import weights
     from lockstep.training.assemble import build_model, eval_loader, load_data
+    from lockstep.training.by_class import ClassCounts, write
     from lockstep.training.evaluation import evaluate
     from lockstep.training.precision import configure
 
@@ -171,5 +199,11 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
             f"{path} was trained on other classes than {val_set.name} has, or in another order",
             "Name the data that it was trained on with --data-dir.",
         )
-    metrics = evaluate(model, eval_loader(config, val_set, world), world, config.precision, tta=config.tta)
+    counts = ClassCounts(len(val_set.classes), world.device)
+    loader = eval_loader(config, val_set, world)
+    metrics = evaluate(model, loader, world, config.precision, tta=config.tta, observe=counts.add)
+    scores = counts.scores(val_set.classes, world)
     world.print(f"{chosen.weights} weights of {folder}: {metrics}")
+    world.print(scores)
+    if chosen.report and world.rank == 0:
+        write(scores, Path(chosen.report))

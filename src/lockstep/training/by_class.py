@@ -1,0 +1,150 @@
+"""What evaluation found for each class, and how far its confidence can be trusted."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import UserError
+from lockstep.processes.files import atomic_write, write_error, write_text
+from lockstep.processes.world import World
+
+_BINS = 15
+_ONE = 1 << 40  # confidences are added as integers of 2^-40: any order gives the same sum
+ENDINGS = (".csv", ".json", ".png")
+
+
+class ClassCounts:
+    """Counts over chunks of an evaluation; `add` takes a chunk, `scores` adds up the ranks."""
+
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+        self.bins = torch.zeros(3, _BINS, dtype=torch.int64, device=device)  # images, right ones, confidences
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """logits float [b, classes], labels int64 [b]."""
+        classes = logits.shape[1]
+        confidence, predicted = logits.softmax(dim=1).max(dim=1)
+        self.confusion += torch.bincount(labels * classes + predicted, minlength=classes * classes)
+        place = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1  # of (0, 1/15], (1/15, 2/15], ...
+        right = (predicted == labels).long()
+        fixed = (confidence.double() * _ONE).round().long()
+        for row, values in zip(self.bins, (torch.ones_like(right), right, fixed), strict=True):
+            row.index_add_(0, place, values)
+
+    def scores(self, classes: Sequence[str], world: World) -> "ByClass":
+        """All ranks call it together."""
+        size = len(classes)
+        confusion = world.sum(self.confusion).view(size, size).tolist()
+        images, right, confidence = world.sum(self.bins).tolist()
+        gaps = (abs(r - c / _ONE) for r, c in zip(right, confidence, strict=True))
+        return ByClass(tuple(classes), confusion, sum(gaps) / max(1, sum(images)))
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Scores by class, as fractions.
+
+    Attributes:
+        confusion: images of each true class (row) that were taken for each class (column).
+        calibration_error: expected calibration error over 15 equal bins (Guo et al., On Calibration of Modern Neural
+            Networks, arXiv:1706.04599, equation 3).
+    """
+
+    classes: tuple[str, ...]
+    confusion: list[list[int]]
+    calibration_error: float
+
+    @property
+    def images(self) -> list[int]:
+        """Of each class."""
+        return [sum(row) for row in self.confusion]
+
+    @property
+    def precision(self) -> list[float]:
+        """Of what was taken for a class, the part that is; 0 for a class that nothing was taken for."""
+        return [_ratio(self.confusion[k][k], sum(column)) for k, column in enumerate(zip(*self.confusion, strict=True))]
+
+    @property
+    def recall(self) -> list[float]:
+        """Of a class, the part that was taken for it; 0 for a class without images."""
+        return [_ratio(row[k], sum(row)) for k, row in enumerate(self.confusion)]
+
+    @property
+    def f1(self) -> list[float]:
+        """The harmonic mean of the two."""
+        return [_ratio(2 * p * r, p + r) for p, r in zip(self.precision, self.recall, strict=True)]
+
+    def __str__(self) -> str:
+        precision, recall, f1 = (sum(each) / len(each) for each in (self.precision, self.recall, self.f1))
+        lowest = sorted(range(len(self.classes)), key=lambda k: self.f1[k])[:3]
+        names = ", ".join(f"{self.classes[k]} {self.f1[k]:.1%}" for k in lowest)
+        return (
+            f"mean over classes: precision {precision:.2%}  recall {recall:.2%}  F1 {f1:.2%} (lowest: {names}); "
+            f"calibration error {self.calibration_error:.2%}"
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def require_ending(path: str) -> None:
+    """Raise UserError for a report that no format is known for, or that is there already."""
+    if path and not path.endswith(ENDINGS):
+        raise UserError(f"--report {path}: not a file for a report", f"Its ending says what: {', '.join(ENDINGS)}.")
+    if path and Path(path).exists():
+        raise UserError(f"{path} exists already", "Name another file with --report, or remove that one.")
+
+
+def write(scores: ByClass, path: Path) -> None:
+    """Write scores by the file's ending: .csv (a class a row), .json (all of it), .png (the confusion matrix).
+
+    Raises:
+        UserError: where it can't be written, or matplotlib is missing.
+    """
+    rows = zip(scores.classes, scores.images, scores.precision, scores.recall, scores.f1, strict=True)
+    if path.suffix == ".png":
+        _draw(scores, path)
+    elif path.suffix == ".csv":
+        text = io.StringIO()
+        csv.writer(text).writerows([("class", "images", "precision", "recall", "f1"), *rows])
+        write_text(path, text.getvalue())
+    else:
+        names = ("classes", "confusion", "calibration_error", "images", "precision", "recall", "f1")
+        write_text(path, json.dumps({name: getattr(scores, name) for name in names}) + "\n")
+
+
+def _draw(scores: ByClass, path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(f"{path} needs matplotlib", "pip install 'lockstep-torch[compare]', or name a .csv.") from error
+    size = len(scores.classes)
+    shares = [
+        [_ratio(value, total) for value in row] for row, total in zip(scores.confusion, scores.images, strict=True)
+    ]
+    figure = Figure(figsize=(max(4.0, 1.8 + 0.42 * size),) * 2, dpi=120 if size <= 40 else 60, layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if size <= 40:
+        axes.set_xticks(range(size), scores.classes, rotation=45, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(size), scores.classes)
+        for row in range(size):
+            for column in (k for k in range(size) if scores.confusion[row][k]):
+                colour = "white" if shares[row][column] > 0.5 else "black"
+                text = str(scores.confusion[row][column])
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("class")
+    axes.set_title(f"{sum(scores.images):,} images")
+    try:
+        with atomic_write(path) as temporary:
+            figure.savefig(temporary, format="png")
+    except OSError as error:
+        raise write_error(path, error) from error
