@@ -74,7 +74,7 @@ class Block(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)  # type: ignore[no-any-return]
+        return self.layers(x)
 
 
 class Inputs(nn.Module):
