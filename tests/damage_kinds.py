@@ -240,8 +240,9 @@ def fields(case: Case) -> bool:
         for _ in range(case.rng.choice([1, 2, 5])):
             number = case.rng.randrange(len(lines))
             record = _forged(case, json.loads(lines[number]))
-            if case.rng.random() < 0.5 and isinstance(record, dict) and type(record.get("step")) is int:
-                record["seal"] = journal.seal(record["step"], str(record.get("digest")))
+            whole = isinstance(record, dict) and type(record.get("step")) is int
+            if case.rng.random() < 0.5 and whole and isinstance(record.get("digest"), str):
+                record["seal"] = journal.seal(record["step"], record["digest"])
             lines[number] = _text(record)
             if not isinstance(record, dict):
                 break

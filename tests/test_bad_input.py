@@ -105,6 +105,14 @@ REFUSED = [
     ("train --override bogus", ["unknown entry 'bogus'"]),
     ("train --nproc 2 --min-nproc 3", ["--min-nproc 3 is more than --nproc 2"]),
     ("train --model os:system", ["os:system wants command"]),
+    ("train --backend nccl --nproc 2 --device cpu", ["--backend nccl needs", "on cpu"]),
+    (
+        "train --schedule multistep --milestones 50,90 --epochs 20",
+        ["never drops: its first milestone is 50", "20 epoch"],
+    ),
+    ("train --schedule multistep --milestones 3,1", ["--milestones 3,1 do not rise"]),
+    ("train --schedule multistep --milestones=-1,2", ["--milestones -1,2 do not rise"]),
+    ("train --adapt-init", ["--adapt-init without --init"]),
     ("eval runs/x --eval-batch-size 5", ["unknown flag '--eval-batch-size'"]),
     ("eval runs/x --out y", ["unknown flag '--out'"]),
 ]

@@ -61,12 +61,12 @@ USED = {
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),
     "_optimizer_step_pre_hooks": Use(
-        ("training/step.py",),
+        ("training/optimizers.py",),
         "whether something that may draw runs before an optimizer's step",
         lambda: "_optimizer_step_pre_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_optimizer_step_post_hooks": Use(
-        ("training/step.py",),
+        ("training/optimizers.py",),
         "whether something that may draw runs after an optimizer's step",
         lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from lockstep.checkpoint.foreign import load_foreign
 from lockstep.checkpoint.restore import restore
 from lockstep.checkpoint.snapshot import Buffers, snapshot
 from lockstep.checkpoint.store import write
 from lockstep.checkpoint.verified import Loaded, verify
-from lockstep.checkpoint.weights import load_foreign
 from lockstep.config import Config, Execution, OptimConfig
 from lockstep.config.plain import diff_configs
 from lockstep.errors import UserError

@@ -23,7 +23,9 @@ from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.training import checks
 from lockstep.training.losses import Loss, require_mean, terms_of
+from lockstep.training.optimizers import may_draw
 from lockstep.training.precision import autocast, scaler
+from lockstep.training.stand_ins import StandIns
 
 _NOTHING = nullcontext()
 
@@ -89,8 +91,7 @@ class TrainStep:
         self._counts: dict[int, Tensor] = {}
         self._norms = step_batch_norms(model)
         self._bare, self._sharded = unwrap(model), is_sharded(model)
-        self._torchs = type(optimizer).__module__.startswith("torch.optim.")
-        self._example: tuple[Tensor, Tensor] | None = None  # of images and labels, for steps without a sample
+        self._stand_ins = StandIns()
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
@@ -118,7 +119,8 @@ class TrainStep:
         self.sync.finish()
         summed = self._summed(found, batch)
         self._divide()
-        self.left_out = before is not None and not self._finite()
+        # the same on all ranks, as gradients are after their reduction
+        self.left_out = before is not None and not bool(torch.isfinite(whole(self._norm())))
         if before is not None and self.left_out:
             before.restore()
         if self.left_out and self.scaler is None:
@@ -129,10 +131,6 @@ class TrainStep:
             parameter.grad = None
         self.sync.updated(batch.step)
         return summed
-
-    def _finite(self) -> bool:
-        """The same on all ranks: gradients are, after their reduction."""
-        return bool(torch.isfinite(whole(self._norm())))
 
     def _norm(self) -> Tensor:
         return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -153,14 +151,8 @@ class TrainStep:
             if parameter.grad is not None:
                 local(parameter.grad).mul_(factor)
 
-    def _may_draw(self) -> bool:
-        """Whether the update may draw noise: torch's optimizers by themselves don't, and seeding costs 4 us or more."""
-        optimizer: Any = self.optimizer
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        return bool(not self._torchs or hooks or "step" in vars(optimizer))
-
     def _update(self, step: int) -> None:
-        if self._may_draw():  # the same on every rank
+        if may_draw(self.optimizer):  # the same on every rank
             for seed in (torch.default_generator.manual_seed, self._reseed):
                 seed(stream(self.seed, "update", step))
         if self.scaler is None:
@@ -185,7 +177,7 @@ class TrainStep:
 
         def take(model: nn.Module, i: int) -> Tensor:
             piece = batch.pieces[i]
-            some, theirs = self._some(images[i], labels[i])
+            some, theirs = self._stand_ins.filled(images[i], labels[i])
             if self.draws is None:
                 return self._pass(model, some, theirs, piece, batch.count)
             ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
@@ -250,21 +242,6 @@ class TrainStep:
         if denominator is not None:
             value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])
         return value if piece.size else torch.zeros_like(value)
-
-    def _some(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The same; for no sample, as the other ranks' collectives wait, two of an earlier step.
-
-        Not blank ones: a model may divide by its input's spread. And not one, which has no batch statistics.
-        """
-        if len(images):
-            if self._example is None or len(self._example[0]) < min(2, len(images)):
-                self._example = images[:2].clone(), labels[:2].clone()
-            return images, labels
-        if self._example is None:
-            ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)
-            self._example = ramp.view(2, *images.shape[1:]).to(images.dtype), labels.new_zeros(2, *labels.shape[1:])
-        images, labels = self._example
-        return (images, labels) if len(images) > 1 else (images.repeat_interleave(2, 0), labels.repeat_interleave(2, 0))
 
     def _clip(self) -> None:
         if self.clip_norm:
