@@ -329,3 +329,7 @@ def test_on_a_gpu(tmp_path: Path, name: str, fused: bool) -> None:
     cpu_optimizer = cast(Any, type(other))(on_cpu.parameters(), 0.01, **more)
     restore(verify(tmp_path / "step-000000003"), on_cpu, cpu_optimizer)
     train(on_cpu, cpu_optimizer, 3, 4)
+
+
+def test_a_forged_entry_stays_on_its_line() -> None:
+    assert diff_configs({"a\nb": "x\0\n", "c": "d"}, {"c": ""}) == ["'a\\nb': 'x\\x00\\n' -> (none)", "c: d -> ''"]
