@@ -23,6 +23,7 @@ from typing import Any
 from common import print_table, ratio, show, table, write
 
 from lockstep.commands.shared.measured import watch_others
+from lockstep.processes.signals import sigterm_raises
 
 TREE = Path(__file__).parents[1]
 PARTS = ("overhead", "throughput", "exact", "checkpoint", "start")
@@ -91,7 +92,7 @@ def main() -> None:
     args = parser.parse_args()
     parts = args.only.split(",")
     others = watch_others()
-    with checked_out(args.commit) as place:
+    with sigterm_raises(), checked_out(args.commit) as place:
         figures = measure({args.commit: place, "now": TREE}, parts, args.rounds)
     result: dict[str, Any] = {"commit": args.commit, "figures": figures, "others_cores": others()}
     result["tables"] = tables(result)

@@ -42,9 +42,10 @@ def exact(folder: Path) -> dict[str, float]:
 
     from lockstep import launch, recipe
 
-    config = recipe("mnist").with_execution(nproc=2, threads=1, device="cpu")
+    config = recipe("mnist")
     config = replace(config, batch_size=200, data=replace(config.data, dataset="peers.task:made_mnist"))
-    times = launch(exact.measure, config, 5, 4, execution=config.execution)[0]
+    config = replace(config, execution=replace(config.execution, threads=1, device="cpu"))
+    times = launch(exact.measure, config, 5, 4, nproc=2)[0]
     return {"exact / ddp step": ratio(times["exact"], times["ddp"])["ratio"]}
 
 

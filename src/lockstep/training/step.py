@@ -21,14 +21,7 @@ from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training.checks import (
-    outputs_of,
-    require_gradients,
-    require_planned,
-    require_ready,
-    require_sound,
-    told_of_draws,
-)
+from lockstep.training import checks
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.optimizers import may_draw
 from lockstep.training.precision import autocast, scaler
@@ -75,12 +68,12 @@ class TrainStep:
         skip_nonfinite: bool = False,
     ) -> None:
         self.model, self.loss, self.optimizer = model, terms_of(loss), optimizer
-        require_ready(model, optimizer)
+        checks.require_ready(model, optimizer)
         self.clip_norm, self.schedule, self.seed = clip_norm, schedule, seed
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
-        require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters)
+        checks.require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters)
         self.sync.bind(optimizer)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
@@ -122,7 +115,7 @@ class TrainStep:
         end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._check_gradients = False
-            require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
+            checks.require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
         self.sync.finish()
         summed = self._summed(found, batch)
         self._divide()
@@ -192,12 +185,12 @@ class TrainStep:
             with keyed(self.draws, bare, batch.step, ids, some):
                 if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
                     with self.autocast():
-                        require_planned(self.draws, model, some)
+                        checks.require_planned(self.draws, model, some)
                 return self._pass(model, some, theirs, piece, batch.count)
 
         def take_and_keep(model: nn.Module, i: int) -> Tensor:
             watched, self._watched = self._watched, []
-            with told_of_draws(self.model, watched):
+            with checks.told_of_draws(self.model, watched):
                 found = take(model, i)
             if self._replays and i < len(sizes) - 1:
                 keep_gradients(self.parameters)
@@ -236,7 +229,7 @@ class TrainStep:
         """
         with announced(self._norms, piece, len(images), count) if self._norms else _NOTHING:
             with self.autocast():
-                outputs = outputs_of(model, images)
+                outputs = checks.outputs_of(model, images)
                 value, denominator = self.loss(outputs, labels)
                 if self._check_mean and 1 < piece.size < count:  # once, where a batch is cut at all
                     self._check_mean = False
