@@ -237,8 +237,7 @@ def fields(case: Case) -> bool:
     path = case.pick("*.json", "*.json", "journal.jsonl")
     if path.suffix == ".jsonl":
         lines = path.read_bytes().splitlines()
-        for _ in range(case.rng.choice([1, 2, 5])):
-            number = case.rng.randrange(len(lines))
+        for number in case.rng.sample(range(len(lines)), case.rng.choice([1, 2, 5])):
             record = _forged(case, json.loads(lines[number]))
             whole = isinstance(record, dict) and type(record.get("step")) is int
             if case.rng.random() < 0.5 and whole and isinstance(record.get("digest"), str):
