@@ -67,10 +67,12 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def exhaustive(session: nox.Session) -> None:
-    """All families of torchvision and timm, 10,000 damaged run folders; more than an hour."""
+    """All families of torchvision and timm, 10,000 damaged run folders, 1,000 kills; hours."""
     session.run(sys.executable, "-m", "tests.training.families")
     session.run(sys.executable, "-m", "tests.parallel.exact_families")
     session.run(sys.executable, "-m", "tests.damages", "--count", "10000")
+    session.run(sys.executable, "-m", "tests.kills", "--kills", "1000")
+    session.run(sys.executable, "-m", "tests.kills", "--simultaneous", "50")
 
 
 @nox.session

@@ -16,6 +16,7 @@ from common import RESULTS, cell
 
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 ORDER = (
+    "against",
     "overhead",
     "throughput",
     "data",

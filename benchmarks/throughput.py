@@ -5,9 +5,10 @@
     python benchmarks/throughput.py --data-dir DIR --rows "cifar10 1x2" --sides raw,tutorial --rounds 10 --seconds 1
 
 Each in fp32 and bf16. Every side is a process of its own (two where the row has two), which stays alive and waits while
-another one trains; "raw" and Lockstep take part in every piece. Pieces are put together in results/throughput.json: a
-row's sides that are measured again replace what was there. Loader sides have --workers processes in all, which are
-alive before the clock starts; with one thread there is none, since a worker would be a second thread.
+another one trains; "raw" (with memory kept too) and Lockstep take part in every piece. Pieces are put together in
+results/throughput.json: a row's sides that are measured again replace what was there. Loader sides have --workers
+processes in all, which are alive before the clock starts; with one thread there is none, since a worker would be a
+second thread.
 """
 
 import argparse
@@ -26,6 +27,7 @@ PRECISIONS = ("fp32", "bf16")
 SIDES = {  # name -> (module, where its batches come from)
     "raw": ("raw", "tensors"),
     "raw again": ("raw", "tensors"),
+    "raw, memory kept": ("kept", "tensors"),
     "lockstep": ("lockstep", "loader"),
     "tutorial": ("tutorial", "loader"),
     "ignite": ("ignite", "loader"),
@@ -135,8 +137,10 @@ NOTES = [
     "tensors: batches out of tensors in memory (CIFAR: cropped and flipped a batch at once). The others: DataLoader "
     "over per-sample transforms, --workers (2) in all, none with one thread; they are alive and their queues full "
     "before the clock starts, so no start-up is in a figure.",
-    "raw: the loop by hand over tensors. tutorial: DistributedSampler, plain DDP, .item() a step. timm: its loader "
-    "with its own crop and prefetcher, in a loop by hand. lockstep: its loader and TrainStep, augmentation by sample.",
+    "raw: the loop by hand over tensors; memory kept: with malloc told to keep what is freed, as Lockstep tells it, so "
+    "that loop and allocator can be told apart. tutorial: DistributedSampler, plain DDP, .item() a step. timm: its "
+    "loader with its own crop and prefetcher, in a loop by hand. lockstep: its loader and TrainStep, augmentation by "
+    "sample.",
 ]
 APART = [
     f"Distance to the raw loop's weights after {COMPARE} steps without dropout and augmentation, over the way that "
@@ -147,7 +151,9 @@ APART = [
 def chosen_sides(words: str, python: str) -> list[str]:
     """Sides whose names begin with a word of the list, raw and Lockstep always, as far as they are installed."""
     wanted = [name for name in SIDES if not words or any(name.startswith(word) for word in words.split(","))]
-    found = {name: SIDES[name][0] for name in dict.fromkeys(["raw", "raw again", "lockstep", *wanted])}
+    found = {
+        name: SIDES[name][0] for name in dict.fromkeys(["raw", "raw again", "raw, memory kept", "lockstep", *wanted])
+    }
     return available(python, found)
 
 

@@ -13,6 +13,7 @@ A device type can't be taken back, so this is for a process of its own: see test
 device of such a type; the index that Python sees is the wrapper's.
 """
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -219,11 +220,12 @@ def _state() -> _Device:
 
 
 def _caller() -> str:
-    return next(f.filename for f in reversed(traceback.extract_stack()) if _worker(f.filename))
-
-
-def _worker(file: str) -> bool:
-    return file != _HERE and not file.endswith(_BETWEEN)
+    """The file of who called the operator."""
+    frame = sys._getframe()
+    while frame.f_code.co_filename == _HERE or frame.f_code.co_filename.endswith(_BETWEEN):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame.f_code.co_filename
 
 
 def _place() -> str:

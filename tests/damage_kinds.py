@@ -237,11 +237,11 @@ def fields(case: Case) -> bool:
     path = case.pick("*.json", "*.json", "journal.jsonl")
     if path.suffix == ".jsonl":
         lines = path.read_bytes().splitlines()
-        for _ in range(case.rng.choice([1, 2, 5])):
-            number = case.rng.randrange(len(lines))
+        for number in case.rng.sample(range(len(lines)), case.rng.choice([1, 2, 5])):
             record = _forged(case, json.loads(lines[number]))
-            if case.rng.random() < 0.5 and isinstance(record, dict) and type(record.get("step")) is int:
-                record["seal"] = journal.seal(record["step"], str(record.get("digest")))
+            whole = isinstance(record, dict) and type(record.get("step")) is int
+            if case.rng.random() < 0.5 and whole and isinstance(record.get("digest"), str):
+                record["seal"] = journal.seal(record["step"], record["digest"])
             lines[number] = _text(record)
             if not isinstance(record, dict):
                 break

@@ -66,6 +66,17 @@ class Silent(nn.Module):
         return x + 0.0 * (x @ self.weight)
 
 
+class Block(nn.Module):
+    """Layers that FSDP gathers, and activation checkpointing computes again, as a whole."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 class Inputs(nn.Module):
     """Images in the type of the weights."""
 
@@ -82,9 +93,9 @@ def _net(in_channels: int, num_classes: int, dtype: torch.dtype, unused: bool) -
     flat = 8 * (_SIDE - 2) ** 2
     return nn.Sequential(
         Inputs(dtype),
-        nn.Sequential(nn.Conv2d(in_channels, 8, 3, bias=False), norm, nn.Tanh(), nn.Flatten()),
-        nn.Sequential(nn.Linear(flat, 24), nn.Tanh(), nn.Dropout(0.2)),
-        nn.Sequential(Silent(24, unused), nn.Linear(24, 24), nn.Tanh()),
+        Block(nn.Conv2d(in_channels, 8, 3, bias=False), norm, nn.Tanh(), nn.Flatten()),
+        Block(nn.Linear(flat, 24), nn.Tanh(), nn.Dropout(0.2)),
+        Block(Silent(24, unused), nn.Linear(24, 24), nn.Tanh()),
         nn.Linear(24, num_classes),
     ).to(dtype)
 

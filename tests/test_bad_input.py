@@ -4,6 +4,7 @@ What is found before a worker starts is run in this process, which spares an imp
 workers or signals is the real command.
 """
 
+import os
 import re
 import signal
 import socket
@@ -105,6 +106,14 @@ REFUSED = [
     ("train --override bogus", ["unknown entry 'bogus'"]),
     ("train --nproc 2 --min-nproc 3", ["--min-nproc 3 is more than --nproc 2"]),
     ("train --model os:system", ["os:system wants command"]),
+    ("train --backend nccl --nproc 2 --device cpu", ["--backend nccl needs", "on cpu"]),
+    (
+        "train --schedule multistep --milestones 50,90 --epochs 20",
+        ["never drops: its first milestone is 50", "20 epoch"],
+    ),
+    ("train --schedule multistep --milestones 3,1", ["--milestones 3,1 do not rise"]),
+    ("train --schedule multistep --milestones=-1,2", ["--milestones -1,2 do not rise"]),
+    ("train --adapt-init", ["--adapt-init without --init"]),
     ("eval runs/x --eval-batch-size 5", ["unknown flag '--eval-batch-size'"]),
     ("eval runs/x --out y", ["unknown flag '--out'"]),
 ]
@@ -188,6 +197,12 @@ def test_a_folder_that_holds_a_run(place: Path, capsys: pytest.CaptureFixture[st
     message = refused(capsys, "train --nproc 1 --out run --resume never")
     assert "run holds a run already" in message
     assert tree(place / "run") == {"journal.jsonl"}
+
+
+def test_a_config_that_is_a_fifo_is_not_waited_for(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "run").mkdir()
+    os.mkfifo(place / "run/config.json")
+    assert "run/config.json is no file" in refused(capsys, "eval run --nproc 1")
 
 
 def test_data_that_is_missing_and_cannot_be_had(
@@ -359,13 +374,14 @@ def test_an_interrupt_of_the_launcher_alone(running: Any) -> None:
 
 
 def test_ctrl_c_while_the_workers_start(place: Path) -> None:
-    command = lockstep("train", "--nproc", "2", "--out", "run", cwd=place, fresh=True)  # which import torch meanwhile
+    command = lockstep("train", "--nproc", "2", "--out", "run", cwd=place, fresh=True)
     command.until(lambda: len(command.workers()) == 2)
     command.signal_group(signal.SIGINT)
     ended = command.end(60)
     assert (ended.code, ended.orphans) == (130, ()), ended.text
     assert ended.err == "lockstep: interrupted\n", ended.text
-    assert not (place / "run").exists()
+    journal = place / "run/journal.jsonl"  # there where this process came late to it
+    assert read(journal)[-1]["status"] == "interrupted" if journal.exists() else not (place / "run").exists()
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

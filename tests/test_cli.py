@@ -11,7 +11,6 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
 import lockstep
 from lockstep import cli
@@ -22,6 +21,7 @@ from lockstep.config import Config, Execution
 from lockstep.config.flags import known_flags, split_arguments
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import RENAMED, UserError
+from lockstep.models import build
 from lockstep.processes.world import World
 from lockstep.training.evaluation import Metrics
 from tests.journals import read
@@ -220,7 +220,9 @@ def test_weights_say_what_an_answer_means(trained: Path, tmp_path: Path) -> None
     other = tmp_path / "run"
     shutil.copytree(trained, other)
     note = {"classes": json.dumps([str(digit) for digit in range(9, -1, -1)])}
-    save_file(weights.read(final), other / "weights" / "final.safetensors", note)
+    model = build("digits_net", in_channels=1, num_classes=10, image_size=8)
+    weights.load(model, final)
+    weights.save(model, other / "weights" / "final.safetensors", note)
     with pytest.raises(UserError, match="was trained on other classes than"):
         evaluated(World.single(), str(other))
 

@@ -45,6 +45,11 @@ USED = {
         "the places of a module's buffers, empty ones too, whichever tensor is there",
         lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
     ),
+    "_foreach_norm": Use(
+        ("parallel/fixed_point.py",),
+        "the largest magnitudes of a bucket's gradients by a few kernels",
+        lambda: hasattr(torch, "_foreach_norm"),
+    ),
     "_foreach_lerp_": Use(
         ("training/average.py",),
         "moves all averages by a few kernels, as torch's optimizers do",
@@ -56,12 +61,12 @@ USED = {
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),
     "_optimizer_step_pre_hooks": Use(
-        ("training/step.py",),
+        ("training/optimizers.py",),
         "whether something that may draw runs before an optimizer's step",
         lambda: "_optimizer_step_pre_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_optimizer_step_post_hooks": Use(
-        ("training/step.py",),
+        ("training/optimizers.py",),
         "whether something that may draw runs after an optimizer's step",
         lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),

@@ -3,6 +3,7 @@
 # side -> what must be importable for it, beside torch, torchvision and lockstep
 NEEDS = {
     "raw": "torch",
+    "kept": "lockstep",
     "tutorial": "torchvision",
     "lockstep": "lockstep",
     "fit": "lockstep",

@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gpu
 import numpy as np
@@ -18,8 +20,9 @@ import torch
 from torch import nn
 
 import data
-from lockstep.config import Config
+from lockstep.config import Config, DataConfig
 from lockstep.data.arrays import ArraySet
+from lockstep.errors import UserError
 from lockstep.training.assemble import load_data
 
 CPU = torch.device("cpu")
@@ -36,6 +39,31 @@ def _as_it_was() -> Iterator[None]:
 def part(**options: object) -> gpu.Part:
     fields = {"device": CPU, "tiny": True, "data_dir": "nowhere", "workers": 0, "ceilings": {}}
     return gpu.Part(**{**fields, "until": time.perf_counter() + 60, **options})  # type: ignore[arg-type]
+
+
+def test_sides_run_in_turns_each_with_its_own_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = part(tiny=False)
+    order: list[str] = []
+
+    def side(name: str) -> dict[str, Any]:
+        order.append(name)
+        if name == "torn":
+            raise RuntimeError("no such kernel")
+        return {"seconds": 2.0 * len(order), "epochs": 2, "top1": 0.5}
+
+    failed = gpu.in_turns(here, {name: partial(side, name) for name in ("a", "torn", "b")})
+    assert order == ["a", "torn", "b", "b", "a"]
+    assert failed == {"torn": "failed: RuntimeError: no such kernel"}
+    assert here.kept["a"] == {"seconds": 12.0, "epochs": 4, "s_per_epoch": [1.0, 5.0], "top1": 0.5}
+    set_up: list[str] = []
+    monkeypatch.setattr(gpu, "configure", lambda precision, _: set_up.append(precision))
+    with pytest.raises(UserError):
+        gpu.run_tutorial(
+            Config(data=DataConfig(dataset="nobody_has_this:set")),
+            here,
+            lambda model: torch.optim.SGD(model.parameters()),
+        )
+    assert set_up == ["fp32"], "the switches of the side before are put back first"
 
 
 def test_augmentation_is_raced_against_equal_results() -> None:

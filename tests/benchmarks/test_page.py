@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import against
 import cifar10_speed
 import exact
 import page
@@ -82,3 +83,19 @@ def test_seeds_come_with_their_mean_and_spread() -> None:
     assert [row[1] for row in rows] == ["93.00%", "94.00%", "95.00%"]
     assert mean[1:3] == ["94.00% (standard deviation 1.00%)", 401]
     assert cifar10_speed.tables(runs[:1])[0]["rows"][-1][1] == "93.00%"
+
+
+def test_two_trees_are_compared_round_by_round_and_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def side(tree: Path, part: str) -> dict[str, float]:
+        asked.append((part, tree.name))
+        return {f"{part} ms": len(asked) * (1.0 if tree.name == "old" else 0.5)}
+
+    monkeypatch.setattr(against, "side", side)
+    figures = against.measure({"abc": Path("old"), "now": Path("new")}, ["start"], 2)
+    assert asked == [("start", "old"), ("start", "new"), ("start", "new"), ("start", "old")]
+    (shown,) = against.tables({"commit": "abc", "figures": figures, "others_cores": 1.0})
+    assert shown["rows"] == [["start ms", 2.5, 1.25, "0.688 [0.375, 1]"]]
+    assert "1.00 cores busy" in shown["notes"][1]
+    assert "again on a quiet machine" in shown["notes"][1]

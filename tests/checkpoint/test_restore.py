@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from lockstep.checkpoint.foreign import load_foreign
 from lockstep.checkpoint.restore import restore
 from lockstep.checkpoint.snapshot import Buffers, snapshot
 from lockstep.checkpoint.store import write
 from lockstep.checkpoint.verified import Loaded, verify
-from lockstep.checkpoint.weights import load_foreign
 from lockstep.config import Config, Execution, OptimConfig
 from lockstep.config.plain import diff_configs
 from lockstep.errors import UserError
@@ -329,3 +329,7 @@ def test_on_a_gpu(tmp_path: Path, name: str, fused: bool) -> None:
     cpu_optimizer = cast(Any, type(other))(on_cpu.parameters(), 0.01, **more)
     restore(verify(tmp_path / "step-000000003"), on_cpu, cpu_optimizer)
     train(on_cpu, cpu_optimizer, 3, 4)
+
+
+def test_a_forged_entry_stays_on_its_line() -> None:
+    assert diff_configs({"a\nb": "x\0\n", "c": "d"}, {"c": ""}) == ["'a\\nb': 'x\\x00\\n' -> (none)", "c: d -> ''"]

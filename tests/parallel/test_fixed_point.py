@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.parallel.fixed_point import NON_FINITE, ZERO, exponents, from_fixed, scales, to_fixed
+from lockstep.parallel.fixed_point import NON_FINITE, ZERO, _largest, exponents, from_fixed, scales, to_fixed
 
 
 def exact_sum(contributions: list[torch.Tensor]) -> torch.Tensor:
@@ -86,3 +86,19 @@ def test_half_precision_parameters(dtype: torch.dtype) -> None:
     reference = torch.stack(parts).double().sum(0)
     assert torch.allclose(exact_sum(parts).double(), reference, rtol=torch.finfo(dtype).eps, atol=1e-3)
     assert torch.equal(exact_sum(parts), exact_sum(parts[::-1]))
+
+
+def test_the_largest_of_a_device_s_tensors_are_those_of_the_host_s() -> None:
+    """An accelerator takes the infinity norms of all by a few kernels."""
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        tensors = [
+            torch.randn(3, 4, 2, 2),
+            torch.randn(()),
+            torch.zeros(5),
+            torch.tensor([1.0, math.nan]),
+            -torch.ones(2),
+        ]
+        tensors = [t.to(dtype) for t in [*tensors, torch.tensor([math.inf, 1.0])]]
+        norms = torch.stack(torch._foreach_norm(tensors, math.inf)).to(torch.float64)
+        assert torch.equal(norms.nan_to_num(-1), _largest(tensors).nan_to_num(-1))

@@ -1,6 +1,7 @@
 """What the kernel tells of processes, control groups, ports and interfaces: real ones, or files in its place."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lockstep.errors import UserError
 from lockstep.processes import network, proc
 
 GIB = 2**30
@@ -185,3 +187,18 @@ def test_an_interface_is_up_where_the_kernel_says_so() -> None:
     for each in network.interfaces():
         flags = int(Path("/sys/class/net", each.name, "flags").read_text(), 16)
         assert each.up == bool(flags & 1), each  # IFF_UP of linux/if.h
+
+
+def test_too_few_open_files_are_allowed_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, kept[1]))
+    try:
+        proc.require_descriptors(4)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (80, kept[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
+    with pytest.raises(
+        UserError, match=r"24 open files are allowed here, .* 2 processes may need 64\n  .*ulimit -n 1024"
+    ):
+        proc.require_descriptors(2)

@@ -106,7 +106,7 @@ def _rank(world: World) -> dict[str, Any]:
 
 
 def test_no_step_waits_for_the_device_and_ranks_keep_to_their_own() -> None:
-    for rank, found in enumerate(run_ranks(_rank, RANKS, timeout=200)):
+    for rank, found in enumerate(run_ranks(_rank, RANKS, timeout=300)):
         (waited,), mixed = found.pop("planted")
         assert waited.startswith("_local_scalar_dense, test_accelerator.py:")
         assert waited.endswith("loss.item()  # planted"), "a wait is named with its place"

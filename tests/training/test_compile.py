@@ -1,18 +1,23 @@
 """What --compile asks of torch; compiling itself takes minutes on slow machines and is torch's to test."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from lockstep import World
 from lockstep.config import Config, DataConfig, ModelConfig
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train
+from lockstep.training.step import TrainStep
 from lockstep.watch.heartbeat import Heartbeat
+from tests.training.test_step import batch_of
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,22 @@ def test_whatever_is_compiled_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mon
     compiled = [text for text in found if text.startswith("compilation")]
     assert compiled[:2] == ["compilation at step 0, forward-backward", "compilation at step 2, forward-backward"]
     assert len(compiled) == 3
+
+
+class _Method(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.empty_like(x).bernoulli_(0.5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, where it is left
+@pytest.mark.parametrize(("drawn", "told"), [(_Method(), True), (nn.Dropout(), False), (nn.Identity(), False)])
+def test_a_draw_that_a_compiler_took_for_its_own_is_told(drawn: nn.Module, told: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), drawn, nn.Linear(5, 3))
+    model.compile(backend="aot_eager")
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for number in range(2):
+            step(batch_of(World.single(), torch.randn(6, 4), step=number))
+    lines = [str(each.message) for each in found if "not keyed by sample" in str(each.message)]
+    assert len(lines) == told, lines

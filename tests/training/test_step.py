@@ -330,7 +330,7 @@ def test_gradients_in_a_graph_s_memory_outlive_the_next_piece() -> None:
     for accumulate, replays in ((1, False), (2, True), (2, False)):
         model = Replayed()
         step = TrainStep(model, F.cross_entropy, sgd(model))
-        step._replays = replays  # as where a compiled model is on a GPU
+        step._compiled = step._replays = replays  # as where a compiled model is on a GPU
         step(batch_of(SINGLE, inputs(6).double(), accumulate=accumulate))
         ends.append(model.weight.detach().clone())
     torch.testing.assert_close(ends[1], ends[0])

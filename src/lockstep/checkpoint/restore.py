@@ -15,6 +15,8 @@ from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_part, part_of
 
 _SHOWN = 12  # lines of a difference that an error lists
+_ADAM, _ADADELTA = ("step", "exp_avg", "exp_avg_sq"), ("step", "square_avg", "acc_delta")
+_KEPT = {"SGD": ("momentum_buffer",), "Adam": _ADAM, "AdamW": _ADAM, "Adadelta": _ADADELTA}  # for each parameter
 _KERNELS = ("foreach", "fused", "capturable")  # how an optimizer computes: the live one's, it may be on another device
 
 
@@ -49,6 +51,8 @@ def restore(
                 lines += diff_tensors("ema", tensors[EMA], state_tensors(ema))
         if optimizer is not None:
             lines += _diff_optimizer(loaded.document["optimizer"], model, optimizer)
+            if not lines and not _is_whole(loaded, read_tensors(loaded.path / OPTIMIZER), optimizer):
+                lines.append("optimizer: its state is not what its class keeps")
         _refuse(loaded, lines)
         _copy(model, tensors[MODEL])
         if ema is not None:
@@ -109,6 +113,24 @@ def _diff_optimizer(saved: Mapping[str, Any], model: nn.Module, optimizer: torch
         for number, (old, new) in enumerate(zip(olds, news, strict=True))
         if old != new
     ]
+
+
+def _is_whole(loaded: Loaded, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the state of torch's usual optimizers has the entries and shapes that they keep for each parameter."""
+    wanted = _KEPT.get(type(optimizer).__qualname__)
+    saved = loaded.document["optimizer"]
+    parameters = numbered(optimizer, saved["rest"])
+    for index, entry in saved["state"] if wanted else ():
+        names = {name: value.get("$tensor") if isinstance(value, dict) else value for name, value in entry.items()}
+        if wanted is None or index not in parameters or (set(names) ^ set(wanted)) - {"max_exp_avg_sq"}:
+            return False
+        for name, value in names.items():
+            if value is None and name == "momentum_buffer":
+                continue
+            shape = torch.Size() if name == "step" else parameters[index].shape
+            if not isinstance(value, str) or tensors[value].shape != shape or not tensors[value].is_floating_point():
+                return False
+    return True
 
 
 def _numbers_fit(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> bool:

@@ -96,13 +96,13 @@ def load(model: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: for a missing or damaged file, or one whose names or shapes are not the model's.
     """
-    fit(model, read(path), str(path))
+    fit(model, read(path, ours=True), str(path))
 
 
-def read(path: str | Path) -> dict[str, Tensor]:
+def read(path: str | Path, ours: bool = False) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU. Raises UserError for a missing or damaged file.
 
-    One that `save` wrote is compared with the digest in its note; others have none.
+    One that `save` wrote is compared with the digest in its note. `ours`: any other one, which has none, is refused.
     """
     if not Path(path).is_file():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
@@ -110,7 +110,7 @@ def read(path: str | Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt", device="cpu") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             note = dict(file.metadata() or {})
-        if _SEAL in note and note[_SEAL] != _seal(tensors, note):
+        if (ours or _SEAL in note) and note.get(_SEAL) != _seal(tensors, note):
             raise SafetensorError("its contents are not those that it was written with")
     except (OSError, SafetensorError) as error:
         remedy = "Take another checkpoint, or export or download the file again."

@@ -89,7 +89,7 @@ def _write_weights(source: Path, path: Path, form: str) -> None:
 
     from lockstep.checkpoint import weights
 
-    tensors = {name: tensor.clone() for name, tensor in weights.read(source).items()}
+    tensors = {name: tensor.clone() for name, tensor in weights.read(source, ours=True).items()}
     try:
         with atomic_write(path) as temporary:
             if form == "torch":

@@ -64,7 +64,7 @@ def diff_configs(
     free = {name.removeprefix("--").replace("-", "_") for name in ignore}
     before, after = _flat(saved), _flat(now)
     return [
-        f"{path}: {_printed(before.get(path, _ABSENT))} -> {_printed(after.get(path, _ABSENT))}"
+        f"{_text(path)}: {_printed(before.get(path, _ABSENT))} -> {_printed(after.get(path, _ABSENT))}"
         for path in [*before, *(path for path in after if path not in before)]
         if before.get(path, _ABSENT) != after.get(path, _ABSENT) and not _covers(free, path)
     ]
@@ -87,4 +87,9 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _printed(value: Any) -> str:
-    return "(none)" if value is _ABSENT else repr(value) if value == "" else str(value)
+    return "(none)" if value is _ABSENT else repr(value) if value == "" else _text(str(value))
+
+
+def _text(text: str) -> str:
+    """On one line, whatever a forged file holds."""
+    return text if text.isprintable() else repr(text)

@@ -59,6 +59,13 @@ def all_finite(tensors: Sequence[Tensor], device: torch.device) -> bool:
     return not flags or bool(torch.stack(flags).all())
 
 
+def keep_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Copy gradients that another pass will add to: the next replay of a CUDA graph writes into its own ones."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
+
+
 def average_buffers(model: nn.Module, ranks: int) -> None:
     """Make the buffers of so many ranks the same: floats become their mean, all others rank 0's. All call it together.
 

@@ -22,6 +22,7 @@ from lockstep.processes.devices import process_count
 from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
 from lockstep.processes.failures import SHUTDOWN_S, Failure, WorkerFailed, first_failure
 from lockstep.processes.meeting import Meeting, meet, part
+from lockstep.processes.proc import require_descriptors
 from lockstep.processes.warm import UNGUARDED, Ended, Said, Signal, Start, WarmProcess
 from lockstep.processes.world import join
 
@@ -75,6 +76,7 @@ def _supervise(
 ) -> list[Any]:
     """Start the workers, and again where one of them was killed or hung; with one less where that got nowhere."""
     restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
+    require_descriptors(count)
     warm, reached = WarmProcess(fn, args, execution), progress()
     try:
         with signals.noted(recovery.on_hangup) as notes:

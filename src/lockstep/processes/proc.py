@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from lockstep.errors import UserError
+
+_OPEN_FILES, _OPEN_FILES_A_PEER = 48, 8  # 2 processes of digits take between 24 and 32, loader workers a few each
 GONE = "gone: no such process any more"
 CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -25,6 +29,19 @@ _STATES = {
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def require_descriptors(processes: int) -> None:
+    """Have the system allow what so many processes that talk to each other open; raises UserError where it does not."""
+    wanted = _OPEN_FILES + _OPEN_FILES_A_PEER * processes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise UserError(
+                f"{hard} open files are allowed here, and each of {processes} processes may need {wanted}",
+                f"Allow more (`ulimit -n {max(wanted, 1024)}`), or use --nproc 1.",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def machine() -> str:

@@ -1,7 +1,9 @@
 """What a step can't be taken with, said by name before or in the first one."""
 
 import typing
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,3 +75,27 @@ def require_gradients(model: nn.Module, without: Sequence[Tensor]) -> None:
             f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
             "Use them in forward(), freeze them with requires_grad_(False), or pass --find-unused-parameters.",
         )
+
+
+@contextmanager
+def told_of_draws(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Around a pass: warn where something was drawn from a generator of torch's, and so is keyed by no sample.
+
+    In code that torch.compile made nobody can take the place of a tensor's method. Without devices nothing is done.
+    """
+    before = _generators(devices)
+    yield
+    if _generators(devices) != before:
+        warnings.warn(
+            f"{type(unwrap(model)).__name__} is compiled and draws random numbers that are not keyed by sample, so "
+            "results depend on the number of processes: use torch.bernoulli(x) for x.bernoulli_(), torch.rand_like and "
+            "torch.randn_like for x.uniform_() and x.normal_()",
+            stacklevel=2,
+        )
+
+
+def _generators(devices: Sequence[torch.device]) -> list[bytes]:
+    """The states of the generators that passes on these devices draw from."""
+    states = [torch.default_generator.get_state()] if devices else []
+    states += [torch.get_device_module(d).get_rng_state(d) for d in devices if d.type != "cpu"]
+    return [state.numpy().tobytes() for state in states]

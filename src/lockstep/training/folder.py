@@ -1,6 +1,7 @@
 """A run from outside: its folder, its checks before anything starts, and what each process does."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -46,7 +47,24 @@ def check(config: Config) -> None:
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
 
-    dataset, available = config.data.dataset, devices(config.execution)
+    dataset, available, optim = config.data.dataset, devices(config.execution), config.optim
+    drops = optim.milestones if optim.schedule == "multistep" else ()
+    require(
+        all(before < after for before, after in itertools.pairwise((0.0, *drops))),
+        f"--milestones {','.join(f'{epoch:g}' for epoch in drops)} do not rise from above 0",
+        "Give epochs in their order, as 100,150.",
+    )
+    require(
+        not drops or drops[0] < config.epochs,
+        f"--schedule multistep never drops: its first milestone is {next(iter(drops), 0):g}, and the run has "
+        f"{config.epochs} epoch(s)",
+        "Give --milestones within the run, or use --schedule constant.",
+    )
+    require(
+        bool(config.model.init) or not config.model.adapt_init,
+        "--adapt-init without --init adapts nothing",
+        "Name a file by --init, or leave it out.",
+    )
     if dataset not in DATASETS and ":" not in dataset:
         raise unknown("dataset", dataset, DATASETS, "Your own is package.module:factory.")
     models.check(config.model.model)
@@ -93,7 +111,12 @@ def newest_step(folder: str) -> int:
 
 @contextmanager
 def discarded_if_unused(folder: Path) -> Iterator[None]:
-    """At the end take back what `claim_folder` made, where no run came of it: there is no journal."""
+    """At the end take back what `claim_folder` made, where no run came of it: there is no journal.
+
+    First remove what a killed run was writing: the folder is held, so nobody writes there now.
+    """
+    for half_written in [*folder.glob(".*.tmp"), *folder.glob("weights/.*.tmp")]:
+        half_written.unlink(missing_ok=True)
     try:
         yield
     finally:
@@ -108,7 +131,10 @@ def discarded_if_unused(folder: Path) -> Iterator[None]:
 
 def read_config(folder: str) -> Config:
     """The config of a run folder. Raises UserError where there is none or it can't be read."""
+    from lockstep.watch.journal import require_plain
+
     path = Path(folder) / "config.json"
+    require_plain(path)
     try:
         return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:

@@ -15,15 +15,17 @@ from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
-from lockstep.parallel.modules import Kept
+from lockstep.parallel.modules import Kept, keep_gradients
 from lockstep.parallel.norms import announced, end_step
 from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training.checks import outputs_of, require_gradients, require_planned, require_ready, require_sound
+from lockstep.training import checks
 from lockstep.training.losses import Loss, require_mean, terms_of
+from lockstep.training.optimizers import may_draw
 from lockstep.training.precision import autocast, scaler
+from lockstep.training.stand_ins import StandIns
 
 _NOTHING = nullcontext()
 
@@ -66,12 +68,12 @@ class TrainStep:
         skip_nonfinite: bool = False,
     ) -> None:
         self.model, self.loss, self.optimizer = model, terms_of(loss), optimizer
-        require_ready(model, optimizer)
+        checks.require_ready(model, optimizer)
         self.clip_norm, self.schedule, self.seed = clip_norm, schedule, seed
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
-        require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters)
+        checks.require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters)
         self.sync.bind(optimizer)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
@@ -80,7 +82,8 @@ class TrainStep:
         self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
         self._check_mean = True
         self._reseed = reseeding(driven(model))
-        compiled = any(map(is_compiled, model.modules()))
+        compiled = self._compiled = any(map(is_compiled, model.modules()))
+        self._watched = driven(model) if compiled else []  # whose generators are looked at in the first pass
         self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
@@ -88,8 +91,7 @@ class TrainStep:
         self._counts: dict[int, Tensor] = {}
         self._norms = step_batch_norms(model)
         self._bare, self._sharded = unwrap(model), is_sharded(model)
-        self._torchs = type(optimizer).__module__.startswith("torch.optim.")
-        self._example: tuple[Tensor, Tensor] | None = None  # of images and labels, for steps without a sample
+        self._stand_ins = StandIns()
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
@@ -113,11 +115,12 @@ class TrainStep:
         end_step(self._norms, batch.count, self.sync.average_over)
         if self._check_gradients and batch.pieces:
             self._check_gradients = False
-            require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
+            checks.require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
         self.sync.finish()
         summed = self._summed(found, batch)
         self._divide()
-        self.left_out = before is not None and not self._finite()
+        # the same on all ranks, as gradients are after their reduction
+        self.left_out = before is not None and not bool(torch.isfinite(whole(self._norm())))
         if before is not None and self.left_out:
             before.restore()
         if self.left_out and self.scaler is None:
@@ -128,10 +131,6 @@ class TrainStep:
             parameter.grad = None
         self.sync.updated(batch.step)
         return summed
-
-    def _finite(self) -> bool:
-        """The same on all ranks: gradients are, after their reduction."""
-        return bool(torch.isfinite(whole(self._norm())))
 
     def _norm(self) -> Tensor:
         return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -152,14 +151,8 @@ class TrainStep:
             if parameter.grad is not None:
                 local(parameter.grad).mul_(factor)
 
-    def _may_draw(self) -> bool:
-        """Whether the update may draw noise: torch's optimizers by themselves don't, and seeding costs 4 us or more."""
-        optimizer: Any = self.optimizer
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        return bool(not self._torchs or hooks or "step" in vars(optimizer))
-
     def _update(self, step: int) -> None:
-        if self._may_draw():  # the same on every rank
+        if may_draw(self.optimizer):  # the same on every rank
             for seed in (torch.default_generator.manual_seed, self._reseed):
                 seed(stream(self.seed, "update", step))
         if self.scaler is None:
@@ -184,7 +177,7 @@ class TrainStep:
 
         def take(model: nn.Module, i: int) -> Tensor:
             piece = batch.pieces[i]
-            some, theirs = self._some(images[i], labels[i])
+            some, theirs = self._stand_ins.filled(images[i], labels[i])
             if self.draws is None:
                 return self._pass(model, some, theirs, piece, batch.count)
             ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
@@ -192,22 +185,19 @@ class TrainStep:
             with keyed(self.draws, bare, batch.step, ids, some):
                 if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
                     with self.autocast():
-                        require_planned(self.draws, model, some)
+                        checks.require_planned(self.draws, model, some)
                 return self._pass(model, some, theirs, piece, batch.count)
 
         def take_and_keep(model: nn.Module, i: int) -> Tensor:
-            found = take(model, i)
+            watched, self._watched = self._watched, []
+            with checks.told_of_draws(self.model, watched):
+                found = take(model, i)
             if self._replays and i < len(sizes) - 1:
-                self._keep_gradients()
+                keep_gradients(self.parameters)
             return found
 
-        return self.sync.passes(self.model, sizes, reseed, take_and_keep)
-
-    def _keep_gradients(self) -> None:
-        """Copy the gradients of a piece that others follow: a CUDA graph's next replay writes into their memory."""
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
+        # what watches a compiled model would cost any other one microseconds
+        return self.sync.passes(self.model, sizes, reseed, take_and_keep if self._compiled else take)
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
@@ -239,7 +229,7 @@ class TrainStep:
         """
         with announced(self._norms, piece, len(images), count) if self._norms else _NOTHING:
             with self.autocast():
-                outputs = outputs_of(model, images)
+                outputs = checks.outputs_of(model, images)
                 value, denominator = self.loss(outputs, labels)
                 if self._check_mean and 1 < piece.size < count:  # once, where a batch is cut at all
                     self._check_mean = False
@@ -252,21 +242,6 @@ class TrainStep:
         if denominator is not None:
             value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])
         return value if piece.size else torch.zeros_like(value)
-
-    def _some(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The same; for no sample, as the other ranks' collectives wait, two of an earlier step.
-
-        Not blank ones: a model may divide by its input's spread. And not one, which has no batch statistics.
-        """
-        if len(images):
-            if self._example is None or len(self._example[0]) < min(2, len(images)):
-                self._example = images[:2].clone(), labels[:2].clone()
-            return images, labels
-        if self._example is None:
-            ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)
-            self._example = ramp.view(2, *images.shape[1:]).to(images.dtype), labels.new_zeros(2, *labels.shape[1:])
-        images, labels = self._example
-        return (images, labels) if len(images) > 1 else (images.repeat_interleave(2, 0), labels.repeat_interleave(2, 0))
 
     def _clip(self) -> None:
         if self.clip_norm:
