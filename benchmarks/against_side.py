@@ -70,7 +70,8 @@ def checkpoint(folder: Path) -> dict[str, float]:
         optimizer.step()
         while writer.busy:
             time.sleep(0.01)
-        stalls += [saved["stall_ms"] for saved in writer.finished()]
+        finished: list[Any] = writer.finished()  # records, and in older commits objects
+        stalls += [saved["stall_ms"] if isinstance(saved, dict) else saved.stall_ms for saved in finished]
         writer.save(number, model, optimizer, **how)
     writer.close()
     stalls = sorted(stalls[2:])  # the first ones touch their memory for the first time
