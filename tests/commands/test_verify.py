@@ -24,6 +24,7 @@ from lockstep.commands.verify.switches import ExpectedDraws, even_batch
 from lockstep.commands.verify.switching import candidates
 from lockstep.commands.verify.trace import Job, Trace, read, write
 from lockstep.config import Config, Execution
+from lockstep.draws.intercept import _replace_methods
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.world import World
@@ -433,6 +434,7 @@ class _Functional(nn.Module):
     ],
 )
 def test_expected_draws_do_not_depend_on_the_seed(layer: nn.Module) -> None:
+    _replace_methods()  # as training does, for good
     x = torch.randn(4, 3, 8)
 
     def twice() -> list[torch.Tensor]:

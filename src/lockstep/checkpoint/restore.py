@@ -12,6 +12,7 @@ from lockstep.checkpoint.snapshot import describe_parameters, numbered
 from lockstep.checkpoint.verified import Loaded
 from lockstep.checkpoint.weights import copy_into, state_tensors
 from lockstep.errors import UserError
+from lockstep.parallel.local import OF_RANKS, OUTER
 from lockstep.parallel.sharded import is_part, part_of
 
 _SHOWN = 12  # lines of a difference that an error lists
@@ -122,13 +123,17 @@ def _is_whole(loaded: Loaded, tensors: Mapping[str, Tensor], optimizer: torch.op
     parameters = numbered(optimizer, saved["rest"])
     for index, entry in saved["state"] if wanted else ():
         names = {name: value.get("$tensor") if isinstance(value, dict) else value for name, value in entry.items()}
-        if wanted is None or index not in parameters or (set(names) ^ set(wanted)) - {"max_exp_avg_sq"}:
+        own = {name for name in names if name != OUTER and not name.endswith(OF_RANKS)}
+        if wanted is None or index not in parameters or (own ^ set(wanted)) - {"max_exp_avg_sq"}:
             return False
         for name, value in names.items():
             if value is None and name == "momentum_buffer":
                 continue
             shape = torch.Size() if name == "step" else parameters[index].shape
-            if not isinstance(value, str) or tensors[value].shape != shape or not tensors[value].is_floating_point():
+            tensor = tensors[value] if isinstance(value, str) else None
+            if tensor is None or not tensor.is_floating_point():
+                return False
+            if (tensor.shape[1:] if name.endswith(OF_RANKS) else tensor.shape) != shape:
                 return False
     return True
 

@@ -26,9 +26,9 @@ from lockstep.parallel.sharded import part_of
 from lockstep.parallel.sync import GradientSync, ghost_piece
 from lockstep.processes.world import World
 
-_OUTER = "outer_momentum"  # in the optimizer's state, so that it is saved and restored with it
-_COMMON = ("step", _OUTER)  # the same on all ranks
-_OF_RANKS = " of all ranks"  # [ranks, ...] beside an entry of the optimizer's state, in a checkpoint
+OUTER = "outer_momentum"  # in the optimizer's state, so that it is saved and restored with it
+_COMMON = ("step", OUTER)  # the same on all ranks
+OF_RANKS = " of all ranks"  # [ranks, ...] beside an entry of the optimizer's state, in a checkpoint
 _AT_ONCE = 1 << 24  # elements that are averaged together: enough to hide latency, 64 MiB of memory beside the model
 
 
@@ -122,9 +122,9 @@ class LocalSync(GradientSync):
             momentum = self.outer_momentum
             if momentum:
                 state = self.optimizer.state[p]
-                if _OUTER not in state:
-                    state[_OUTER] = torch.zeros_like(p)
-                buffer = state[_OUTER].mul_(momentum).add_(gradient)
+                if OUTER not in state:
+                    state[OUTER] = torch.zeros_like(p)
+                buffer = state[OUTER].mul_(momentum).add_(gradient)
                 gradient = gradient + momentum * buffer
             p.copy_(common - self.outer_lr * gradient)
 
@@ -142,12 +142,12 @@ class LocalSync(GradientSync):
             if self.world.size > 1:
                 dist.gather(value, rows)
             if rows is not None:
-                self.optimizer.state[p][key + _OF_RANKS] = torch.stack(rows if self.world.size > 1 else [value])
+                self.optimizer.state[p][key + OF_RANKS] = torch.stack(rows if self.world.size > 1 else [value])
         try:
             yield
         finally:
             for p, key, _ in own:
-                self.optimizer.state[p].pop(key + _OF_RANKS, None)
+                self.optimizer.state[p].pop(key + OF_RANKS, None)
 
     def waited_ms(self) -> float | None:
         """The mean over the steps since the last call. A GPU's host does not wait, so there nobody can tell."""
@@ -173,10 +173,10 @@ def take_own(optimizer: torch.optim.Optimizer, world: World, private: bool) -> N
     On another number of ranks, or where states are no longer private, it is their mean.
     """
     for p, key, rows in _inner(optimizer):
-        if key.endswith(_OF_RANKS):
+        if key.endswith(OF_RANKS):
             del optimizer.state[p][key]
             mine = rows[world.rank] if private and len(rows) == world.size else rows.mean(0)
-            live = optimizer.state[p][key.removesuffix(_OF_RANKS)]
+            live = optimizer.state[p][key.removesuffix(OF_RANKS)]
             live.copy_(part_of(mine, live))
 
 

@@ -114,9 +114,10 @@ class ExpectedDraws(TorchFunctionMode):
         elif func is F.scaled_dot_product_attention:
             kwargs["dropout_p"] = 0.0
         drawn = func(*args, **kwargs)
-        if func not in _EXPECTED:
+        torchs = getattr(func, "__wrapped__", func)  # draws/ puts methods of its own onto Tensor, around torch's
+        if torchs not in _EXPECTED:
             return drawn
-        parameters, expected = _EXPECTED[func]
+        parameters, expected = _EXPECTED[torchs]
         defaults = enumerate(parameters.items())
         given = [kwargs.get(name, args[i] if len(args) > i else default) for i, (name, default) in defaults]
         return drawn.copy_(torch.as_tensor(expected(*given), dtype=drawn.dtype))
@@ -126,11 +127,12 @@ _DROPOUTS = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
     torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
 }  # fmt: skip
+_TENSOR: Any = torch.Tensor.__base__  # where torch's own methods are, whatever stands on Tensor itself
 # for each way to draw: the arguments that decide the expected value, with their defaults, and that value
 _EXPECTED: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
-    torch.Tensor.bernoulli_: ({"self": None, "p": 0.5}, lambda _, p: p),
-    torch.Tensor.uniform_: ({"self": None, "from": 0.0, "to": 1.0}, lambda _, low, high: (low + high) / 2),
-    torch.Tensor.normal_: ({"self": None, "mean": 0.0}, lambda _, mean: mean),
+    _TENSOR.bernoulli_: ({"self": None, "p": 0.5}, lambda _, p: p),
+    _TENSOR.uniform_: ({"self": None, "from": 0.0, "to": 1.0}, lambda _, low, high: (low + high) / 2),
+    _TENSOR.normal_: ({"self": None, "mean": 0.0}, lambda _, mean: mean),
     torch.bernoulli: ({"input": None}, lambda p: p),
     torch.rand: ({}, lambda: 0.5),
     torch.rand_like: ({}, lambda: 0.5),
