@@ -190,6 +190,13 @@ def test_an_export_is_what_others_read(run: Path, which: Any, monkeypatch: pytes
     ]  # fmt: skip
 
 
+def test_an_export_vouches_for_itself_and_is_the_same_each_time(run: Path, tmp_path: Path) -> None:
+    files = [export(run, Export(out=str(tmp_path / f"{i}.safetensors"))) for i in range(8)]
+    assert len({path.read_bytes() for path in files}) == 1
+    assert bits(weights.read(files[0], ours=True)) == bits(dict(model(0).state_dict()))
+    load_foreign(model(1), files[0])
+
+
 def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "w.pt"
     export(run, Export("torch", out=str(out)))

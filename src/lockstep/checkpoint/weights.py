@@ -57,10 +57,20 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
         return
     try:
         with atomic_write(path) as temporary:
-            save_file(tensors, temporary, {**metadata, _SEAL: _seal(tensors, metadata)})
-            _sort_metadata(Path(temporary))
+            write_sealed(tensors, temporary, metadata)
     except (OSError, SafetensorError) as error:  # the latter is how safetensors reports what the system refused
         raise write_error(path, error) from error
+
+
+def write_sealed(tensors: dict[str, Tensor], path: Path, note: Mapping[str, str]) -> None:
+    """Write tensors on the CPU with a note that vouches for both; equal ones make equal files.
+
+    Raises:
+        OSError, SafetensorError: where the system refuses.
+    """
+    rest = {name: value for name, value in note.items() if name != _SEAL}
+    save_file(tensors, path, {**rest, _SEAL: _seal(tensors, rest)})
+    _sort_metadata(path)
 
 
 def _seal(tensors: Mapping[str, Tensor], note: Mapping[str, str]) -> str:

@@ -85,7 +85,6 @@ def export(run: str | Path, chosen: Export) -> Path:
 def _write_weights(source: Path, path: Path, form: str) -> None:
     import torch
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     from lockstep.checkpoint import weights
 
@@ -96,7 +95,7 @@ def _write_weights(source: Path, path: Path, form: str) -> None:
                 with temporary.open("wb") as file:  # given a path, torch reports what the system refused without errno
                     torch.save(tensors, file)
             else:
-                save_file(tensors, temporary, weights.note_of(source) | {"format": "pt"})
+                weights.write_sealed(tensors, temporary, weights.note_of(source) | {"format": "pt"})
     except (OSError, SafetensorError, RuntimeError) as error:  # how these libraries report what the system refused
         raise write_error(path, error) from error
 

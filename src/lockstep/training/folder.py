@@ -137,7 +137,7 @@ def read_config(folder: str) -> Config:
     require_plain(path)
     try:
         return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{folder} is no run folder: {path} can't be read ({error})", "Name one that `lockstep train` made."
         ) from error
