@@ -59,6 +59,11 @@ class Tally:
         """How many were sent, SIGCONT not counted."""
         return sum(count for what, count in self.strikes.items() if what.startswith("SIG"))
 
+    def fault(self, text: str) -> None:
+        """Note one, and print it at once."""
+        self.faults.append(text)
+        print(text, flush=True)
+
     def show(self) -> None:
         """Print the figures."""
         print(f"{self.signals} signals in {self.runs} runs: {dict(sorted(self.strikes.items()))}")
@@ -66,7 +71,7 @@ class Tally:
         if times := sorted(self.recovered_s):
             median, last = statistics.median(times), times[-1]
             print(f"from a rank's kill to the next step: median {median:.2f} s of {len(times)}, longest {last:.2f} s")
-        for text in (*self.orphans, *self.left_over, *self.faults):
+        for text in (*self.orphans, *self.left_over):
             print(text)
 
 
@@ -171,7 +176,7 @@ class Run:
         """A run that does not go on: note it, and end it."""
         family = self.command.family()
         ended = self.command.end(timeout=0, grace=1)
-        self.tally.faults.append(f"{self.folder.name} on {self.size}: {what}; {family}\n{ended.text[-3000:]}")
+        self.tally.fault(f"{self.folder.name} on {self.size}: {what}; {family}\n{ended.text[-3000:]}")
         return ended
 
     def end(self, what: str, codes: tuple[int, ...]) -> Ended:
@@ -179,7 +184,7 @@ class Run:
         ended = self.command.end(_PATIENCE_S, grace=5)
         self.tally.orphans.extend(ended.orphans)
         if ended.code not in codes or "Traceback" in ended.err:
-            self.tally.faults.append(f"{self.folder.name} on {self.size}: {what}: {ended.text[-3000:]}")
+            self.tally.fault(f"{self.folder.name} on {self.size}: {what}: {ended.text[-3000:]}")
         return ended
 
     def completed(self) -> bool:

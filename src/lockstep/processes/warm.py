@@ -180,8 +180,9 @@ def _work(pipe: Connection, pid: int, rank: int, environ: dict[str, str], mask: 
             failure = failure_of(error, rank)
             code = failure.code if failure else 0
             pipe.send_bytes(pickle.dumps(failure))
-    except BaseException:
-        signals.exit_now(code)  # asked to stop while it ended by itself
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    except BaseException:  # asked to stop while it ended by itself; what it had to say is said, or too late
+        pass
     signals.exit_now(code)
 
 
