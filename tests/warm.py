@@ -104,6 +104,7 @@ def server() -> Server:
             pass_fds=[its.fileno()],
         ).returncode = 0  # it ends with us, and nobody waits for it
         its.close()
+        atexit.register(ours.close)
         _server = Server(ours, os.environ)
         _adopt_multiprocessing()
     return _server
