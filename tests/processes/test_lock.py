@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -31,6 +33,21 @@ def test_who_comes_second_is_told_who_has_it(tmp_path: Path) -> None:
     (tmp_path / LOCK).mkdir()
     with pytest.raises(UserError, match="can't write"):
         hold(tmp_path).__enter__()
+
+
+def test_who_comes_after_a_kill_waits_for_what_the_killed_one_leaves(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    file = (tmp_path / LOCK).open("w")
+    assert try_lock(file.fileno())
+    for pid, host in ((os.getpid(), socket.gethostname()), (gone.pid, "elsewhere")):
+        (tmp_path / LOCK).write_text(json.dumps({"pid": pid, "host": host, "since": "2026-01-01 00:00:00"}))
+        with pytest.raises(UserError, match="is in use by another run"):
+            hold(tmp_path).__enter__()
+    (tmp_path / LOCK).write_text(json.dumps({"pid": gone.pid, "host": socket.gethostname(), "since": "then"}))
+    threading.Timer(0.3, file.close).start()
+    with hold(tmp_path):
+        assert file.closed
 
 
 def test_a_file_system_without_locks_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from lockstep.errors import UserError
 from lockstep.processes.files import write_error
 
 LOCK = "run.lock"
 _POLL_S = 0.05
+_ORPHANS_S = 10.0  # that the workers of a killed launcher may take to end, on a busy machine
 
 
 @contextmanager
@@ -53,7 +57,7 @@ def _locked_file(path: Path) -> int | None:
     """The descriptor of the lock file, locked; None where another process has the lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        if not try_lock(descriptor):
+        if not try_lock(descriptor) and not (_killed(path) and try_lock(descriptor, _ORPHANS_S)):
             os.close(descriptor)
             return None
         with suppress(FileNotFoundError):
@@ -78,8 +82,25 @@ def try_lock(descriptor: int, seconds: float = 0.0) -> bool:
 
 
 def _holder(path: Path) -> str:
+    found = _read(path)
+    return f": process {found['pid']} on {found['host']}, since {found['since']}" if found else ""
+
+
+def _killed(path: Path) -> bool:
+    """True where who wrote the lock file has died on this machine: its workers, on their way out, have the lock yet."""
+    found = _read(path)
+    if not found or found["host"] != socket.gethostname():
+        return False
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return f": process {found['pid']} on {found['host']}, since {found['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is just about to write that
-        return ""
+        return psutil.Process(found["pid"]).status() == psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, TypeError, ValueError):  # the latter two: the file was written by somebody else
+        return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the holder wrote; nothing where it is just about to."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("pid", "host", "since")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
