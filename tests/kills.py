@@ -234,6 +234,9 @@ def kill(kills: int, seconds: float, seed: int, place: Path) -> Tally:
                 run.start()
         if run.command.process.returncode is None:
             run.end("completed", (0, 143))
+        if run.command.process.returncode != 0:  # struck after its end: another start clears away what that left
+            run.start()
+            run.end("completed before", (0,))
         check(run.folder, known, before, tally)
         print(f"{tally.signals} signals, {tally.runs} runs, {len(tally.faults)} faults", flush=True)
     return tally

@@ -1,16 +1,20 @@
 """The run folder from outside."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from lockstep.training.folder import discarded_if_unused
+from lockstep.config.recipes import recipe
+from lockstep.processes.world import World
+from lockstep.training.loop import train
 
 
-def test_what_a_killed_run_was_writing_goes_when_the_folder_is_taken_over(tmp_path: Path) -> None:
+def test_what_killed_processes_were_writing_goes_when_a_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
-    kept = [tmp_path / "journal.jsonl", tmp_path / "weights/best.safetensors"]
-    half_written = [tmp_path / ".config.json.7.tmp", tmp_path / "weights/.final.safetensors.7.tmp"]
-    for path in kept + half_written:
-        path.write_text("{}")
-    with discarded_if_unused(tmp_path):
-        assert [path.exists() for path in kept + half_written] == [True, True, False, False]
-    assert all(path.exists() for path in kept)
+    half_written = [tmp_path / ".config.json.7.tmp", *(tmp_path / "weights" / n for n in (".best.7.tmp", ".tmpdLNHZF"))]
+    kept = [tmp_path / "notes.txt", tmp_path / "weights" / "mine.tmp"]
+    for path in (*half_written, *kept):
+        path.write_text("{")
+    config = recipe("digits")
+    small = replace(config, epochs=1, model=replace(config.model, model="mlp"), data=replace(config.data, fraction=0.1))
+    train(small, World.single(), tmp_path)
+    assert [path.exists() for path in (*half_written, *kept)] == [False, False, False, True, True]

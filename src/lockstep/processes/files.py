@@ -54,6 +54,12 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
         fsync(path.parent)
 
 
+def remove_half_written(folder: Path) -> None:
+    """Remove what killed processes were writing there by `atomic_write` or safetensors; for the one that writes now."""
+    for left in [*folder.glob(".*.tmp"), *folder.glob(".tmp*")]:
+        left.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file that is whole or not there. Raises UserError where the system refuses."""
     try:

@@ -111,12 +111,7 @@ def newest_step(folder: str) -> int:
 
 @contextmanager
 def discarded_if_unused(folder: Path) -> Iterator[None]:
-    """At the end take back what `claim_folder` made, where no run came of it: there is no journal.
-
-    First remove what a killed run was writing: the folder is held, so nobody writes there now.
-    """
-    for half_written in [*folder.glob(".*.tmp"), *folder.glob("weights/.*.tmp")]:
-        half_written.unlink(missing_ok=True)
+    """At the end take back what `claim_folder` made, where no run came of it: there is no journal."""
     try:
         yield
     finally:

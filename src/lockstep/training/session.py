@@ -18,7 +18,7 @@ from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.modules import all_finite
 from lockstep.parallel.repeatable import rounding
 from lockstep.parallel.sharded import is_sharded, local
-from lockstep.processes.files import write_json
+from lockstep.processes.files import remove_half_written, write_json
 from lockstep.processes.memory import peaks_gib
 from lockstep.processes.output import print_to, take_broken
 from lockstep.processes.world import World
@@ -184,6 +184,8 @@ def session(config: Config, world: World, run: Run, folder: Path) -> Iterator[Se
         mirrors = open_mirrors(execution.log, folder, config.to_dict()) if main else ()
         journal = Journal(path if main else None, mirrors, alone=True)
         stack.callback(journal.close)
+        for place in (folder, folder / "weights") if main else ():
+            remove_half_written(place)  # the journal has one writer: this process
         bar = ProgressBar(total, config.epochs, enabled=main, done=state.steps)
         stack.callback(bar.close)
 
