@@ -81,13 +81,13 @@ class Run:
     def __init__(self, folder: Path, draw: random.Random, tally: Tally) -> None:
         self.folder, self.draw, self.tally = folder, draw, tally
         self.command: Command
-        self.size = 0
+        self.size, self.ended = 0, False
 
     def start(self) -> None:
         """The command, for a first time or again."""
         self.size, self.begun = self.draw.randint(1, 4), len(self.kinds("run"))
         argv = (*_TRAIN, "--nproc", str(self.size), "--out", self.folder.name)
-        self.command, self.started = lockstep(*argv, cwd=self.folder.parent), time.monotonic()
+        self.command, self.ended = lockstep(*argv, cwd=self.folder.parent), False
 
     def journal(self) -> list[dict[str, Any]]:
         path = self.folder / "journal.jsonl"
@@ -175,13 +175,13 @@ class Run:
     def lost(self, what: str) -> Ended:
         """A run that does not go on: note it, and end it."""
         family = self.command.family()
-        ended = self.command.end(timeout=0, grace=1)
+        ended, self.ended = self.command.end(timeout=0, grace=1), True
         self.tally.fault(f"{self.folder.name} on {self.size}: {what}; {family}\n{ended.text[-3000:]}")
         return ended
 
     def end(self, what: str, codes: tuple[int, ...]) -> Ended:
         """Await the command's end, and look at its code and what it leaves."""
-        ended = self.command.end(_PATIENCE_S, grace=5)
+        ended, self.ended = self.command.end(_PATIENCE_S, grace=5), True
         self.tally.orphans.extend(ended.orphans)
         if ended.code not in codes or "Traceback" in ended.err:
             self.tally.fault(f"{self.folder.name} on {self.size}: {what}: {ended.text[-3000:]}")
@@ -232,7 +232,7 @@ def kill(kills: int, seconds: float, seed: int, place: Path) -> Tally:
                 if tally.faults and len(tally.faults) > 20:
                     return tally
                 run.start()
-        if run.command.process.returncode is None:
+        if not run.ended:
             run.end("completed", (0, 143))
         if run.command.process.returncode != 0:  # struck after its end: another start clears away what that left
             run.start()
