@@ -81,13 +81,14 @@ class Run:
     def __init__(self, folder: Path, draw: random.Random, tally: Tally) -> None:
         self.folder, self.draw, self.tally = folder, draw, tally
         self.command: Command
-        self.size, self.ended = 0, False
+        self.size, self.ended, self.asked = 0, False, False
 
     def start(self) -> None:
         """The command, for a first time or again."""
         self.size, self.begun = self.draw.randint(1, 4), len(self.kinds("run"))
         argv = (*_TRAIN, "--nproc", str(self.size), "--out", self.folder.name)
-        self.command, self.ended = lockstep(*argv, cwd=self.folder.parent), False
+        self.command = lockstep(*argv, cwd=self.folder.parent)
+        self.ended = self.asked = False  # asked: a rank was told to end, so all will, sooner or later
 
     def journal(self) -> list[dict[str, Any]]:
         path = self.folder / "journal.jsonl"
@@ -152,8 +153,10 @@ class Run:
             self.go_on(whom)
             return None
         if whom != "rank":
-            return self.end(f"{number.name} to {whom} in {moment}", (0, *_ENDS[number]))
+            asked = (143,) if self.asked else ()
+            return self.end(f"{number.name} to {whom} in {moment}", (0, *asked, *_ENDS[number]))
         if number == signal.SIGTERM:  # all agree to stop; in the start it is restarted
+            self.asked = True
             return None
         if not self.until(lambda: self.stepped(begun)):
             return self.lost(f"no step after {number.name} to a rank in {moment}")
