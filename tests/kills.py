@@ -150,7 +150,7 @@ class Run:
         self.tally.strikes[f"{number.name} {whom}"] += 1
         self.tally.strikes[f"in {moment}"] += 1
         if number == signal.SIGSTOP:
-            self.go_on(whom)
+            self.go_on(whom == "rank" and moment != "start")  # there --collective-timeout would find it, in minutes
             return None
         if whom != "rank":
             asked = (143,) if self.asked else ()
@@ -164,9 +164,9 @@ class Run:
             self.tally.recovered_s.append(time.monotonic() - began)
         return None
 
-    def go_on(self, whom: str) -> None:
-        """Let what is stopped go on; a rank may be left for --hang-timeout to find."""
-        if whom == "rank" and self.draw.random() < 0.3:
+    def go_on(self, may_stay: bool) -> None:
+        """Let what is stopped go on, or leave it for --hang-timeout to find."""
+        if may_stay and self.draw.random() < 0.3:
             self.tally.strikes["left stopped"] += 1
             return
         time.sleep(self.draw.uniform(0.0, _STOPPED_S))
