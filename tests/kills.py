@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.config import Recovery
 from tests.journals import read
 from tests.subprocesses import Command, Ended, lockstep
 
@@ -209,12 +210,12 @@ def digests(folder: Path) -> tuple[str, str]:
 
 
 def files(folder: Path) -> set[str]:
-    """What is in a run folder, whichever steps its checkpoints are of; a hang's report stays for its reader."""
-    steps = sorted(path.name for path in folder.glob("checkpoints/step-*"))
-    found = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    for place, step in enumerate(steps):
-        found = [name.replace(step, f"checkpoint {place}") for name in found]
-    return set(found) - {"hang-report.txt"}
+    """What is in a run folder; of checkpoints the last ones are kept, and the best one's where it is at its step."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    steps = [path.name for path in folder.glob("checkpoints/step-*")]
+    for step in steps[: Recovery().keep + 1]:
+        found = {name.replace(step, "one") for name in found}
+    return found - {"hang-report.txt"}  # which stays for its reader
 
 
 def kill(kills: int, seconds: float, seed: int, place: Path) -> Tally:
