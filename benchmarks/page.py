@@ -42,10 +42,11 @@ AIMS = {  # what a result was meant to be, and why it is not where it is not
     "one raw loop can be faster than the same loop beside it (1x2 fp32). 1.6 in bf16 is missed: "
     "Lockstep's own step waits for data 1.5 % of its time (`lockstep compare mnist`), and the network, "
     "which is left, is everybody's.",
-    "against": "The older tree drew dropout and its like by rank, so that they changed with the number of processes; to "
-    "key them by sample costs a step of Linear(10, 10) what the third and fourth row show. Aims: four processes at most "
-    "1.3 times as long to their first step as one (met), a checkpoint of ResNet-50 with AdamW at most 50 ms (met), the "
-    "step 1.05, the loop 1.2 and exact mode 1.05 times the loop by hand (missed).",
+    "against": "The older tree drew dropout and its like by rank, so that they changed with the number of processes; "
+    "to key them by sample costs a step of Linear(10, 10) what the third and fourth row show. Aims: four "
+    "processes at most 1.3 times as long to their first step as one (met), a checkpoint of ResNet-50 with "
+    "AdamW at most 50 ms (met), the step 1.05, the loop 1.2 and exact mode 1.05 times the loop by hand "
+    "(missed).",
     "data": "Aim: 10 times torchvision's way, and no slower than a DataLoader on a folder.",
     "exact": "Aim: at most 1.05. Missed: gloo moves 8-byte integers about three times as slowly as 4-byte floats "
     "(9.1 against 3.0 ms for the MNIST net's 1.2 million gradients over the loopback).",
