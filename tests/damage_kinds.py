@@ -1,10 +1,8 @@
 """The ways in which tests/damages.py damages a run folder: each returns whether it signed anew what it forged."""
 
 import hashlib
-import io
 import json
 import os
-import pickle
 import random
 import shutil
 from collections.abc import Callable
@@ -12,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lockstep.checkpoint.format import MANIFEST, FileRecord, Manifest
 from lockstep.watch import journal
+from tests.pickles import pickled
 
 _LOCK = "run.lock"  # a run leaves one where it was killed
 
@@ -51,29 +48,6 @@ class Case:
     def noted(self, path: Path) -> Path:
         self.damaged = str(path.relative_to(self.folder))
         return path
-
-
-class _Bomb:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.path,)
-
-
-def pickled(case: Case) -> bytes:
-    """A file that makes the sentinel when anything unpickles it."""
-    bomb, file = _Bomb(str(case.sentinel)), io.BytesIO()
-    match case.rng.randrange(4):
-        case 0:
-            return pickle.dumps(bomb, protocol=case.rng.randrange(6))
-        case 1:
-            torch.save({"model": bomb}, file)
-        case 2:
-            torch.save(bomb, file, _use_new_zipfile_serialization=False)
-        case 3:
-            return pickle.dumps({"state": bomb, "param_groups": []})
-    return file.getvalue()
 
 
 def bits(case: Case) -> bool:
@@ -158,7 +132,7 @@ def added(case: Case) -> bool:
         case 0:
             path.mkdir()
         case 1:
-            path.write_bytes(pickled(case))
+            path.write_bytes(pickled(case.rng, case.sentinel))
         case 2:
             path.write_bytes(f"import os; os.mkdir({str(case.sentinel)!r})\n".encode())
     return False
@@ -166,7 +140,7 @@ def added(case: Case) -> bool:
 
 def pickles(case: Case) -> bool:
     path = case.pick()
-    path.write_bytes(pickled(case))
+    path.write_bytes(pickled(case.rng, case.sentinel))
     return _signed(case, path)
 
 

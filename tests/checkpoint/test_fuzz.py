@@ -19,6 +19,7 @@ from lockstep.checkpoint.format import EMA, MANIFEST, MODEL, OPTIMIZER, STATE, F
 from lockstep.checkpoint.store import name_of
 from lockstep.checkpoint.verified import newest
 from tests.checkpoint.moments import keep
+from tests.pickles import pickled
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 CASES = {
@@ -60,20 +61,6 @@ class Case:
     def read(self, name: str) -> bytearray:
         return bytearray((self.path / name).read_bytes())
 
-    def pickled(self) -> bytes:
-        """A file that makes the sentinel when anything unpickles it, of any kind that torch ever wrote."""
-        bomb, file = _Bomb(str(self.sentinel)), io.BytesIO()
-        match self.rng.randrange(4):
-            case 0:
-                return pickle.dumps(bomb, protocol=self.rng.randrange(6))
-            case 1:
-                torch.save({"model": bomb}, file)
-            case 2:
-                torch.save(bomb, file, _use_new_zipfile_serialization=False)
-            case 3:
-                return pickle.dumps({"state": bomb, "param_groups": []})
-        return file.getvalue()
-
     def fit(self) -> None:
         """Forge a manifest that vouches for whatever lies there."""
         files = {}
@@ -82,14 +69,6 @@ class Case:
                 content = (self.path / name).read_bytes()
                 files[name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
         (self.path / MANIFEST).write_bytes(Manifest(3, files).to_bytes())
-
-
-class _Bomb:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.path,)
 
 
 def truncated(case: Case) -> None:
@@ -201,11 +180,11 @@ def manifest_forged_to_fit(case: Case) -> None:
 
 
 def pickle_under_a_name_of_ours(case: Case) -> None:
-    (case.path / case.name()).write_bytes(case.pickled())
+    (case.path / case.name()).write_bytes(pickled(case.rng, case.sentinel))
 
 
 def pickle_under_a_name_of_ours_manifest_forged_to_fit(case: Case) -> None:
-    (case.path / case.rng.choice([MODEL, OPTIMIZER, STATE, EMA])).write_bytes(case.pickled())
+    (case.path / case.rng.choice([MODEL, OPTIMIZER, STATE, EMA])).write_bytes(pickled(case.rng, case.sentinel))
     case.fit()
 
 
@@ -223,7 +202,7 @@ def pickle_under_another_name(case: Case) -> None:
             "x.npy",
         ]
     )
-    (case.path / name).write_bytes(case.pickled())
+    (case.path / name).write_bytes(pickled(case.rng, case.sentinel))
 
 
 _HOSTILE_STATE = [
@@ -299,7 +278,7 @@ def test_there_are_enough_and_the_tools_work(
     assert sum(CASES.values()) >= 2000
     case = Case(tmp_path, good[0], good[1], tmp_path / "executed", random.Random(0))
     for _ in range(20):
-        content = case.pickled()
+        content = pickled(case.rng, case.sentinel)
         if content.startswith((b"PK", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P")):  # torch's, as a zip and before that
             torch.load(io.BytesIO(content), weights_only=False)
         else:

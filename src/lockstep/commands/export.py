@@ -131,7 +131,6 @@ def _pictures(run: Path, classifier: "Classifier", chosen: Export) -> "Tensor":
     import numpy as np
     import torch
 
-    from lockstep.data.augment import Augment
     from lockstep.inference.pictures import find
     from lockstep.processes.world import World
     from lockstep.training.assemble import load_data
@@ -144,11 +143,11 @@ def _pictures(run: Path, classifier: "Classifier", chosen: Export) -> "Tensor":
         f"{run} is no run folder, which would name pictures to compare the program with the model on",
         "Name some: --pictures FOLDER.",
     )
-    config, card = read_config(str(run)), classifier.card
+    config = read_config(str(run))
     require_trusted(config, str(run), chosen.trust_code)
     if chosen.data_dir:
         config = dataclasses.replace(config, execution=dataclasses.replace(config.execution, data_dir=chosen.data_dir))
     _, images = load_data(config, World.single())
     ids = np.linspace(0, len(images) - 1, min(_COMPARED, len(images))).astype(np.int64)
     pixels, _ = images.read(ids, None)
-    return Augment(card.mean, card.std, image_size=card.image_size)(pixels, torch.from_numpy(ids), None)
+    return classifier.prepare(pixels, torch.from_numpy(ids), None)

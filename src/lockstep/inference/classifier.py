@@ -31,13 +31,14 @@ class Classifier(nn.Module):
     Attributes:
         model: the bare network, in evaluation mode.
         card: classes, input shape, normalisation.
+        prepare: what becomes of pictures uint8 [b, C, H, W] before the network.
     """
 
     def __init__(self, model: nn.Module, card: Card) -> None:
         super().__init__()
         self.model, self.card = model, card
         self.eval()
-        self._prepare = Augment(card.mean, card.std, image_size=card.image_size)
+        self.prepare = Augment(card.mean, card.std, image_size=card.image_size)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits float [b, classes] of what `transform` made, [b, C, H, W], as evaluation computes them."""
@@ -51,7 +52,7 @@ class Classifier(nn.Module):
         Raises:
             UserError: for what can't be read as a picture.
         """
-        return self._prepare(fitted(picture, self.card)[None], torch.zeros(1, dtype=torch.int64), None)[0]
+        return self.prepare(fitted(picture, self.card)[None], torch.zeros(1, dtype=torch.int64), None)[0]
 
     @torch.no_grad()
     def classify(self, *pictures: Any, top: int = 5) -> list[Prediction]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
 from lockstep.inference.classifier import Classifier, Prediction, likeliest
@@ -45,9 +44,7 @@ def predictions(
     card = classifier.card
     pictures = Pictures(tuple(paths), card)
     read = reader(pictures, world.device, "streaming", workers)
-    loader = EvalLoader(
-        pictures, Augment(card.mean, card.std, image_size=card.image_size), world, read, card.eval_batch_size
-    )
+    loader = EvalLoader(pictures, classifier.prepare, world, read, card.eval_batch_size)
     top = min(top, len(card.classes))
     values = torch.zeros(len(paths), top, device=world.device)
     indices = torch.zeros(len(paths), top, dtype=torch.int64, device=world.device)

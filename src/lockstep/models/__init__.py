@@ -3,7 +3,6 @@
 import importlib.util
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -135,13 +134,12 @@ def _from_timm(name: str, in_channels: int, num_classes: int, image_size: int) -
         if "img_size" not in str(error):
             raise
         model = timm.create_model(name, **options)  # a convolutional model: takes any size
-    with suppress(NotImplementedError):  # an operator that has no shapes alone
-        try:
-            _check_fit(model, in_channels, image_size)
-        except (AssertionError, RuntimeError, ValueError) as error:
-            if isinstance(error, NotImplementedError):
-                raise
-            raise _misfit(name, in_channels, image_size, error) from error
+    try:
+        _check_fit(model, in_channels, image_size)
+    except NotImplementedError:  # an operator that has no shapes alone: the first pass will tell
+        return model
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise _misfit(name, in_channels, image_size, error) from error
     return model
 
 

@@ -34,6 +34,7 @@ from lockstep.processes.world import join
 
 _LINUX = sys.platform == "linux"
 _DIE_WITH_PARENT, _ENDING_S = 1, 0.05  # of prctl(2); what a thread that was joined takes to leave the kernel's list
+_STOPS = (PeerError, SystemExit, KeyboardInterrupt)  # what a signal raises in a worker: signals.raise_on_stop
 UNGUARDED = 97  # the exit code of a process that met launch() when it imported the main script
 
 
@@ -181,7 +182,7 @@ def _work(pipe: Connection, pid: int, rank: int, environ: dict[str, str], mask: 
             code = failure.code if failure else 0
             pipe.send_bytes(pickle.dumps(failure))
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    except BaseException:  # asked to stop while it ended by itself; what it had to say is said, or too late
+    except (*_STOPS, OSError, EOFError):  # asked to stop while it ended by itself, or nobody is left to be told
         pass
     signals.exit_now(code)
 

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -60,22 +61,22 @@ class ByClass:
     confusion: list[list[int]]
     calibration_error: float
 
-    @property
+    @cached_property
     def images(self) -> list[int]:
         """Of each class."""
         return [sum(row) for row in self.confusion]
 
-    @property
+    @cached_property
     def precision(self) -> list[float]:
         """Of what was taken for a class, the part that is; 0 for a class that nothing was taken for."""
         return [_ratio(self.confusion[k][k], sum(column)) for k, column in enumerate(zip(*self.confusion, strict=True))]
 
-    @property
+    @cached_property
     def recall(self) -> list[float]:
         """Of a class, the part that was taken for it; 0 for a class without images."""
         return [_ratio(row[k], sum(row)) for k, row in enumerate(self.confusion)]
 
-    @property
+    @cached_property
     def f1(self) -> list[float]:
         """The harmonic mean of the two."""
         return [_ratio(2 * p * r, p + r) for p, r in zip(self.precision, self.recall, strict=True)]

@@ -13,7 +13,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pickle import PickleError
 from typing import Any
@@ -32,24 +32,10 @@ from lockstep.parallel.sharded import is_sharded
 from lockstep.parallel.untouched import same_generators
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run, build_model
+from lockstep.training.passes import FIRST, SECOND, WHOLE, Call, Pass, apart, differ, mean, place
 
-_WHOLE, _FIRST, _SECOND = (0, 1, 2, 3, 4), (0, 2, 4), (1, 3)
-_TOLERANCE = 1e-6  # of a tensor's largest entry: above what a layer that computes in float32 rounds
 _SEED = 1  # fixed: with some, as 0, a permutation of five changes nothing
 _LONG_S = 5.0  # worth a line
-
-
-Call = tuple[str, list[Tensor], list[Tensor]]  # a module's name, its inputs and its outputs
-
-
-@dataclass
-class _Pass:
-    """What came of one forward and backward pass."""
-
-    calls: list[Call] = field(default_factory=list)
-    output: Tensor = field(default_factory=lambda: torch.empty(0))
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 def probe(config: Config, world: World, run: Run) -> list[str]:
@@ -96,7 +82,7 @@ class _Probe:
         if is_sharded(run.model):
             begun = replace(config, model=replace(config.model, init=""))  # the file may be gone
             self.model = build_model(begun, run.train.images)
-        ids = np.arange(len(_WHOLE)) % len(run.train.images)
+        ids = np.arange(len(WHOLE)) % len(run.train.images)
         pixels, _ = run.train.images.read(ids, None)
         plain = Augment(run.train.images.mean, run.train.images.std, image_size=config.data.image_size)
         device = next(self.model.parameters()).device
@@ -105,20 +91,18 @@ class _Probe:
     def found(self) -> str:
         """What differs, as "layer (Class) computes"; empty if nothing does."""
         if self.exact:
-            alone = self.passed(self.fresh(), _SECOND, 1)
+            alone = self.passed(self.fresh(), SECOND, 1)
             model = self.fresh()
             buffers = {name: b.clone() for name, b in model.named_buffers()}
-            self.passed(model, _FIRST, 0)
+            self.passed(model, FIRST, 0)
             with torch.no_grad():
                 for name, buffer in model.named_buffers():  # as every slice starts from the step's
                     if name in buffers:
                         buffer.detach().copy_(buffers[name])
-            return self.compared(
-                alone, [self.passed(model, _SECOND, 1)], lambda parts: parts[0], lambda parts: parts[0]
-            )
-        whole = self.passed(self.fresh(), _WHOLE, 0)
-        parts = [self.passed(self.fresh(), rows, key) for key, rows in enumerate((_FIRST, _SECOND))]
-        return self.compared(whole, parts, lambda two: two[0] + two[1], _mean)
+            return self.compared(alone, [self.passed(model, SECOND, 1)], lambda parts: parts[0], lambda parts: parts[0])
+        whole = self.passed(self.fresh(), WHOLE, 0)
+        parts = [self.passed(self.fresh(), rows, key) for key, rows in enumerate((FIRST, SECOND))]
+        return self.compared(whole, parts, lambda two: two[0] + two[1], mean)
 
     def fresh(self) -> nn.Module:
         """A copy in float64, its batch norms in evaluation mode."""
@@ -127,9 +111,9 @@ class _Probe:
             layer.training = False
         return model
 
-    def passed(self, model: nn.Module, rows: Sequence[int], key: int) -> _Pass:
+    def passed(self, model: nn.Module, rows: Sequence[int], key: int) -> Pass:
         """Forward and backward of some of the samples, every generator seeded for the piece."""
-        taken, hooks = _Pass(), []
+        taken, hooks = Pass(), []
         for name, module in model.named_modules():
             hooks.append(module.register_forward_hook(partial(_note, taken.calls, name)))
         torch.manual_seed(key)
@@ -140,8 +124,8 @@ class _Probe:
             parameter.grad = None
         with keyed(self.draws, model, 0, ids, images):
             output: Tensor = model(images)
-            along = torch.linspace(-1, 1, output[0].numel() * len(_WHOLE), dtype=torch.float64, device=output.device)
-            (output * along.sin().view(len(_WHOLE), *output.shape[1:])[list(rows)]).sum().backward()  # type: ignore[no-untyped-call]
+            along = torch.linspace(-1, 1, output[0].numel() * len(WHOLE), dtype=torch.float64, device=output.device)
+            (output * along.sin().view(len(WHOLE), *output.shape[1:])[list(rows)]).sum().backward()  # type: ignore[no-untyped-call]
         for hook in hooks:
             hook.remove()
         taken.output = output.detach()
@@ -151,22 +135,22 @@ class _Probe:
 
     def compared(
         self,
-        whole: _Pass,
-        parts: Sequence[_Pass],
+        whole: Pass,
+        parts: Sequence[Pass],
         add: Callable[[Sequence[Tensor]], Tensor],
-        mean: Callable[[Sequence[Tensor]], Tensor],
+        average: Callable[[Sequence[Tensor]], Tensor],
     ) -> str:
         """The place of the first difference between one pass and others that should come to the same."""
-        if _differ([whole.output], [[part.output] for part in parts]):
-            return f"{self.called(_place(whole, parts))} computes"
+        if differ([whole.output], [[part.output] for part in parts]):
+            return f"{self.called(place(whole, parts))} computes"
         for name, gradient in whole.gradients.items():
             theirs = [part.gradients[name] for part in parts if name in part.gradients]
-            if len(theirs) < len(parts) or _apart(gradient, add(theirs)):
+            if len(theirs) < len(parts) or apart(gradient, add(theirs)):
                 return f"{self.called(name.rpartition('.')[0])} gets as a gradient"
         for name, buffer in whole.buffers.items():
             theirs = [part.buffers[name] for part in parts if name in part.buffers]
             same = len(theirs) == len(parts) and all(t.shape == buffer.shape for t in theirs)
-            if not same or _apart(buffer, mean(theirs)):
+            if not same or apart(buffer, average(theirs)):
                 return f"{self.called(name.rpartition('.')[0])} keeps in {name.rpartition('.')[2]}"
         return ""
 
@@ -192,62 +176,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)
-
-
-def _mean(parts: Sequence[Tensor]) -> Tensor:
-    """Of the ranks' buffers, each by its samples; others than floats are rank 0's."""
-    first, second = parts
-    if not first.is_floating_point():
-        return first
-    return torch.where(first == second, first, (first * len(_FIRST) + second * len(_SECOND)) / len(_WHOLE))
-
-
-def _place(whole: _Pass, parts: Sequence[_Pass]) -> str:
-    """The first module whose outputs differ though its inputs don't, or whose outputs differ at all."""
-    first: str = ""
-    for name, inputs, outputs, *others in _aligned(whole, parts):
-        if _differ(outputs, [each[1] for each in others]):
-            if not _differ(inputs, [each[0] for each in others]):
-                return str(name)
-            first = first or name
-    return first
-
-
-def _aligned(whole: _Pass, parts: Sequence[_Pass]) -> Iterator[Any]:
-    """(module, inputs, outputs, (inputs, outputs) of each part) for each call, as long as the calls are the same."""
-    for (name, inputs, outputs), *others in zip(whole.calls, *(part.calls for part in parts), strict=False):
-        if any(other[0] != name for other in others):
-            return
-        yield name, inputs, outputs, *[other[1:] for other in others]
-
-
-def _differ(whole: Sequence[Tensor], parts: Sequence[Sequence[Tensor]]) -> bool:
-    return any(_joined_differ(*each) for each in zip(whole, *parts, strict=False))
-
-
-def _joined_differ(whole: Tensor, *parts: Tensor) -> bool:
-    """Whether parts, put together by samples, differ from the whole. What can't be put together is not compared."""
-    if all(part.shape == whole.shape for part in parts):
-        return any(_apart(whole, part) for part in parts)
-    first, second = parts
-    for dim, (n, a, b) in enumerate(zip(whole.shape, first.shape, second.shape, strict=False)):
-        fold = n // len(_WHOLE)
-        if fold and (n, a, b) == (len(_WHOLE) * fold, len(_FIRST) * fold, len(_SECOND) * fold):
-            rows = whole.movedim(dim, 0)
-            rows = rows.reshape(len(_WHOLE), fold, *rows.shape[1:])
-            pairs = ((_FIRST, first), (_SECOND, second))
-            return any(_apart(rows[list(at)].flatten(0, 1), part.movedim(dim, 0)) for at, part in pairs)
-    return False
-
-
-def _apart(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding; what is not finite in both is the same."""
-    if a.shape != b.shape:
-        return True
-    if not a.is_floating_point():
-        return not torch.equal(a, b)
-    finite = torch.isfinite(a)
-    if not torch.equal(finite, torch.isfinite(b)):
-        return True
-    scale = torch.where(finite, a, 0).abs().max() if a.numel() else a.sum()
-    return bool((torch.where(finite, a - b, 0).abs() > _TOLERANCE * scale).any())
