@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, experiment
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, model
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
 from tests.configs import configs
@@ -162,7 +162,7 @@ def test_help_lists_our_models_and_data_sets() -> None:
     from lockstep import models
     from lockstep.data.sources import DATASETS
 
-    ours = experiment._MODEL_HELP.partition(";")[0].removeprefix("Ours: ")
+    ours = model._MODEL_HELP.partition(";")[0].removeprefix("Ours: ")
     assert sorted(ours.split(", ")) == models.names()
     source = inspect.getsource(DataConfig)
     listed = re.findall(r'dataset: str = "digits"\n\s+"""(.*), or package', source)[0]

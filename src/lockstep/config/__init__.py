@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config import combinations
+from lockstep.config.data import DataConfig
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
-from lockstep.config.experiment import OPTIMIZERS, DataConfig, LinkConfig, ModelConfig, OptimConfig, ScheduleName
 from lockstep.config.fields import Floats, Ints, Names, require, split_commas
+from lockstep.config.link import LinkConfig
+from lockstep.config.model import ModelConfig
+from lockstep.config.optim import OPTIMIZERS, OptimConfig, ScheduleName
 from lockstep.config.plain import from_plain
 from lockstep.config.settings import Precision, Settings
 from lockstep.errors import unknown

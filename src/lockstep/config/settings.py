@@ -5,8 +5,11 @@ from typing import Literal
 
 from tyro.conf import Fixed
 
+from lockstep.config.data import DataConfig
 from lockstep.config.execution import Execution, Recovery
-from lockstep.config.experiment import DataConfig, LinkConfig, ModelConfig, OptimConfig
+from lockstep.config.link import LinkConfig
+from lockstep.config.model import ModelConfig
+from lockstep.config.optim import OptimConfig
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 

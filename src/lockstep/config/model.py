@@ -1,0 +1,52 @@
+"""Which network is trained."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from lockstep.config.fields import require
+
+# written out, because importing the models costs seconds and help should not; a test holds the two equal
+_MODEL_HELP = (
+    "Ours: digits_net, lenet5, mlp, mnist_net, resnet18_cifar, resnet34_cifar, resnet50_cifar, resnet101_cifar, "
+    "resnet152_cifar, speed_net; any of torchvision's (resnet18, vit_b_16, ...) or timm's; or package.module:factory."
+)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network, and in which form it runs."""
+
+    model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
+    init: Annotated[str, arg(help_behavior_hint="(default: random, by --seed)")] = ""
+    """Start from these weights: a safetensors file, or a state_dict by torch.save, with or without `module.`."""
+    adapt_init: bool = False
+    """Take all of --init but a last layer for other classes, and its first convolution for grey or colour images."""
+    batch_norm: str = "auto"
+    """Statistics over the micro-batch on all processes (global; auto: that, where ranks step together), over each
+    process's own part of it (local), or over so many samples that follow each other in the batch (groups:32)."""
+    channels_last: bool = False
+    """Keep images as NHWC in memory: faster convolutions on most hardware."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    """How --compile goes about it: reduce-overhead replays CUDA graphs, max-autotune tries many kernels as well."""
+    find_unused_parameters: bool = False
+    """Let DDP accept parameters that take no part in the loss (costs a graph walk a step)."""
+
+    activation_checkpointing: bool = False
+    """Keep a block's input alone, and compute its insides again in the backward pass: less memory, a forward more."""
+
+    def __post_init__(self) -> None:
+        require(
+            re.fullmatch(r"auto|global|local|groups:[1-9]\d*", self.batch_norm) is not None,
+            f"--batch-norm {self.batch_norm} is unknown",
+            "Use auto, global, local, or groups:SAMPLES, as groups:32.",
+        )
+
+    @property
+    def group(self) -> int:
+        """SAMPLES of groups:SAMPLES, else 0."""
+        return int(self.batch_norm.partition(":")[2] or 0)

@@ -1,0 +1,78 @@
+"""How the weights move."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from lockstep.config.fields import Floats, require, require_finite
+from lockstep.errors import unknown
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta", "muon", "muon-sgd")
+ScheduleName = Literal["constant", "linear", "step", "multistep", "cosine", "one-cycle"]
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How the weights move."""
+
+    optimizer: str = "sgd"
+    """sgd, adam, adamw, adadelta, muon (matrices and convolutions; AdamW for the rest), muon-sgd (cifar10-speed's: Muon
+    for filters, SGD for the rest), or package.module:factory."""
+    lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
+    """Peak learning rate, meant for batches of --base-batch-size."""
+    momentum: float = 0.9
+    """Momentum of SGD and Muon."""
+    nesterov: bool = False
+    """Nesterov momentum (SGD)."""
+    weight_decay: float = 0.0
+    """Weight decay, applied to every parameter."""
+    schedule: ScheduleName = "cosine"
+    """Course of the learning rate over the run."""
+    warmup_epochs: float = 0.0
+    """Rise linearly from 1 % of the rate over this many epochs first."""
+    step_epochs: float = 1.0
+    """Epochs between two drops (step)."""
+    milestones: Annotated[Floats, arg(help_behavior_hint="(default: none)")] = ()
+    """Epochs after which the rate drops (multistep)."""
+    gamma: float = 0.1
+    """Factor of a drop (step, multistep)."""
+    scale_lr: Literal["linear", "sqrt", "none"] = "none"
+    """Scale the rate with --batch-size / --base-batch-size, or with its square root."""
+    base_batch_size: int = 0
+    """The batch size that --lr is meant for (0: unknown; --scale-lr needs it)."""
+    clip_norm: float = 0.0
+    """Clip the global gradient norm to this (0: off)."""
+    label_smoothing: float = 0.0
+    """Label smoothing of the cross-entropy."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, which is then what is evaluated (0: off)."""
+
+    def __post_init__(self) -> None:
+        require_finite(self)
+        if self.optimizer not in OPTIMIZERS and ":" not in self.optimizer:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS, "Your own is package.module:factory.")
+        require(self.lr > 0, f"--lr {self.lr} is not positive", "Give a positive learning rate, as 0.1.")
+        require(self.warmup_epochs >= 0, f"--warmup-epochs {self.warmup_epochs} is negative", "Use 0 for none.")
+        require(self.step_epochs > 0, f"--step-epochs {self.step_epochs} is not positive", "Give epochs, as 1.")
+        require(0 <= self.momentum < 1, f"--momentum {self.momentum} is not in [0, 1)", "A usual momentum is 0.9.")
+        require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay} is negative", "Use 0 to turn it off.")
+        require(self.gamma > 0, f"--gamma {self.gamma} is not positive", "Give the factor of a drop, as 0.1.")
+        require(self.base_batch_size >= 0, f"--base-batch-size {self.base_batch_size} is negative", "Use 0 for none.")
+        require(
+            self.schedule != "multistep" or bool(self.milestones),
+            "--schedule multistep without --milestones never drops",
+            "Give the epochs of the drops, as --milestones 100,150, or use --schedule constant.",
+        )
+        require(
+            0 <= self.label_smoothing < 1,
+            f"--label-smoothing {self.label_smoothing} is not in [0, 1)",
+            "Use 0 to turn it off; a usual value is 0.1.",
+        )
+        require(0 <= self.ema < 1, f"--ema {self.ema} is not in [0, 1)", "A usual decay is 0.999.")
+        require(self.clip_norm >= 0, f"--clip-norm {self.clip_norm} is negative", "Use 0 to turn clipping off.")
+        require(
+            not self.nesterov or (self.optimizer == "sgd" and self.momentum > 0),
+            "--nesterov needs --optimizer sgd with a positive --momentum",
+            "Drop --nesterov (or add --no-nesterov, where the recipe has it).",
+        )
