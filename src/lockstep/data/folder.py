@@ -7,9 +7,10 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -68,14 +69,14 @@ class FolderSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over classes, relative paths and file sizes (on first use: it looks at every file)."""
-        digest = hashlib.sha256(repr(self.classes).encode())
-        for sample in range(len(self)):
+        """SHA-256 over classes, relative paths, sizes and labels (on first use: it looks at every file)."""
+        digest = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogatepass"))
+        for sample, label in enumerate(self.labels.tolist()):
             try:
-                size = self.path(sample).stat().st_size
+                size = self.size_of(sample)
             except OSError as error:
                 raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back.") from error
-            digest.update(repr((self.key(sample), size)).encode("utf-8", "surrogatepass"))
+            digest.update(repr((self.key(sample), size, label)).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def key(self, sample: int) -> str:
@@ -87,9 +88,23 @@ class FolderSet:
         """The file of a sample id."""
         return self.root / self.key(sample)
 
+    def stat(self, sample: int) -> os.stat_result | None:
+        """What the system says of a sample's file; None where it has none of its own. Raises OSError."""
+        return self.path(sample).stat()
+
+    def size_of(self, sample: int) -> int:
+        """Bytes of a picture as it is stored. Raises OSError."""
+        stated = self.stat(sample)
+        return len(self.encoded(sample)) if stated is None else stated.st_size
+
     def encoded(self, sample: int) -> bytes:
         """The picture as it is stored: the file's bytes. Raises OSError."""
         return self.path(sample).read_bytes()
+
+    def taking(self, ids: Ids, **changed: Any) -> Self:
+        """The set of these samples, numbered anew in their order; `changed`: its other fields."""
+        paths, ends = joined([os.fsencode(self.key(sample)) for sample in ids.tolist()])
+        return replace(self, paths=paths, ends=ends, labels=self.labels[ids], **changed)
 
     def where(self, sample: int) -> str:
         """A sample as messages name it."""
@@ -124,6 +139,12 @@ class FolderSet:
                 f"{self.where(sample)} cannot be read as an image: {reason(error)}",
                 "Replace or remove the file.",
             ) from error
+
+
+def joined(paths: Sequence[bytes]) -> tuple[bytes, Ids]:
+    """Paths as a FolderSet keeps them: in one object, and where each ends."""
+    ends = np.cumsum([len(path) + 1 for path in paths], dtype=np.int64) - 1
+    return b"".join(path + b"\0" for path in paths), ends
 
 
 def decode(data: bytes) -> Tensor:

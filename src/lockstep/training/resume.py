@@ -21,7 +21,7 @@ from lockstep.training.state import State, require_whole
 from lockstep.watch import journal
 
 # A position is a number of steps into an order of samples. Under another order it would mean other samples.
-_ORDER = ("batch_size", "seed", "data.dataset", "data.fraction", "data.drop_last")
+_ORDER = ("batch_size", "seed", "data.dataset", "data.val_fraction", "data.fraction", "data.drop_last")
 
 
 def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str]:
