@@ -110,24 +110,26 @@ class FolderSet:
         """A sample as messages name it."""
         return f"{self.path(sample)} (sample {sample})"
 
-    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, ids: Ids, epoch: int | None = None, draws: Ids | None = None) -> tuple[Tensor, Tensor]:
         """Images uint8 [b, 3, size, size] and labels int64 [b]; epoch None: nothing random.
+
+        `draws`: what each sample's draws are keyed by, where that is not its id: it may come several times.
 
         Raises:
             UserError: for a file that cannot be read or decoded, naming it and the sample id.
         """
         out = torch.empty(len(ids), *self.shape, dtype=torch.uint8)
-        draws = None
+        drawn = None
         if self.resized_crop and epoch is not None:
             count = 2 * _ATTEMPTS + 2
-            keyed = ids[:, None] * 32 + np.arange(count)  # 32 > count: no two samples share a draw
-            draws = uniform_np(stream(self.seed, "resized-crop", epoch), keyed).tolist()
+            keyed = (ids if draws is None else draws)[:, None] * 32 + np.arange(count)  # 32 > count: none is shared
+            drawn = uniform_np(stream(self.seed, "resized-crop", epoch), keyed).tolist()
         for row, sample in enumerate(ids.tolist()):
             image = self._decoded(sample)
-            if draws is None:
+            if drawn is None:
                 out[row] = centre_crop(image, self.size, self.crop_pct)
             else:
-                top, left, height, width = crop_box(image.shape[1], image.shape[2], draws[row])
+                top, left, height, width = crop_box(image.shape[1], image.shape[2], drawn[row])
                 out[row] = resized(image[:, top : top + height, left : left + width], self.size, self.size)
         return out, torch.from_numpy(self.labels[ids])
 
