@@ -51,6 +51,7 @@ class FolderSet:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     left_out: str = ""  # what in the folder is taken for no image, as "3 .txt, 1 .heic"
+    notes: tuple[str, ...] = ()  # what else a reader of the run's first lines should know of the set
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,47 +71,59 @@ class FolderSet:
         """SHA-256 over classes, relative paths and file sizes (on first use: it looks at every file)."""
         digest = hashlib.sha256(repr(self.classes).encode())
         for sample in range(len(self)):
-            path = self.path(sample)
             try:
-                size = path.stat().st_size
+                size = self.path(sample).stat().st_size
             except OSError as error:
-                raise UserError(f"{path} (sample {sample}): {error.strerror}", "Put it back.") from error
-            digest.update(repr((str(path.relative_to(self.root)), size)).encode())
+                raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back.") from error
+            digest.update(repr((self.key(sample), size)).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
+
+    def key(self, sample: int) -> str:
+        """What a sample is called in the set: its path below the root."""
+        start = int(self.ends[sample - 1]) + 1 if sample else 0
+        return os.fsdecode(self.paths[start : int(self.ends[sample])])
 
     def path(self, sample: int) -> Path:
         """The file of a sample id."""
-        start = int(self.ends[sample - 1]) + 1 if sample else 0
-        return self.root / os.fsdecode(self.paths[start : int(self.ends[sample])])
+        return self.root / self.key(sample)
 
-    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:
+    def encoded(self, sample: int) -> bytes:
+        """The picture as it is stored: the file's bytes. Raises OSError."""
+        return self.path(sample).read_bytes()
+
+    def where(self, sample: int) -> str:
+        """A sample as messages name it."""
+        return f"{self.path(sample)} (sample {sample})"
+
+    def read(self, ids: Ids, epoch: int | None = None, draws: Ids | None = None) -> tuple[Tensor, Tensor]:
         """Images uint8 [b, 3, size, size] and labels int64 [b]; epoch None: nothing random.
+
+        `draws`: what each sample's draws are keyed by, where that is not its id: it may come several times.
 
         Raises:
             UserError: for a file that cannot be read or decoded, naming it and the sample id.
         """
         out = torch.empty(len(ids), *self.shape, dtype=torch.uint8)
-        draws = None
+        drawn = None
         if self.resized_crop and epoch is not None:
             count = 2 * _ATTEMPTS + 2
-            keyed = ids[:, None] * 32 + np.arange(count)  # 32 > count: no two samples share a draw
-            draws = uniform_np(stream(self.seed, "resized-crop", epoch), keyed).tolist()
+            keyed = (ids if draws is None else draws)[:, None] * 32 + np.arange(count)  # 32 > count: none is shared
+            drawn = uniform_np(stream(self.seed, "resized-crop", epoch), keyed).tolist()
         for row, sample in enumerate(ids.tolist()):
             image = self._decoded(sample)
-            if draws is None:
+            if drawn is None:
                 out[row] = centre_crop(image, self.size, self.crop_pct)
             else:
-                top, left, height, width = crop_box(image.shape[1], image.shape[2], draws[row])
+                top, left, height, width = crop_box(image.shape[1], image.shape[2], drawn[row])
                 out[row] = resized(image[:, top : top + height, left : left + width], self.size, self.size)
         return out, torch.from_numpy(self.labels[ids])
 
     def _decoded(self, sample: int) -> Tensor:
-        path = self.path(sample)
         try:
-            return decode(path.read_bytes())
+            return decode(self.encoded(sample))
         except Exception as error:  # whatever a decoder makes of a broken file
             raise UserError(
-                f"{path} (sample {sample}) cannot be read as an image: {reason(error)}",
+                f"{self.where(sample)} cannot be read as an image: {reason(error)}",
                 "Replace or remove the file.",
             ) from error
 
