@@ -76,7 +76,7 @@ def test_a_jpeg_is_decoded_at_the_least_scale_that_suffices(size: tuple[int, int
         assert torch.equal(small, decode_shrunk(data, 60))
         whole = v2.Resize(60, antialias=True)(decode(data))
         assert small.shape == whole.shape
-        assert (small.float() - whole.float()).pow(2).mean().sqrt() < 2, "of 255"
+        assert (small.float() - whole.float()).pow(2).mean().sqrt() < 4, "of 255"
 
 
 def test_without_torchvisions_decoder_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,9 @@ def shrunk(image: Image.Image, short: int, data: bytes = b"") -> Tensor:
 def opened(data: bytes) -> Image.Image:
     """A file as Pillow opens it: nothing but its head is read."""
     try:
-        return Image.open(io.BytesIO(data))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged EXIF, and of more than 89 megapixels
+            return Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:  # its message is the address of the bytes
         raise ValueError("it is of no format that Pillow knows, or torn at its beginning") from error
 
