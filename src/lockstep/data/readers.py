@@ -4,30 +4,43 @@ import multiprocessing
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lockstep.data.arrays import ArraySet, ImageSet
+from lockstep.data.arrays import ArraySet, Ids, ImageSet
 from lockstep.errors import UserError
 from lockstep.processes.devices import has_streams, to_device
 from lockstep.processes.memory import free_bytes
 from lockstep.processes.signals import init_loader_worker, start_helpers
 
+if TYPE_CHECKING:
+    from lockstep.data.transforms import Transforms  # imports torchvision, 1.5 s
+
 Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
 Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
 
 
-def resident(images: ArraySet, device: torch.device) -> Read:
-    """Read from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise."""
-    if device.type == "cpu":
+def _read(images: ImageSet, transforms: "Transforms | None", ids: Ids, epoch: int | None) -> tuple[Tensor, Tensor]:
+    """A request's pictures as the transforms leave them, and labels, on the CPU."""
+    pixels, labels = images.read(ids, epoch)
+    return pixels if transforms is None or epoch is None else transforms(pixels, ids, epoch), labels
+
+
+def resident(images: ArraySet, device: torch.device, transforms: "Transforms | None" = None) -> Read:
+    """Read from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise.
+
+    Transforms work on the CPU, so with them the pages are read for any device.
+    """
+    if device.type == "cpu" or transforms is not None:
 
         def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             for ids, epoch in requests:
-                yield *images.read(ids, epoch), torch.from_numpy(ids)
+                pixels, classes = _read(images, transforms, ids, epoch)
+                yield to_device(pixels, device), to_device(classes, device), to_device(torch.from_numpy(ids), device)
 
         return from_pages
     pixels, classes = (tensor.to(device) for tensor in images.load_all())
@@ -40,7 +53,7 @@ def resident(images: ArraySet, device: torch.device) -> Read:
     return from_device
 
 
-def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
+def streaming(images: ImageSet, device: torch.device, workers: int, transforms: "Transforms | None" = None) -> Read:
     """Read through `workers` processes that stay alive between epochs (0: in this process)."""
     requested = _RequestSampler()
     context = None
@@ -50,7 +63,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
         context.set_forkserver_preload(["__main__", __name__])  # torch is imported once, not once a worker
         start_helpers()
     loader: DataLoader[Any] = DataLoader(
-        _RequestDataset(images),
+        _RequestDataset(images, transforms),
         sampler=requested,
         batch_size=None,
         num_workers=workers,
@@ -96,19 +109,27 @@ class _RequestSampler(Sampler[Request]):
 class _RequestDataset(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
     """An image set that answers a request in a worker process."""
 
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
+    def __init__(self, images: ImageSet, transforms: "Transforms | None") -> None:
+        self.images, self.transforms = images, transforms
 
     def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor] | UserError:
         ids, epoch = request
         try:
-            return *self.images.read(ids, epoch), torch.from_numpy(ids)
+            return *_read(self.images, self.transforms, ids, epoch), torch.from_numpy(ids)
         except UserError as error:  # handed over and raised there: a loader would wrap it in the worker's traceback
             return error
 
 
-def reader(images: ImageSet, device: torch.device, loader: str = "auto", workers: int = 0) -> Read:
+def reader(
+    images: ImageSet,
+    device: torch.device,
+    loader: str = "auto",
+    workers: int = 0,
+    transforms: "Transforms | None" = None,
+) -> Read:
     """The way to a set's samples: resident where it is an array that fits the device, else streaming.
+
+    Transforms beside an accelerator are the workers': in this process they would keep it waiting.
 
     Raises:
         UserError: for `loader="resident"` with a set that is no array.
@@ -118,9 +139,11 @@ def reader(images: ImageSet, device: torch.device, loader: str = "auto", workers
             f"--loader resident: the images of {images.name} are no array of one shape",
             "Use --loader streaming with --workers.",
         )
-    if isinstance(images, ArraySet) and loader != "streaming" and (loader == "resident" or _fits(images, device)):
-        return resident(images, device)
-    return streaming(images, device, workers)
+    apart = transforms is not None and device.type != "cpu"
+    here = loader == "resident" or (loader == "auto" and not apart)
+    if isinstance(images, ArraySet) and here and (loader == "resident" or _fits(images, device)):
+        return resident(images, device, transforms)
+    return streaming(images, device, workers, transforms)
 
 
 def _fits(images: ArraySet, device: torch.device) -> bool:

@@ -70,6 +70,10 @@ def check(config: Config) -> None:
     models.check(config.model.model)
     if ":" in config.optim.optimizer:
         load_object(config.optim.optimizer, "optimizer")
+    if config.data.augment:
+        from lockstep.data.transforms import transforms  # imports torchvision, 1.5 s
+
+        transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
     mirrors.check(config.execution.log)
     if config.execution.strategy == "dp":
         require_gpus(available)
