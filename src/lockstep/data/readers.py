@@ -1,9 +1,11 @@
 """How a loader gets its samples: out of memory (resident), or through worker processes (streaming)."""
 
+import inspect
 import multiprocessing
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lockstep.data.arrays import ArraySet, Ids, ImageSet
+from lockstep.data.arrays import ArraySet, ImageSet
 from lockstep.errors import UserError
 from lockstep.processes.devices import has_streams, to_device
 from lockstep.processes.memory import free_bytes
@@ -20,14 +22,35 @@ from lockstep.processes.signals import init_loader_worker, start_helpers
 if TYPE_CHECKING:
     from lockstep.data.transforms import Transforms  # imports torchvision, 1.5 s
 
-Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
+Request = tuple[np.ndarray, int | None]  # sample numbers (see `answerer`), epoch (None: evaluation)
 Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
 
 
-def _read(images: ImageSet, transforms: "Transforms | None", ids: Ids, epoch: int | None) -> tuple[Tensor, Tensor]:
-    """A request's pictures as the transforms leave them, and labels, on the CPU."""
-    pixels, labels = images.read(ids, epoch)
-    return pixels if transforms is None or epoch is None else transforms(pixels, ids, epoch), labels
+def answerer(
+    images: ImageSet, transforms: "Transforms | None" = None
+) -> Callable[[np.ndarray, int | None], tuple[Tensor, Tensor]]:
+    """What reads samples by their numbers: number i + k n, of a set of n, is sample i as it comes for another time.
+
+    A set whose `read` draws takes `draws`, the numbers, beside the ids, so that each time has draws of its own; by them
+    those of the transforms are keyed too.
+    """
+    n, draws = len(images), "draws" in inspect.signature(images.read).parameters
+
+    def read(numbers: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+        if _are_ids(numbers, n):
+            return images.read(numbers, epoch)
+        again = {"draws": numbers} if draws else {}
+        return images.read(numbers % n, epoch, **again)
+
+    def answer(numbers: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+        pixels, labels = read(numbers, epoch)
+        return pixels if transforms is None or epoch is None else transforms(pixels, numbers, epoch), labels
+
+    return answer
+
+
+def _are_ids(numbers: np.ndarray, n: int) -> bool:
+    return not len(numbers) or int(numbers.max()) < n
 
 
 def resident(images: ArraySet, device: torch.device, transforms: "Transforms | None" = None) -> Read:
@@ -36,19 +59,23 @@ def resident(images: ArraySet, device: torch.device, transforms: "Transforms | N
     Transforms work on the CPU, so with them the pages are read for any device.
     """
     if device.type == "cpu" or transforms is not None:
+        answer = answerer(images, transforms)
 
         def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            for ids, epoch in requests:
-                pixels, classes = _read(images, transforms, ids, epoch)
-                yield to_device(pixels, device), to_device(classes, device), to_device(torch.from_numpy(ids), device)
+            for numbers, epoch in requests:
+                pixels, classes = answer(numbers, epoch)
+                mine = to_device(torch.from_numpy(numbers), device)
+                yield to_device(pixels, device), to_device(classes, device), mine
 
         return from_pages
     pixels, classes = (tensor.to(device) for tensor in images.load_all())
+    n = len(images)
 
     def from_device(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for ids, _ in requests:
-            mine = to_device(torch.from_numpy(ids), device)
-            yield pixels.index_select(0, mine), classes.index_select(0, mine), mine
+        for numbers, _ in requests:
+            mine = to_device(torch.from_numpy(numbers), device)
+            ids = mine if _are_ids(numbers, n) else mine % n
+            yield pixels.index_select(0, ids), classes.index_select(0, ids), mine
 
     return from_device
 
@@ -112,10 +139,15 @@ class _RequestDataset(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
     def __init__(self, images: ImageSet, transforms: "Transforms | None") -> None:
         self.images, self.transforms = images, transforms
 
+    @cached_property
+    def answer(self) -> Callable[[np.ndarray, int | None], tuple[Tensor, Tensor]]:
+        """Made where it is used: a function inside a function can't be sent to a worker."""
+        return answerer(self.images, self.transforms)
+
     def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor] | UserError:
-        ids, epoch = request
+        numbers, epoch = request
         try:
-            return *_read(self.images, self.transforms, ids, epoch), torch.from_numpy(ids)
+            return *self.answer(numbers, epoch), torch.from_numpy(numbers)
         except UserError as error:  # handed over and raised there: a loader would wrap it in the worker's traceback
             return error
 

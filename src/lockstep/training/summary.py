@@ -93,6 +93,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
     for images in (run.train.images, run.val.images):
         if left_out := getattr(images, "left_out", ""):
             lines.append(f"note: in {images.name} these files were taken for no images: {left_out}")
+        lines += getattr(images, "notes", ())
     if config.exact:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
