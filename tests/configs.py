@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lockstep.config import (
     LOG_MIRRORS,
     OPTIMIZERS,
+    ChooseConfig,
     Config,
     DataConfig,
     Execution,
@@ -18,6 +19,7 @@ from lockstep.config import (
     Precision,
     ScheduleName,
 )
+from lockstep.config.choose import Metric
 from lockstep.errors import UserError
 
 
@@ -72,6 +74,12 @@ optims = st.builds(
     label_smoothing=floats(0, 1, exclude_max=True),
     ema=floats(0, 1, exclude_max=True),
 )
+chosen_by = st.builds(
+    ChooseConfig,
+    keep_best=st.sampled_from(get_args(Metric)),
+    patience=st.integers(1, 99),
+    min_delta=floats(0),
+)
 executions = st.builds(
     Execution,
     out=names,
@@ -97,6 +105,7 @@ def _configs(draw: st.DrawFn) -> Config:
         "data": draw(data),
         "model": draw(models),
         "optim": draw(optims),
+        "choose": draw(chosen_by),
         "execution": draw(executions),
     }
     batch_size = draw(st.integers(8, 10**6))

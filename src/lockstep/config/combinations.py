@@ -14,6 +14,11 @@ def require_sound(config: Settings) -> None:
         _local(config)
     model, execution, optim = config.model, config.execution, config.optim
     require(
+        not config.data.val_fraction or config.data.is_divisible,
+        f"--val-fraction with --dataset {config.data.dataset}: that set has a validation part, or is code of your own",
+        "Leave the flag out; it divides folders and tables of pictures.",
+    )
+    require(
         optim.scale_lr == "none" or optim.base_batch_size > 0,
         f"--scale-lr {optim.scale_lr} needs the batch size that --lr {optim.lr:g} was made for",
         "Give it with --base-batch-size.",

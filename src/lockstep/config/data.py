@@ -14,6 +14,8 @@ class DataConfig:
 
     dataset: str = "digits"
     """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory."""
+    val_fraction: float = 0.0
+    """Validate on this part of a set that has no validation part: by a hash of each picture's content (0: off)."""
     fraction: float = 1.0
     """Train on this part of the set: a random subset by --seed, the same on any number of processes."""
     crop_padding: int = 0
@@ -35,11 +37,21 @@ class DataConfig:
     follow_links: bool = False
     """Follow links that lead out of the class folders."""
 
+    @property
+    def is_divisible(self) -> bool:
+        """True for a set of pictures as they are stored, of which a part can be chosen by what they hold."""
+        return self.dataset == "folder"
+
     def __post_init__(self) -> None:
         require(
             0 < self.fraction <= 1,
             f"--fraction {self.fraction} is not in (0, 1]",
             "Give the part of the training set to use, as 0.25.",
+        )
+        require(
+            0 <= self.val_fraction < 1,
+            f"--val-fraction {self.val_fraction} is not in [0, 1)",
+            "Give the part of the images to validate on, as 0.1.",
         )
         require_at_least(0, self, "crop_padding", "cutout", "image_size")
         for name in ("crop_padding", "cutout", "image_size"):

@@ -7,9 +7,10 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -68,14 +69,14 @@ class FolderSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over classes, relative paths and file sizes (on first use: it looks at every file)."""
-        digest = hashlib.sha256(repr(self.classes).encode())
-        for sample in range(len(self)):
+        """SHA-256 over classes, relative paths, sizes and labels (on first use: it looks at every file)."""
+        digest = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogatepass"))
+        for sample, label in enumerate(self.labels.tolist()):
             try:
-                size = self.path(sample).stat().st_size
+                size = self.size_of(sample)
             except OSError as error:
                 raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back.") from error
-            digest.update(repr((self.key(sample), size)).encode("utf-8", "surrogatepass"))
+            digest.update(repr((self.key(sample), size, label)).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def key(self, sample: int) -> str:
@@ -87,32 +88,48 @@ class FolderSet:
         """The file of a sample id."""
         return self.root / self.key(sample)
 
+    def stat(self, sample: int) -> os.stat_result | None:
+        """What the system says of a sample's file; None where it has none of its own. Raises OSError."""
+        return self.path(sample).stat()
+
+    def size_of(self, sample: int) -> int:
+        """Bytes of a picture as it is stored. Raises OSError."""
+        stated = self.stat(sample)
+        return len(self.encoded(sample)) if stated is None else stated.st_size
+
     def encoded(self, sample: int) -> bytes:
         """The picture as it is stored: the file's bytes. Raises OSError."""
         return self.path(sample).read_bytes()
+
+    def taking(self, ids: Ids, **changed: Any) -> Self:
+        """The set of these samples, numbered anew in their order; `changed`: its other fields."""
+        paths, ends = joined([os.fsencode(self.key(sample)) for sample in ids.tolist()])
+        return replace(self, paths=paths, ends=ends, labels=self.labels[ids], **changed)
 
     def where(self, sample: int) -> str:
         """A sample as messages name it."""
         return f"{self.path(sample)} (sample {sample})"
 
-    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, ids: Ids, epoch: int | None = None, draws: Ids | None = None) -> tuple[Tensor, Tensor]:
         """Images uint8 [b, 3, size, size] and labels int64 [b]; epoch None: nothing random.
+
+        `draws`: what each sample's draws are keyed by, where that is not its id: it may come several times.
 
         Raises:
             UserError: for a file that cannot be read or decoded, naming it and the sample id.
         """
         out = torch.empty(len(ids), *self.shape, dtype=torch.uint8)
-        draws = None
+        drawn = None
         if self.resized_crop and epoch is not None:
             count = 2 * _ATTEMPTS + 2
-            keyed = ids[:, None] * 32 + np.arange(count)  # 32 > count: no two samples share a draw
-            draws = uniform_np(stream(self.seed, "resized-crop", epoch), keyed).tolist()
+            keyed = (ids if draws is None else draws)[:, None] * 32 + np.arange(count)  # 32 > count: none is shared
+            drawn = uniform_np(stream(self.seed, "resized-crop", epoch), keyed).tolist()
         for row, sample in enumerate(ids.tolist()):
             image = self._decoded(sample)
-            if draws is None:
+            if drawn is None:
                 out[row] = centre_crop(image, self.size, self.crop_pct)
             else:
-                top, left, height, width = crop_box(image.shape[1], image.shape[2], draws[row])
+                top, left, height, width = crop_box(image.shape[1], image.shape[2], drawn[row])
                 out[row] = resized(image[:, top : top + height, left : left + width], self.size, self.size)
         return out, torch.from_numpy(self.labels[ids])
 
@@ -124,6 +141,12 @@ class FolderSet:
                 f"{self.where(sample)} cannot be read as an image: {reason(error)}",
                 "Replace or remove the file.",
             ) from error
+
+
+def joined(paths: Sequence[bytes]) -> tuple[bytes, Ids]:
+    """Paths as a FolderSet keeps them: in one object, and where each ends."""
+    ends = np.cumsum([len(path) + 1 for path in paths], dtype=np.int64) - 1
+    return b"".join(path + b"\0" for path in paths), ends
 
 
 def decode(data: bytes) -> Tensor:

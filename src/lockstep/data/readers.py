@@ -1,5 +1,6 @@
 """How a loader gets its samples: out of memory (resident), or through worker processes (streaming)."""
 
+import inspect
 import multiprocessing
 import pickle
 import warnings
@@ -17,25 +18,48 @@ from lockstep.processes.devices import has_streams, to_device
 from lockstep.processes.memory import free_bytes
 from lockstep.processes.signals import init_loader_worker, start_helpers
 
-Request = tuple[np.ndarray, int | None]  # sample ids, epoch (None: evaluation)
+Request = tuple[np.ndarray, int | None]  # sample numbers (see `answerer`), epoch (None: evaluation)
 Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
+
+
+def answerer(images: ImageSet) -> Callable[[np.ndarray, int | None], tuple[Tensor, Tensor]]:
+    """What reads samples by their numbers: number i + k n, of a set of n, is sample i as it comes for another time.
+
+    A set whose `read` draws takes `draws`, the numbers, beside the ids, so that each time has draws of its own.
+    """
+    n, draws = len(images), "draws" in inspect.signature(images.read).parameters
+
+    def answer(numbers: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+        if _are_ids(numbers, n):
+            return images.read(numbers, epoch)
+        again = {"draws": numbers} if draws else {}
+        return images.read(numbers % n, epoch, **again)
+
+    return answer
+
+
+def _are_ids(numbers: np.ndarray, n: int) -> bool:
+    return not len(numbers) or int(numbers.max()) < n
 
 
 def resident(images: ArraySet, device: torch.device) -> Read:
     """Read from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise."""
     if device.type == "cpu":
+        answer = answerer(images)
 
         def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            for ids, epoch in requests:
-                yield *images.read(ids, epoch), torch.from_numpy(ids)
+            for numbers, epoch in requests:
+                yield *answer(numbers, epoch), torch.from_numpy(numbers)
 
         return from_pages
     pixels, classes = (tensor.to(device) for tensor in images.load_all())
+    n = len(images)
 
     def from_device(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for ids, _ in requests:
-            mine = to_device(torch.from_numpy(ids), device)
-            yield pixels.index_select(0, mine), classes.index_select(0, mine), mine
+        for numbers, _ in requests:
+            mine = to_device(torch.from_numpy(numbers), device)
+            ids = mine if _are_ids(numbers, n) else mine % n
+            yield pixels.index_select(0, ids), classes.index_select(0, ids), mine
 
     return from_device
 
@@ -100,9 +124,9 @@ class _RequestDataset(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
         self.images = images
 
     def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor] | UserError:
-        ids, epoch = request
+        numbers, epoch = request
         try:
-            return *self.images.read(ids, epoch), torch.from_numpy(ids)
+            return *answerer(self.images)(numbers, epoch), torch.from_numpy(numbers)
         except UserError as error:  # handed over and raised there: a loader would wrap it in the worker's traceback
             return error
 

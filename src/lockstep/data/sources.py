@@ -32,9 +32,14 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
         return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
     if data.dataset == "folder":
         from lockstep.data.folder import DEFAULT_SIZE  # imports torchvision, 1.5 s
-        from lockstep.data.layout import load_folders
+        from lockstep.data.layout import load_folders, load_undivided
 
-        return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links)
+        how = data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links
+        if data.val_fraction:
+            from lockstep.data.division import divided
+
+            return divided(load_undivided(*how), data.val_fraction, world)
+        return load_folders(*how)
     if ":" in data.dataset:
         factory = load_object(data.dataset, "dataset")
         with seeded(seed):
