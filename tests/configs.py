@@ -47,6 +47,7 @@ data = st.builds(
     resized_crop=flags,
     image_size=st.integers(0, 512),
     drop_last=flags,
+    decode_size=st.just(0) | st.integers(512, 4096),
 )
 models = st.builds(
     ModelConfig,

@@ -32,6 +32,8 @@ class DataConfig:
     """Train on random crops of random scale and aspect (image folders)."""
     image_size: int = 0
     """Side of the images that the model sees, in pixels (0: as stored)."""
+    decode_size: int = 0
+    """Turn photos upright and shrink them to this shorter side when they are read, in pixels (0: read as stored)."""
     drop_last: bool = False
     """Leave out the short last batch of an epoch."""
     follow_links: bool = False
@@ -53,7 +55,13 @@ class DataConfig:
             f"--val-fraction {self.val_fraction} is not in [0, 1)",
             "Give the part of the images to validate on, as 0.1.",
         )
-        require_at_least(0, self, "crop_padding", "cutout", "image_size")
-        for name in ("crop_padding", "cutout", "image_size"):
+        require_at_least(0, self, "crop_padding", "cutout", "image_size", "decode_size")
+        for name in ("crop_padding", "cutout", "image_size", "decode_size"):
             value, flag = getattr(self, name), name.replace("_", "-")
             require(value <= _LARGEST_SIDE, f"--{flag} {value} is too large", f"Use {_LARGEST_SIDE:,} at most.")
+        seen = self.image_size or 224
+        require(
+            self.decode_size == 0 or self.decode_size >= seen,
+            f"--decode-size {self.decode_size}: images of {seen} pixels would be enlarged from it",
+            f"Use {round(seen * 256 / 224)} or more, or a smaller --image-size.",
+        )
