@@ -55,6 +55,8 @@ models = st.builds(
     batch_norm=st.sampled_from(["auto", "global", "local", "groups:8"]),
     channels_last=flags,
     compile=flags,
+    freeze=tuples(st.sampled_from(["conv1", "layer[12]", "*.bias"])),
+    freeze_until=names,
 )
 optims = st.builds(
     OptimConfig,

@@ -66,6 +66,8 @@ def draw(rng: random.Random) -> Drawn:
     give("fraction", round(samples / 1437, 5))
     give("epochs", rng.choice([1, 2]))
     give("seed", rng.randint(0, 999))
+    if sometimes(0.15):
+        give("freeze", "*.bias")
     # what centred_net does with its share is by design another thing for each share, and is for exact mode alone
     exact = rng.randint(2, min(9, batch)) if sometimes(0.6) or "centred" in model else 0
     nproc = rng.choice([(1, 2), (1, 3), (2, 3), (1, 2, 3), (3, 1), (1, 5)] if small else [(1, 2), (1, 3), (2, 1)])
