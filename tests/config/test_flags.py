@@ -92,7 +92,7 @@ def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag_and_comes_
         (["--gpus", "0,b"], "--gpus 0,b: not whole numbers with commas between them"),
         (
             ["--schedule", "cosin"],
-            "'cosin'\n  Did you mean cosine? --schedule takes constant, linear, step",
+            "'cosin'\n  Did you mean cosine or timm:cosine? --schedule takes constant, linear, step",
         ),
         (["--precision=fp31"], "unknown precision 'fp31'"),
         (["--flip=yes"], "--flip=yes: the flag takes no value"),

@@ -26,6 +26,9 @@ def require_sound(config: Settings) -> None:
     if execution.strategy == "fsdp":
         why = "Muon orthogonalises whole matrices, and each process holds a part"
         _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
+        named = f"--optimizer {optim.optimizer}"
+        why = "timm's optimizers take norms of whole parameters, and each process holds a part"
+        _exclude("--strategy fsdp", {named: (optim.optimizer.startswith("timm:"), why)})
     if model.activation_checkpointing:
         why = "the compiler decides by itself what it computes again"
         _exclude("--activation-checkpointing", {"--compile": (model.compile, why)})
