@@ -136,12 +136,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model, optim = build_model(config, train_set, world.print).to(dtype=dtype), config.optim
-<<<<<<< HEAD
-    ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
-=======
     freezing = freeze(model, config.model)
-    ema = Average(model, optim.ema) if optim.ema else None
->>>>>>> main
+    ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
