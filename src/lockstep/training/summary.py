@@ -98,6 +98,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
         )
+    lines += run.freezing.lines(run.model)
     lines += _spread(config, world) + _gives_up(config, world)
     if optim.scale_lr != "none":
         lines.append(
