@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lockstep.config import (
     LOG_MIRRORS,
     OPTIMIZERS,
+    ChooseConfig,
     Config,
     DataConfig,
     Execution,
@@ -18,6 +19,7 @@ from lockstep.config import (
     Precision,
     ScheduleName,
 )
+from lockstep.config.choose import Metric
 from lockstep.errors import UserError
 
 
@@ -42,9 +44,11 @@ data = st.builds(
     flip=flags,
     alternate_flip=flags,
     cutout=st.integers(0, 9),
+    augment=tuples(st.sampled_from(["randaugment:2,9", "colorjitter:0.4,hue=(-0.1,0.1)", "my.module:function"])),
     resized_crop=flags,
     image_size=st.integers(0, 512),
     drop_last=flags,
+    decode_size=st.just(0) | st.integers(512, 4096),
 )
 models = st.builds(
     ModelConfig,
@@ -52,6 +56,8 @@ models = st.builds(
     batch_norm=st.sampled_from(["auto", "global", "local", "groups:8"]),
     channels_last=flags,
     compile=flags,
+    freeze=tuples(st.sampled_from(["conv1", "layer[12]", "*.bias"])),
+    freeze_until=names,
 )
 optims = st.builds(
     OptimConfig,
@@ -68,7 +74,14 @@ optims = st.builds(
     base_batch_size=st.integers(0, 10**6),
     clip_norm=floats(0),
     label_smoothing=floats(0, 1, exclude_max=True),
-    ema=floats(0, 1, exclude_max=True),
+    ema=floats(0, 1, exclude_min=True, exclude_max=True),
+    ema_warmup=flags,
+)
+chosen_by = st.builds(
+    ChooseConfig,
+    keep_best=st.sampled_from(get_args(Metric)),
+    patience=st.integers(1, 99),
+    min_delta=floats(0),
 )
 executions = st.builds(
     Execution,
@@ -95,6 +108,7 @@ def _configs(draw: st.DrawFn) -> Config:
         "data": draw(data),
         "model": draw(models),
         "optim": draw(optims),
+        "choose": draw(chosen_by),
         "execution": draw(executions),
     }
     batch_size = draw(st.integers(8, 10**6))
@@ -112,7 +126,10 @@ def _configs(draw: st.DrawFn) -> Config:
                 "outer_momentum": draw(floats(0, 0.99)),
             }
             parts |= {"link": LinkConfig(sync_every=draw(st.integers(2, 99)), **outer)}
-            parts |= {"optim": replace(parts["optim"], ema=0.0), "model": replace(parts["model"], batch_norm="auto")}
+            parts |= {
+                "optim": replace(parts["optim"], ema=0.0, ema_warmup=False),
+                "model": replace(parts["model"], batch_norm="auto"),
+            }
     try:
         chosen: dict[str, Any] = {
             "precision": draw(st.sampled_from(get_args(Precision))),

@@ -242,3 +242,28 @@ def test_a_reflection_wider_than_the_image_is_refused() -> None:
     with pytest.raises(UserError, match="8x8 have no 8 pixels"):
         assemble.train_loader(config, train_set, World.single())
     assemble.train_loader(replace(config, data=replace(config.data, crop_padding=7)), train_set, World.single())
+
+
+@dataclass(frozen=True)
+class Drawing(Files):
+    """Its images say what their draws are keyed by."""
+
+    def read(self, ids: np.ndarray, epoch: int | None, draws: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+        images, _ = super().read(ids if draws is None else draws, epoch)
+        return images, torch.from_numpy(ids)
+
+
+def test_a_sample_that_comes_again_has_its_pixels_and_draws_of_its_own() -> None:
+    again = np.array([3, 3 + 23, 22 + 46])
+    drawn = Augment((0.5,), (0.2,), 7, crop_padding=3, flip=True)
+    for read in (resident(numbered(), CPU), streaming(numbered(), CPU, 0)):
+        images, labels, numbers = next(iter(read([(again, 0)])))
+        assert labels.tolist() == [3, 3, 22]
+        assert torch.equal(images[0], images[1])
+        assert numbers.tolist() == again.tolist()
+        seen = drawn(images, numbers, 0)
+        assert not torch.equal(seen[0], seen[1])
+    images, labels, _ = next(iter(streaming(Drawing(), CPU, 0)([(again, 0)])))
+    assert images[:, 0, 0, 0].tolist() == again.tolist()
+    assert labels.tolist() == [3, 3, 22]
+    assert next(iter(streaming(Files(), CPU, 0)([(again, 0)])))[0][:, 0, 0, 0].tolist() == [3, 3, 22]

@@ -14,6 +14,11 @@ def require_sound(config: Settings) -> None:
         _local(config)
     model, execution, optim = config.model, config.execution, config.optim
     require(
+        not config.data.val_fraction or config.data.is_divisible,
+        f"--val-fraction with --dataset {config.data.dataset}: that set has a validation part, or is code of your own",
+        "Leave the flag out; it divides folders and tables of pictures.",
+    )
+    require(
         optim.scale_lr == "none" or optim.base_batch_size > 0,
         f"--scale-lr {optim.scale_lr} needs the batch size that --lr {optim.lr:g} was made for",
         "Give it with --base-batch-size.",
@@ -21,9 +26,18 @@ def require_sound(config: Settings) -> None:
     if execution.strategy == "fsdp":
         why = "Muon orthogonalises whole matrices, and each process holds a part"
         _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
+        named = f"--optimizer {optim.optimizer}"
+        why = "timm's optimizers take norms of whole parameters, and each process holds a part"
+        _exclude("--strategy fsdp", {named: (optim.optimizer.startswith("timm:"), why)})
     if model.activation_checkpointing:
         why = "the compiler decides by itself what it computes again"
         _exclude("--activation-checkpointing", {"--compile": (model.compile, why)})
+    if late := [epochs for epochs, _ in model.unfreezing if epochs >= config.epochs]:
+        require(
+            False,
+            f"--unfreeze-at {','.join(model.unfreeze_at)}: {late[0]} epochs are never over in a run of {config.epochs}",
+            "Give fewer, or more --epochs.",
+        )
     if execution.model_parallel > 1:
         why = "a graph that is cut at each stage gains nothing"
         _exclude(f"--model-parallel {execution.model_parallel}", {"--compile": (model.compile, why)})
@@ -103,6 +117,10 @@ def _compressed(config: Settings) -> None:
             f"--strategy {strategy}": (strategy != "ddp", "it is a hook of DDP's all-reduce"),
             "--precision fp16": (powersgd and config.precision == "fp16", f"{remembers}; use bf16"),
             f"--on-nonfinite {config.on_nonfinite}": (powersgd and config.on_nonfinite != "stop", remembers),
+            "--unfreeze-at": (
+                powersgd and bool(config.model.unfreeze_at),
+                "what PowerSGD could not send of a frozen layer's gradients would move it once it is trained",
+            ),
         },
     )
 
@@ -122,6 +140,10 @@ def _local(config: Settings) -> None:
             ),
             "--precision fp16": (config.precision == "fp16", f"which steps to skip {alone}; use bf16"),
             "--on-nonfinite skip": (config.on_nonfinite == "skip", alone),
+            "--unfreeze-at": (
+                bool(config.model.unfreeze_at),
+                "the mean over processes would round the weights that are frozen until then",
+            ),
             f"--ema {config.optim.ema:g}": (config.optim.ema > 0, "between two averagings there are no common weights"),
             "--find-unused-parameters": (
                 config.model.find_unused_parameters,

@@ -1,9 +1,11 @@
 """Which images are learned from, and how they are changed on the way."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from lockstep.config.fields import require, require_at_least
+from tyro.conf import arg
+
+from lockstep.config.fields import Calls, require, require_at_least
 
 _LARGEST_SIDE = 8192  # pixels
 
@@ -14,6 +16,8 @@ class DataConfig:
 
     dataset: str = "digits"
     """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory."""
+    val_fraction: float = 0.0
+    """Validate on this part of a set that has no validation part: by a hash of each picture's content (0: off)."""
     fraction: float = 1.0
     """Train on this part of the set: a random subset by --seed, the same on any number of processes."""
     crop_padding: int = 0
@@ -26,14 +30,24 @@ class DataConfig:
     """Flip each image in every second epoch instead of at random; one half begins flipped, the other not."""
     cutout: int = 0
     """Blank a random square of this side, in pixels (0: off)."""
+    augment: Annotated[Calls, arg(help_behavior_hint="(default: none)")] = ()
+    """torchvision's v2 transforms by name, as randaugment:2,9 colorjitter:0.4,hue=0.1, or package.module:function: one
+    after the other, before the other flags' crops, flips and cutout."""
     resized_crop: bool = False
     """Train on random crops of random scale and aspect (image folders)."""
     image_size: int = 0
     """Side of the images that the model sees, in pixels (0: as stored)."""
+    decode_size: int = 0
+    """Turn photos upright and shrink them to this shorter side when they are read, in pixels (0: read as stored)."""
     drop_last: bool = False
     """Leave out the short last batch of an epoch."""
     follow_links: bool = False
     """Follow links that lead out of the class folders."""
+
+    @property
+    def is_divisible(self) -> bool:
+        """True for a set of pictures as they are stored, of which a part can be chosen by what they hold."""
+        return self.dataset == "folder"
 
     def __post_init__(self) -> None:
         require(
@@ -41,7 +55,24 @@ class DataConfig:
             f"--fraction {self.fraction} is not in (0, 1]",
             "Give the part of the training set to use, as 0.25.",
         )
-        require_at_least(0, self, "crop_padding", "cutout", "image_size")
-        for name in ("crop_padding", "cutout", "image_size"):
+        for spec in self.augment:
+            require(
+                spec and spec == "".join(spec.split()),
+                f"--augment {spec!r} is empty or holds a space",
+                "Give NAME or NAME:VALUE,NAME=VALUE, a value for each transform.",
+            )
+        require(
+            0 <= self.val_fraction < 1,
+            f"--val-fraction {self.val_fraction} is not in [0, 1)",
+            "Give the part of the images to validate on, as 0.1.",
+        )
+        require_at_least(0, self, "crop_padding", "cutout", "image_size", "decode_size")
+        for name in ("crop_padding", "cutout", "image_size", "decode_size"):
             value, flag = getattr(self, name), name.replace("_", "-")
             require(value <= _LARGEST_SIDE, f"--{flag} {value} is too large", f"Use {_LARGEST_SIDE:,} at most.")
+        seen = self.image_size or 224
+        require(
+            self.decode_size == 0 or self.decode_size >= seen,
+            f"--decode-size {self.decode_size}: images of {seen} pixels would be enlarged from it",
+            f"Use {round(seen * 256 / 224)} or more, or a smaller --image-size.",
+        )

@@ -5,6 +5,7 @@ from typing import Literal
 
 from tyro.conf import Fixed
 
+from lockstep.config.choose import ChooseConfig
 from lockstep.config.data import DataConfig
 from lockstep.config.execution import Execution, Recovery
 from lockstep.config.link import LinkConfig
@@ -39,6 +40,7 @@ class Settings:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
+    choose: ChooseConfig = field(default_factory=ChooseConfig)
     execution: Execution = field(default_factory=Execution)
     recovery: Recovery = field(default_factory=Recovery)
 

@@ -50,7 +50,8 @@ class ImageSet(Protocol):
     def read(self, ids: Ids, epoch: int | None) -> tuple[Tensor, Tensor]:
         """Images [b, C, H, W], uint8 or floating-point (taken as normalised), and labels int64 [b].
 
-        epoch None: evaluation, nothing random.
+        epoch None: evaluation, nothing random. A `read` that draws may take `draws` as well, int64 [b], which its draws
+        are keyed by instead of `ids` (--balance, --repeats: a sample may come several times in an epoch).
         """
 
 

@@ -20,7 +20,7 @@ from lockstep.errors import UserError, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
 
-_NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel")
+_NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def check(config: Config) -> None:
     from lockstep.data.sources import DATASETS
     from lockstep.parallel.data_parallel import require_gpus
     from lockstep.processes.devices import devices
+    from lockstep.training import timm_parts
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
 
@@ -68,8 +69,13 @@ def check(config: Config) -> None:
     if dataset not in DATASETS and ":" not in dataset:
         raise unknown("dataset", dataset, DATASETS, "Your own is package.module:factory.")
     models.check(config.model.model)
-    if ":" in config.optim.optimizer:
+    timm_parts.check(config.optim)
+    if ":" in config.optim.optimizer and not config.optim.optimizer.startswith(timm_parts.PREFIX):
         load_object(config.optim.optimizer, "optimizer")
+    if config.data.augment:
+        from lockstep.data.transforms import transforms  # imports torchvision, 1.5 s
+
+        transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
     mirrors.check(config.execution.log)
     if config.execution.strategy == "dp":
         require_gpus(available)
@@ -138,11 +144,12 @@ def read_config(folder: str) -> Config:
         ) from error
 
 
-def run(world: World, config: Config, claimed: str) -> int:
+def run(world: World, config: Config, claimed: str, began: float | None = None) -> int:
     """Train on this process, as one of the world's; returns the number of the signal that stopped it, or 0.
 
-    `claimed`: the run folder, where the starting process made it.
+    `claimed`: the run folder, where the starting process made it. `began`: see `loop.train`.
     """
+    from lockstep.training.control import OUT_OF_TIME
     from lockstep.training.loop import train
 
     config.require_batch_for(world.size)
@@ -152,11 +159,17 @@ def run(world: World, config: Config, claimed: str) -> int:
             claim.enter_context(hold(Path(claimed)))
             claim.enter_context(discarded_if_unused(Path(claimed)))
         folder = Path(world.gather(claimed)[0])
-        outcome = train(config, world, folder)
+        outcome = train(config, world, folder, began)
     state = outcome.state
     if state.metrics is not None:
         world.print(f"test accuracy {state.metrics.top1:.2%} (top-1 on {state.metrics.count:,} images)")
     world.print(f"run folder    {folder}")
+    if outcome.stop == OUT_OF_TIME:
+        world.print(
+            f"--max-time {config.recovery.max_time} is over after step {state.steps}; the same command with "
+            f"`--out {folder}` goes on from here"
+        )
+        return 0
     if outcome.stop:
         how = f"`--out {folder}` goes on from here" if config.recovery.checkpoint_every != "0" else "nothing was kept"
         world.print(f"stopped by {signal.Signals(outcome.stop).name} after step {state.steps}; {how}")
