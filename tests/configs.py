@@ -45,6 +45,10 @@ data = st.builds(
     resized_crop=flags,
     image_size=st.integers(0, 512),
     drop_last=flags,
+    mixup=floats(0),
+    cutmix=floats(0),
+    mix_prob=floats(0, 1),
+    mix_switch=floats(0, 1),
 )
 models = st.builds(
     ModelConfig,

@@ -32,6 +32,8 @@ AXES: dict[str, tuple[Any, ...]] = {
     "model.channels_last": (True,),
     "model.activation_checkpointing": (True,),
     "exact": (4,),
+    "data.mixup": (0.4,),
+    "data.cutmix": (1.0,),
     "tta": ("mirror",),
     "execution.probe": (False,),
     "execution.loader": ("streaming",),

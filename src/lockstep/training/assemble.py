@@ -15,6 +15,7 @@ from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader, TrainLoader
+from lockstep.data.mixing import Mixing
 from lockstep.data.order import Order
 from lockstep.data.readers import reader
 from lockstep.errors import UserError
@@ -81,7 +82,13 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     read = reader(images, world.device, execution.loader, execution.workers)
     level = execution.strategy == "fsdp"  # whose passes hold collectives
     group = config.model.group or 1
-    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level)
+    mixing = _mixing(config, len(images.classes)) if data.mixup or data.cutmix else None
+    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level, mixing)
+
+
+def _mixing(config: Config, classes: int) -> Mixing:
+    data, mixed = config.data, config.epochs - config.data.mix_off_epochs
+    return Mixing(config.seed, classes, data.mixup, data.cutmix, data.mix_prob, data.mix_switch, mixed)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:

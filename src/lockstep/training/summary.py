@@ -94,6 +94,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
         if left_out := getattr(images, "left_out", ""):
             lines.append(f"note: in {images.name} these files were taken for no images: {left_out}")
         lines += getattr(images, "notes", ())
+    lines += [note for part in (order, run.train.mixing) if (note := getattr(part, "note", ""))]
     if config.exact:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
