@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lockstep.config import (
     LOG_MIRRORS,
     OPTIMIZERS,
+    ChooseConfig,
     Config,
     DataConfig,
     Execution,
@@ -16,8 +17,10 @@ from lockstep.config import (
     ModelConfig,
     OptimConfig,
     Precision,
+    SamplesConfig,
     ScheduleName,
 )
+from lockstep.config.choose import Metric
 from lockstep.errors import UserError
 
 
@@ -45,11 +48,9 @@ data = st.builds(
     resized_crop=flags,
     image_size=st.integers(0, 512),
     drop_last=flags,
-    mixup=floats(0),
-    cutmix=floats(0),
-    mix_prob=floats(0, 1),
-    mix_switch=floats(0, 1),
+    decode_size=st.just(0) | st.integers(512, 4096),
 )
+samples = st.builds(SamplesConfig, mixup=floats(0), cutmix=floats(0), mix_prob=floats(0, 1), mix_switch=floats(0, 1))
 models = st.builds(
     ModelConfig,
     model=names.filter(bool),
@@ -74,6 +75,12 @@ optims = st.builds(
     label_smoothing=floats(0, 1, exclude_max=True),
     ema=floats(0, 1, exclude_max=True),
 )
+chosen_by = st.builds(
+    ChooseConfig,
+    keep_best=st.sampled_from(get_args(Metric)),
+    patience=st.integers(1, 99),
+    min_delta=floats(0),
+)
 executions = st.builds(
     Execution,
     out=names,
@@ -97,8 +104,10 @@ executions = st.builds(
 def _configs(draw: st.DrawFn) -> Config:
     parts: dict[str, Any] = {
         "data": draw(data),
+        "samples": draw(samples),
         "model": draw(models),
         "optim": draw(optims),
+        "choose": draw(chosen_by),
         "execution": draw(executions),
     }
     batch_size = draw(st.integers(8, 10**6))

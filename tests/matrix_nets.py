@@ -200,11 +200,11 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
 
 def _mixed(config: Config, images: Tensor, labels: Tensor, epoch: int, t: int) -> tuple[Tensor, Tensor]:
     """A whole batch as it is trained on."""
-    data, count = config.data, len(images)
-    if not (data.mixup or data.cutmix):
+    samples, count = config.samples, len(images)
+    if not samples.mixes:
         return images, labels
     whole = pairs(micro_batches(count, 1, World.single()), count)
-    return Mixing(config.seed, _CLASSES, data.mixup, data.cutmix)(images, labels, whole, epoch, t * BATCH)
+    return Mixing(config.seed, _CLASSES, samples.mixup, samples.cutmix)(images, labels, whole, epoch, t * BATCH)
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

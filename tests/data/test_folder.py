@@ -15,8 +15,9 @@ from torch import Tensor
 from torchvision.transforms import RandomResizedCrop, v2
 
 from lockstep.config import DataConfig
-from lockstep.data import folder
-from lockstep.data.folder import EXTENSIONS, FolderSet, centre_crop, crop_box, decode
+from lockstep.data import decoding
+from lockstep.data.decoding import decode
+from lockstep.data.folder import EXTENSIONS, FolderSet, centre_crop, crop_box
 from lockstep.data.layout import load_folders
 from lockstep.data.sources import load
 from lockstep.errors import UserError
@@ -168,7 +169,7 @@ def test_every_mode_decodes_to_rgb() -> None:
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}], ids=str)
 def test_a_jpeg_has_pillows_bits(mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    decode_jpeg = folder._decode_jpeg
+    decode_jpeg = decoding._decode_jpeg
     by_torchvision: list[Tensor] = []
     assert decode_jpeg is not None
 
@@ -176,7 +177,7 @@ def test_a_jpeg_has_pillows_bits(mode: str, options: dict[str, Any], monkeypatch
         by_torchvision.append(decode_jpeg(data))
         return by_torchvision[-1]
 
-    monkeypatch.setattr(folder, "_decode_jpeg", noted)
+    monkeypatch.setattr(decoding, "_decode_jpeg", noted)
     pixels = np.random.default_rng(0).integers(0, 256, (41, 58, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **options)
@@ -184,7 +185,7 @@ def test_a_jpeg_has_pillows_bits(mode: str, options: dict[str, Any], monkeypatch
     theirs = np.array(Image.open(buffer).convert("RGB")).transpose(2, 0, 1)
     assert np.array_equal(ours.numpy(), theirs)
     assert [found.shape[0] for found in by_torchvision] == [{"L": 1, "RGB": 3, "CMYK": 4}[mode]]
-    monkeypatch.setattr(folder, "_decode_jpeg", None)
+    monkeypatch.setattr(decoding, "_decode_jpeg", None)
     assert torch.equal(decode(buffer.getvalue()), ours)
 
 

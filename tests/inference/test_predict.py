@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lockstep.checkpoint import weights
 from lockstep.checkpoint.card import Card
 from lockstep.cli import main
 from lockstep.data.layout import load_folders
+from lockstep.data.sources import load
 from lockstep.errors import UserError
 from lockstep.inference.classifier import likeliest
 from lockstep.inference.pictures import find, fitted
@@ -28,6 +30,7 @@ from lockstep.inference.predictions import predictions
 from lockstep.processes.world import World
 from lockstep.training.assemble import eval_loader
 from lockstep.training.evaluation import outputs
+from tests.data.photos import photo, turned
 from tests.inference.runs import CHUNK, CLASSES, config, leave_a_run
 from tests.ranks import run_ranks
 
@@ -59,6 +62,27 @@ def test_probabilities_are_evaluations_bit_for_bit_on_any_number_of_ranks(traine
     for n in (2, 3):
         for found in run_ranks(asked_and_evaluated, n, trained):
             assert found == (files, alone, evaluated)
+
+
+def test_pictures_are_turned_and_shrunk_as_evaluation_does(trained: Path, tmp_path: Path) -> None:
+    classifier = ls.load(trained)
+    classifier.card = replace(classifier.card, decode_size=17)
+    for number in range(6):
+        for split in ("train", "val"):
+            file = tmp_path / split / "c" / f"{number}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            photo(150 - number, 90 + 2 * number).save(file, exif=turned(1 + number))
+    files = find([str(tmp_path / "val")])
+    found = predictions(classifier, files, SINGLE, top=4)
+    asked = config(tmp_path, decode_size=17)
+    _, val = load(asked.data, tmp_path, 0, SINGLE)
+    for chunk, logits, _ in outputs(classifier.model, eval_loader(asked, val, SINGLE), SINGLE, synchronized=True):
+        for answer, values in zip(found[chunk * CHUNK :], likeliest(logits, 4)[0].tolist(), strict=False):
+            assert answer.prediction.probabilities == tuple(values)
+    assert [classifier.classify(Image.open(file), top=4)[0] for file in files[:1]] == [
+        classifier.classify(file, top=4)[0] for file in files[:1]
+    ]
+    assert not torch.equal(classifier.transform(files[0]), ls.load(trained).transform(files[0]))
 
 
 def test_a_broken_file_is_named_and_changes_no_other_answer(trained: Path, tmp_path: Path) -> None:
@@ -119,6 +143,7 @@ cards = st.integers(1, 4).flatmap(
         tta=st.sampled_from(["none", "shift"]),
         eval_batch_size=st.integers(1, 999),
         dataset=names,
+        decode_size=st.integers(0, 999),
     )
 )
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery
+from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery, SamplesConfig
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
@@ -32,7 +32,7 @@ EXACT = Config(
     recovery=Recovery(checkpoint_every="4steps", check_every=3, hang_timeout=60),
 )
 PLAIN = dataclasses.replace(EXACT, exact=0, accumulate=2, optim=OptimConfig(lr=0.05))
-MIXED = dataclasses.replace(EXACT, data=dataclasses.replace(EXACT.data, mixup=0.4, cutmix=1.0, mix_off_epochs=1))
+MIXED = dataclasses.replace(EXACT, samples=SamplesConfig(mixup=0.4, cutmix=1.0, mix_off_epochs=1))
 STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
 STEPS = 15
 

@@ -65,9 +65,9 @@ def changed(**groups: Any) -> Config:
 
 MIXED = {"mixup": 0.4, "cutmix": 1.0, "mix_prob": 0.9, "mix_off_epochs": 1}
 CASES = {
-    "mixed": changed(data=MIXED),
-    "mixup, label smoothing": changed(data={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
-    "cutmix": changed(data={"cutmix": 1.0}),
+    "mixed": changed(samples=MIXED),
+    "mixup, label smoothing": changed(samples={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
+    "cutmix": changed(samples={"cutmix": 1.0}),
 }
 SHARDED = ("mixed",)
 

@@ -18,7 +18,10 @@ from lockstep.watch.journal import Journal, end_of, mend, read, seal
 from lockstep.watch.records import CheckpointRecord, EvalRecord, Record, StepRecord
 
 GUIDE = Path(__file__).parents[2] / "docs/guide.md"
-EVAL = EvalRecord(kind="eval", epoch=0, step=10, top1=0.5, top5=1.0, loss=0.75, count=360)
+EVAL = EvalRecord(
+    kind="eval", epoch=0, step=10, top1=0.5, top5=1.0, loss=0.75, count=360, macro_precision=0.5, macro_recall=0.5,
+    macro_f1=0.5, calibration_error=0.1,
+)  # fmt: skip
 
 
 def step(number: int, **fields: Any) -> StepRecord:

@@ -27,6 +27,7 @@ class Card:
     tta: str
     eval_batch_size: int  # images of one forward pass: other shapes may round otherwise
     dataset: str
+    decode_size: int = 0  # the shorter side that a picture is shrunk to first, upright (0: it is taken as stored)
 
     @property
     def side(self) -> int:
@@ -48,6 +49,7 @@ class Card:
             tta=config.tta,
             eval_batch_size=config.execution.eval_batch_size,
             dataset=config.data.dataset,
+            decode_size=config.data.decode_size,
         )
 
     def to_metadata(self) -> dict[str, str]:
@@ -73,6 +75,7 @@ class Card:
             card = cls(**{name: _read(note[name], hint) for name, hint in hints.items()})
             sound = len(card.shape) == 3 and len(card.mean) == len(card.std) == card.shape[0] and card.side > 0
             sound = sound and 0 < card.crop_pct <= 1 and card.eval_batch_size > 0 and all(card.std)
+            sound = sound and card.decode_size >= 0
         except (ValueError, TypeError) as error:
             raise UserError(f"{where}: what it says of its model is damaged: {error}", _AGAIN) from error
         if not sound:

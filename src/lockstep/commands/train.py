@@ -1,5 +1,6 @@
 """`lockstep train`: train by a recipe."""
 
+import time
 from functools import partial
 
 from lockstep.commands.shared.arguments import launched, planned
@@ -21,6 +22,7 @@ def main(args: list[str]) -> int:
     from lockstep.training.folder import check, claim_folder, discarded_if_unused, newest_step, run
 
     check(config)
+    began = time.monotonic()
     execution = over_slurm_nodes(config.execution)
     if launcher_ranks():
         return launched(run, config, "", execution=execution)
@@ -32,4 +34,6 @@ def main(args: list[str]) -> int:
         from lockstep.training import loop  # noqa: F401 (once here, and not once in each worker: they are forked)
 
         reached = partial(newest_step, str(folder))
-        return launched(run, config, str(folder), execution=execution, recovery=config.recovery, progress=reached)
+        return launched(
+            run, config, str(folder), began, execution=execution, recovery=config.recovery, progress=reached
+        )

@@ -1,8 +1,9 @@
 """What a run is: frozen dataclasses, validated at birth.
 
-`Config` splits in two: the experiment (data, model, optim, link and the fields of `Config` itself) decides the result;
-`Execution` and `Recovery` decide only where and how fast it runs and what it survives. None of their fields may change
-what is learned, except through rounding and, with `batch_norm="local"`, through the statistics of batch normalisation.
+`Config` splits in two: the experiment (data, model, optim, link, choose and the fields of `Config` itself) decides the
+result; `Execution` and `Recovery` decide only where and how fast it runs and what it survives. None of their fields may
+change what is learned, except through rounding and, with `batch_norm="local"`, through the statistics of batch
+normalisation.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config import combinations
+from lockstep.config.choose import ChooseConfig
 from lockstep.config.data import DataConfig
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
 from lockstep.config.fields import Floats, Ints, Names, require, split_commas
@@ -20,12 +22,14 @@ from lockstep.config.link import LinkConfig
 from lockstep.config.model import ModelConfig
 from lockstep.config.optim import OPTIMIZERS, OptimConfig, ScheduleName
 from lockstep.config.plain import from_plain
+from lockstep.config.samples import SamplesConfig
 from lockstep.config.settings import Precision, Settings
 from lockstep.errors import unknown
 
 __all__ = [
     "LOG_MIRRORS",
     "OPTIMIZERS",
+    "ChooseConfig",
     "Config",
     "DataConfig",
     "Execution",
@@ -38,6 +42,7 @@ __all__ = [
     "OptimConfig",
     "Precision",
     "Recovery",
+    "SamplesConfig",
     "ScheduleName",
     "Strategy",
     "split_commas",

@@ -15,6 +15,11 @@ def require_sound(config: Settings) -> None:
     _samples(config)
     model, execution, optim = config.model, config.execution, config.optim
     require(
+        not config.data.val_fraction or config.data.is_divisible,
+        f"--val-fraction with --dataset {config.data.dataset}: that set has a validation part, or is code of your own",
+        "Leave the flag out; it divides folders and tables of pictures.",
+    )
+    require(
         optim.scale_lr == "none" or optim.base_batch_size > 0,
         f"--scale-lr {optim.scale_lr} needs the batch size that --lr {optim.lr:g} was made for",
         "Give it with --base-batch-size.",
@@ -48,16 +53,16 @@ def require_sound(config: Settings) -> None:
 
 def _samples(config: Settings) -> None:
     """What the samples of a batch have to be for what is done with them."""
-    data = config.data
-    mix = " and ".join(f"--{name} {getattr(data, name):g}" for name in ("mixup", "cutmix") if getattr(data, name))
+    samples = config.samples
+    mix = " and ".join(f"--{name} {alpha:g}" for name in ("mixup", "cutmix") if (alpha := getattr(samples, name)))
     require(
         not mix or config.batch_size > 1,
         f"{mix} with --batch-size 1: an image has no other to be mixed with",
         "Use a larger --batch-size.",
     )
     require(
-        not mix or data.mix_off_epochs < config.epochs,
-        f"{mix} with --mix-off-epochs {data.mix_off_epochs} of {config.epochs} epochs mixes nothing",
+        not mix or samples.mix_off_epochs < config.epochs,
+        f"{mix} with --mix-off-epochs {samples.mix_off_epochs} of {config.epochs} epochs mixes nothing",
         "Leave some epochs for it.",
     )
 

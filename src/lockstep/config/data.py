@@ -1,11 +1,9 @@
 """Which images are learned from, and how they are changed on the way."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from tyro.conf import arg
-
-from lockstep.config.fields import require, require_at_least, require_finite
+from lockstep.config.fields import require, require_at_least
 
 _LARGEST_SIDE = 8192  # pixels
 
@@ -16,6 +14,8 @@ class DataConfig:
 
     dataset: str = "digits"
     """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory."""
+    val_fraction: float = 0.0
+    """Validate on this part of a set that has no validation part: by a hash of each picture's content (0: off)."""
     fraction: float = 1.0
     """Train on this part of the set: a random subset by --seed, the same on any number of processes."""
     crop_padding: int = 0
@@ -32,20 +32,17 @@ class DataConfig:
     """Train on random crops of random scale and aspect (image folders)."""
     image_size: int = 0
     """Side of the images that the model sees, in pixels (0: as stored)."""
+    decode_size: int = 0
+    """Turn photos upright and shrink them to this shorter side when they are read, in pixels (0: read as stored)."""
     drop_last: bool = False
     """Leave out the short last batch of an epoch."""
     follow_links: bool = False
     """Follow links that lead out of the class folders."""
-    mixup: Annotated[float, arg(aliases=["--mixup-alpha"])] = 0.0
-    """Mix pairs of images and their labels by mixup, with a part drawn from Beta(alpha, alpha) (0: off)."""
-    cutmix: Annotated[float, arg(aliases=["--cutmix-alpha"])] = 0.0
-    """Exchange a box between pairs of images by CutMix, its area drawn from Beta(alpha, alpha) (0: off)."""
-    mix_prob: Annotated[float, arg(aliases=["--mixup-prob"])] = 1.0
-    """The part of the pairs that --mixup and --cutmix mix."""
-    mix_switch: Annotated[float, arg(aliases=["--mixup-switch-prob"])] = 0.5
-    """With both on, the part of the mixed pairs that CutMix takes."""
-    mix_off_epochs: int = 0
-    """The last epochs, in which nothing is mixed."""
+
+    @property
+    def is_divisible(self) -> bool:
+        """True for a set of pictures as they are stored, of which a part can be chosen by what they hold."""
+        return self.dataset == "folder"
 
     def __post_init__(self) -> None:
         require(
@@ -53,11 +50,18 @@ class DataConfig:
             f"--fraction {self.fraction} is not in (0, 1]",
             "Give the part of the training set to use, as 0.25.",
         )
-        require_at_least(0, self, "crop_padding", "cutout", "image_size", "mixup", "cutmix", "mix_off_epochs")
-        require_finite(self)
-        for name in ("mix_prob", "mix_switch"):
-            value, flag = getattr(self, name), name.replace("_", "-")
-            require(0 <= value <= 1, f"--{flag} {value} is not in [0, 1]", "Give the part of the pairs, as 0.5.")
-        for name in ("crop_padding", "cutout", "image_size"):
+        require(
+            0 <= self.val_fraction < 1,
+            f"--val-fraction {self.val_fraction} is not in [0, 1)",
+            "Give the part of the images to validate on, as 0.1.",
+        )
+        require_at_least(0, self, "crop_padding", "cutout", "image_size", "decode_size")
+        for name in ("crop_padding", "cutout", "image_size", "decode_size"):
             value, flag = getattr(self, name), name.replace("_", "-")
             require(value <= _LARGEST_SIDE, f"--{flag} {value} is too large", f"Use {_LARGEST_SIDE:,} at most.")
+        seen = self.image_size or 224
+        require(
+            self.decode_size == 0 or self.decode_size >= seen,
+            f"--decode-size {self.decode_size}: images of {seen} pixels would be enlarged from it",
+            f"Use {round(seen * 256 / 224)} or more, or a smaller --image-size.",
+        )

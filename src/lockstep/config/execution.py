@@ -140,6 +140,14 @@ class Interval:
         return steps % int(self.count if self.unit == "steps" else self.count * steps_per_epoch) == 0
 
 
+def _seconds(text: str) -> float:
+    """From `6h`, `90min`, `30s` or `1.5d`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)\s*", text)
+    if found is None or float(found[1]) <= 0:
+        raise UserError(f"--max-time {text}: not a time", "Write it as 6h, 90min, 30s or 1.5d.")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2][0]]
+
+
 @dataclass(frozen=True)
 class Recovery:
     """What happens when something goes wrong; none of it changes what is learned."""
@@ -148,6 +156,8 @@ class Recovery:
     """How often to checkpoint: 500steps, 1epoch, 10min, or 0 for never."""
     keep: int = 2
     """Checkpoints to keep beside the best."""
+    max_time: Annotated[str, arg(help_behavior_hint="(default: none)")] = ""
+    """End with a checkpoint after this long, restarts included, as 6h, 90min or 1.5d; the same command goes on."""
     resume: str = "auto"
     """auto: go on from the newest checkpoint in --out; never; or the path of a run or a checkpoint."""
     override: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
@@ -164,6 +174,11 @@ class Recovery:
     """Steps between two comparisons of weights and optimizer over all ranks (0: never)."""
 
     @property
+    def max_seconds(self) -> float:
+        """`max_time`, read; 0 for no limit."""
+        return _seconds(self.max_time) if self.max_time else 0.0
+
+    @property
     def checkpoint_interval(self) -> Interval:
         """`checkpoint_every`, read."""
         return Interval.parse(self.checkpoint_every)
@@ -171,6 +186,12 @@ class Recovery:
     def __post_init__(self) -> None:
         require_finite(self)
         Interval.parse(self.checkpoint_every)
+        require(
+            not self.max_seconds or self.checkpoint_interval.count > 0,
+            f"--max-time {self.max_time} with --checkpoint-every {self.checkpoint_every}: nothing would be kept to go "
+            "on from",
+            "Leave one of the two out.",
+        )
         require(self.keep >= 1, f"--keep {self.keep} would keep no checkpoint", "Use 1 or more.")
         require_at_least(0, self, "max_restarts", "min_nproc", "hang_timeout", "check_every")
         require(

@@ -1,24 +1,20 @@
 """Images in class folders: `train/<class>/<file>` and `val/<class>/<file>` (or `test/`)."""
 
 import hashlib
-import io
 import math
 import os
-import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from torchvision import io as torchvision_io
 
 from lockstep.data.arrays import Ids
+from lockstep.data.decoding import decode, decode_shrunk, resized
 from lockstep.errors import UserError, reason
 from lockstep.randomness import stream, uniform_np
 
@@ -27,7 +23,6 @@ DEFAULT_SIZE = 224
 _SCALE = (0.08, 1.0)  # of the image's area, and
 _RATIO = (3 / 4, 4 / 3)  # width / height: Szegedy et al., Going Deeper with Convolutions, CVPR 2015, section 6
 _ATTEMPTS = 10
-_decode_jpeg = getattr(torchvision_io, "decode_jpeg", None)  # its removal is announced: then Pillow does JPEG as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +30,9 @@ class FolderSet:
     """The image files below one folder, decoded when they are read. Sample ids follow classes and paths, sorted.
 
     In training with `resized_crop` an image is a random crop, each draw a hash of (seed, epoch, sample id). Otherwise
-    its short side becomes size * 256 / 224 and the centre is cut out. Resizing is bilinear with antialiasing. An EXIF
-    orientation is not applied, as in the published recipes.
+    its short side becomes size * 256 / 224 and the centre is cut out. Resizing is bilinear with antialiasing. With
+    `decode_size` every image is first turned upright by its EXIF orientation and shrunk to that shorter side; without
+    it an orientation is not applied, as in the published recipes.
     """
 
     root: Path
@@ -50,6 +46,7 @@ class FolderSet:
     crop_pct: float = 224 / 256  # of the short side, that evaluation keeps
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    decode_size: int = 0  # in pixels (0: whole, as stored)
     left_out: str = ""  # what in the folder is taken for no image, as "3 .txt, 1 .heic"
     notes: tuple[str, ...] = ()  # what else a reader of the run's first lines should know of the set
 
@@ -68,14 +65,14 @@ class FolderSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over classes, relative paths and file sizes (on first use: it looks at every file)."""
-        digest = hashlib.sha256(repr(self.classes).encode())
-        for sample in range(len(self)):
+        """SHA-256 over classes, relative paths, sizes and labels (on first use: it looks at every file)."""
+        digest = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogatepass"))
+        for sample, label in enumerate(self.labels.tolist()):
             try:
-                size = self.path(sample).stat().st_size
+                size = self.size_of(sample)
             except OSError as error:
                 raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back.") from error
-            digest.update(repr((self.key(sample), size)).encode("utf-8", "surrogatepass"))
+            digest.update(repr((self.key(sample), size, label)).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def key(self, sample: int) -> str:
@@ -87,9 +84,23 @@ class FolderSet:
         """The file of a sample id."""
         return self.root / self.key(sample)
 
+    def stat(self, sample: int) -> os.stat_result | None:
+        """What the system says of a sample's file; None where it has none of its own. Raises OSError."""
+        return self.path(sample).stat()
+
+    def size_of(self, sample: int) -> int:
+        """Bytes of a picture as it is stored. Raises OSError."""
+        stated = self.stat(sample)
+        return len(self.encoded(sample)) if stated is None else stated.st_size
+
     def encoded(self, sample: int) -> bytes:
         """The picture as it is stored: the file's bytes. Raises OSError."""
         return self.path(sample).read_bytes()
+
+    def taking(self, ids: Ids, **changed: Any) -> Self:
+        """The set of these samples, numbered anew in their order; `changed`: its other fields."""
+        paths, ends = joined([os.fsencode(self.key(sample)) for sample in ids.tolist()])
+        return replace(self, paths=paths, ends=ends, labels=self.labels[ids], **changed)
 
     def where(self, sample: int) -> str:
         """A sample as messages name it."""
@@ -120,7 +131,8 @@ class FolderSet:
 
     def _decoded(self, sample: int) -> Tensor:
         try:
-            return decode(self.encoded(sample))
+            data = self.encoded(sample)
+            return decode_shrunk(data, self.decode_size) if self.decode_size else decode(data)
         except Exception as error:  # whatever a decoder makes of a broken file
             raise UserError(
                 f"{self.where(sample)} cannot be read as an image: {reason(error)}",
@@ -128,40 +140,10 @@ class FolderSet:
             ) from error
 
 
-def decode(data: bytes) -> Tensor:
-    """An encoded image as RGB, uint8 [3, h, w].
-
-    JPEG goes through torchvision's decoder, which gives the same bits as Pillow's in less time (0.95 ms against 1.32
-    for 500x375 pixels on one core). Pillow takes the rest, CMYK and damaged JPEG too: its message says what is wrong.
-    Whole images are decoded: crops are mostly larger than the half size at which a JPEG could be decoded faster.
-    """
-    if _decode_jpeg is not None and data.startswith(b"\xff\xd8\xff"):
-        with suppress(RuntimeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pixels: Tensor = _decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            if pixels.shape[0] in (1, 3):
-                return pixels.expand(3, -1, -1)
-    return torch.from_numpy(np.array(_opened(data))).permute(2, 0, 1)
-
-
-def _opened(data: bytes) -> Image.Image:
-    """By Pillow, 8 bits a channel."""
-    try:
-        file = Image.open(io.BytesIO(data))
-    except UnidentifiedImageError as error:  # its message is the address of the bytes
-        raise ValueError("it is of no format that Pillow knows, or torn at its beginning") from error
-    with file as opened:
-        if opened.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip to white
-            grey = (np.array(opened).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-            return Image.fromarray(grey).convert("RGB")
-        if "transparency" in opened.info:  # of a palette: Pillow warns unless it goes through RGBA
-            return opened.convert("RGBA").convert("RGB")
-        return opened.convert("RGB")
-
-
-def resized(image: Tensor, height: int, width: int) -> Tensor:
-    """uint8 [3, h, w] to uint8 [3, height, width]; a fifth to a half faster a sample than with Pillow's resize."""
-    return F.interpolate(image[None], (height, width), mode="bilinear", antialias=True)[0]
+def joined(paths: Sequence[bytes]) -> tuple[bytes, Ids]:
+    """Paths as a FolderSet keeps them: in one object, and where each ends."""
+    ends = np.cumsum([len(path) + 1 for path in paths], dtype=np.int64) - 1
+    return b"".join(path + b"\0" for path in paths), ends
 
 
 def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:

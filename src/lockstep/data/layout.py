@@ -4,15 +4,17 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.folder import EXTENSIONS, FolderSet
+from lockstep.data.folder import EXTENSIONS, FolderSet, joined
 from lockstep.errors import UserError
 
 _OF_THE_DESKTOP = (".DS_Store", "Thumbs.db", "desktop.ini")  # nobody misses these
 _LAYOUT = "Lay the images out as train/CLASS/FILE and val/CLASS/FILE (or test/CLASS/FILE)."
+_SPLIT = "or give --val-fraction 0.1, which validates on a tenth of the images, chosen by what they hold"
 
 
 def load_folders(
@@ -29,8 +31,9 @@ def load_folders(
     val_root = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "val")
     for folder in (train_root, val_root):
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}", f"{_LAYOUT} Name the folder above with --data-dir DIR.")
-    classes, val_classes = _classes(train_root), _classes(val_root)
+            split = f"{_LAYOUT[:-1]}, {_SPLIT}." if _holds_folders(root) else _LAYOUT
+            raise UserError(f"there is no folder {folder}", f"{split} Name the folder above with --data-dir DIR.")
+    classes, val_classes = class_names(train_root), class_names(val_root)
     if classes != val_classes:
         only = sorted(set(classes) ^ set(val_classes))
         raise UserError(
@@ -39,16 +42,47 @@ def load_folders(
             "Both need the same class folders.",
         )
     return (
-        _scan(train_root, classes, size, seed, resized_crop, follow_links),
-        _scan(val_root, classes, size, seed, False, follow_links),
+        scan(train_root, classes, size, seed, resized_crop, follow_links),
+        scan(val_root, classes, size, seed, False, follow_links),
     )
+
+
+def load_undivided(root: Path, size: int, seed: int, resized_crop: bool, follow_links: bool = False) -> FolderSet:
+    """The set without a validation part: `root/train` where there is no `root/val`, or class folders right in `root`.
+
+    A `root/test` beside `root/train` stays for the end, and a note says so.
+
+    Raises:
+        UserError: where there is a `root/val`, and for whatever `load_folders` refuses.
+    """
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}", "Name the folder of the classes with --data-dir DIR.")
+    parts = [name for name in ("train", "val", "test") if _holds_folders(root / name)]
+    if "train" in parts and "val" in parts:
+        raise UserError(
+            f"--val-fraction: {root / 'val'} is there to validate on already",
+            "Leave the flag out, or move the images of val/ into train/.",
+        )
+    folder = root / "train" if "train" in parts else root
+    notes = (f"note: {root / 'test'} is left for the end",) if "test" in parts and folder != root else ()
+    found = scan(folder, class_names(folder), size, seed, resized_crop, follow_links)
+    return replace(found, notes=notes)
+
+
+def _holds_folders(folder: Path) -> bool:
+    """True for a folder with others in it, as that of a part has them, and a class called `train` mostly not."""
+    if not folder.is_dir():
+        return False
+    with _readable(folder):
+        return any(entry.is_dir() and not _is_hidden(entry.name) for entry in list(os.scandir(folder)))
 
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(".")
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The class folders right below a folder, sorted. Raises UserError where there is none."""
     with _readable(folder):
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_hidden(entry.name))
     if not names:
@@ -56,9 +90,10 @@ def _classes(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _scan(
+def scan(
     root: Path, classes: tuple[str, ...], size: int, seed: int, resized_crop: bool, follow_links: bool
 ) -> FolderSet:
+    """The images of these class folders, in the order of classes and paths, whatever order the disk lists them in."""
     found: list[bytes] = []
     labels: list[int] = []
     inside = "" if follow_links else os.path.realpath(root)
@@ -73,8 +108,7 @@ def _scan(
             )
         found += [os.fsencode(f"{name}/{file}") for file in files]
         labels += [label] * len(files)
-    ends = np.cumsum([len(path) + 1 for path in found], dtype=np.int64) - 1
-    paths = b"".join(path + b"\0" for path in found)
+    paths, ends = joined(found)
     left_out = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(5))
     left_out += f" and {len(others) - 5} more kinds" if len(others) > 5 else ""
     array = np.array(labels, np.int64)

@@ -1,6 +1,7 @@
 """Where images come from: the sets by name."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.config import DataConfig
@@ -9,7 +10,7 @@ from lockstep.data.agreement import require_same, seeded
 from lockstep.data.arrays import ImageSet
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
-from lockstep.errors import unknown
+from lockstep.errors import UserError, unknown
 from lockstep.processes.world import World
 
 DATASETS = (*OFFICIAL, "folder")
@@ -24,17 +25,41 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
     """The training and validation sets that `data` names; all ranks call this together.
 
     Raises:
-        UserError: for an unknown name, and whatever is wrong with the files (see official, folder and user).
+        UserError: for an unknown name, whatever is wrong with the files (see official, folder and user), and what these
+            sets can't do.
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
+    sets = _named(data, data_dir, seed, world)
+    return _shrunk(sets, data.decode_size) if data.decode_size else sets
+
+
+def _shrunk(sets: tuple[ImageSet, ImageSet], decode_size: int) -> tuple[ImageSet, ImageSet]:
+    """The sets, their pictures shrunk as they are read."""
+    from lockstep.data.folder import FolderSet  # imports torchvision, 1.5 s
+
+    train, val = sets
+    if not (isinstance(train, FolderSet) and isinstance(val, FolderSet)):
+        raise UserError(
+            f"--decode-size {decode_size}: {train.name} holds no picture files to decode",
+            "Leave it out, or use --image-size.",
+        )
+    return replace(train, decode_size=decode_size), replace(val, decode_size=decode_size)
+
+
+def _named(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[ImageSet, ImageSet]:
     if data.dataset in OFFICIAL:
         official = OFFICIAL[data.dataset]
         return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
     if data.dataset == "folder":
         from lockstep.data.folder import DEFAULT_SIZE  # imports torchvision, 1.5 s
-        from lockstep.data.layout import load_folders
+        from lockstep.data.layout import load_folders, load_undivided
 
-        return load_folders(data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links)
+        how = data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links
+        if data.val_fraction:
+            from lockstep.data.division import divided
+
+            return divided(load_undivided(*how), data.val_fraction, world)
+        return load_folders(*how)
     if ":" in data.dataset:
         factory = load_object(data.dataset, "dataset")
         with seeded(seed):

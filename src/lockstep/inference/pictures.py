@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lockstep.checkpoint.card import Card
 from lockstep.data.arrays import Ids
-from lockstep.data.folder import EXTENSIONS, centre_crop, decode, resized
+from lockstep.data.decoding import decode, decode_shrunk, packed, resized, short_side_to, shrunk
+from lockstep.data.folder import EXTENSIONS, centre_crop
 from lockstep.data.layout import image_files
 from lockstep.errors import UserError
 
@@ -83,8 +84,8 @@ class Pictures:
 def fitted(picture: Any, card: Card) -> Tensor:
     """A picture as its model wants it before normalisation: uint8 [C, H, W].
 
-    As evaluation treated the images of the training: the short side resized to height / crop_pct, then the centre; to a
-    shape that is no square the whole picture is resized.
+    As evaluation treated the images of the training: upright and shrunk, if that was asked for by --decode-size; the
+    short side resized to height / crop_pct, then the centre; to a shape that is no square the whole picture is resized.
 
     Args:
         picture: a path, a PIL image, or uint8 [3, h, w].
@@ -92,7 +93,7 @@ def fitted(picture: Any, card: Card) -> Tensor:
     Raises:
         UserError: for what can't be read as a picture, or a model whose images had neither one nor three channels.
     """
-    image = _pixels(picture)
+    image = _pixels(picture, card.decode_size)
     channels, height, width = card.shape
     if tuple(image.shape[1:]) != (height, width) or card.crop_pct < 1:
         image = centre_crop(image, height, card.crop_pct) if height == width else resized(image, height, width)
@@ -105,15 +106,18 @@ def fitted(picture: Any, card: Card) -> Tensor:
     return image
 
 
-def _pixels(picture: Any) -> Tensor:
+def _pixels(picture: Any, decode_size: int) -> Tensor:
     if isinstance(picture, Tensor):
         if picture.ndim != 3 or picture.shape[0] != 3 or picture.dtype != torch.uint8:
             raise UserError(f"a picture is uint8 [3, h, w], not {picture.dtype} {list(picture.shape)}", "")
-        return picture
+        return packed(resized(picture, *short_side_to(decode_size, *picture.shape[1:]))) if decode_size else picture
     if hasattr(picture, "convert"):  # PIL's
+        if decode_size:
+            return shrunk(picture, decode_size)
         return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
     try:
-        return decode(Path(picture).read_bytes())
+        data = Path(picture).read_bytes()
+        return decode_shrunk(data, decode_size) if decode_size else decode(data)
     except Exception as error:  # whatever a decoder makes of a broken file
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{picture} can't be read as an image: {reason}", "Replace or remove the file.") from error

@@ -14,37 +14,51 @@ from torch import Tensor
 from lockstep.errors import UserError
 from lockstep.processes.files import atomic_write, write_error, write_text
 from lockstep.processes.world import World
+from lockstep.watch.records import ClassesRecord, ClassMeans
 
 _BINS = 15
 _ONE = 1 << 40  # confidences are added as integers of 2^-40: any order gives the same sum
+LARGEST_IN_JOURNAL = 100  # classes whose confusion matrix the journal has: some 30 KB an evaluation
 ENDINGS = (".csv", ".json", ".png")
 
 
 class ClassCounts:
-    """Counts over chunks of an evaluation; `add` takes a chunk, `scores` adds up the ranks."""
+    """Counts over chunks of an evaluation; `add` takes a chunk, `scores` adds up the ranks.
 
-    def __init__(self, classes: int, device: torch.device) -> None:
-        self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+    The confusion matrix takes classes^2 int64 on the device; with more than `largest` classes it is left out.
+    """
+
+    def __init__(self, classes: int, device: torch.device, largest: int | None = None) -> None:
+        device = torch.device("cpu") if device.type == "mps" else device  # as `evaluate` hands chunks over
+        size = classes if largest is None or classes <= largest else 0
+        self.confusion = torch.zeros(size * size, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(3, classes, dtype=torch.int64, device=device)  # images, taken for it, both
         self.bins = torch.zeros(3, _BINS, dtype=torch.int64, device=device)  # images, right ones, confidences
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """logits float [b, classes], labels int64 [b]."""
+        """logits float [b, classes], labels int64 [b]. Nothing in it waits for the device, as bincount would."""
         classes = logits.shape[1]
-        confidence, predicted = logits.softmax(dim=1).max(dim=1)
-        self.confusion += torch.bincount(labels * classes + predicted, minlength=classes * classes)
+        confidence, predicted = logits.softmax(dim=1).nan_to_num(0.0).max(dim=1)
+        right, ones = (predicted == labels).long(), torch.ones_like(labels)
+        if len(self.confusion):
+            self.confusion.index_add_(0, labels * classes + predicted, ones)
+        for row, places, values in zip(self.counts, (labels, predicted, labels), (ones, ones, right), strict=True):
+            row.index_add_(0, places, values)
         place = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1  # of (0, 1/15], (1/15, 2/15], ...
-        right = (predicted == labels).long()
         fixed = (confidence.double() * _ONE).round().long()
-        for row, values in zip(self.bins, (torch.ones_like(right), right, fixed), strict=True):
+        for row, values in zip(self.bins, (ones, right, fixed), strict=True):
             row.index_add_(0, place, values)
 
     def scores(self, classes: Sequence[str], world: World) -> "ByClass":
         """All ranks call it together."""
         size = len(classes)
-        confusion = world.sum(self.confusion).view(size, size).tolist()
-        images, right, confidence = world.sum(self.bins).tolist()
+        whole = world.sum(torch.cat([self.confusion, self.counts.flatten(), self.bins.flatten()]))
+        confusion, rest = whole[: len(self.confusion)], whole[len(self.confusion) :]
+        counts, bins = rest[: 3 * size].view(3, size).tolist(), rest[3 * size :].view(3, _BINS).tolist()
+        matrix = confusion.view(size, size).tolist() if len(confusion) else None
+        images, right, confidence = bins
         gaps = (abs(r - c / _ONE) for r, c in zip(right, confidence, strict=True))
-        return ByClass(tuple(classes), confusion, sum(gaps) / max(1, sum(images)))
+        return ByClass(tuple(classes), counts[0], counts[1], counts[2], sum(gaps) / max(1, sum(images)), matrix)
 
 
 @dataclass(frozen=True)
@@ -52,38 +66,59 @@ class ByClass:
     """Scores by class, as fractions.
 
     Attributes:
-        confusion: images of each true class (row) that were taken for each class (column).
+        images, predicted, right: images of each class, images taken for it, and those of which both is true.
         calibration_error: expected calibration error over 15 equal bins (Guo et al., On Calibration of Modern Neural
             Networks, arXiv:1706.04599, equation 3).
+        confusion: images of each true class (row) that were taken for each class (column); None: not counted.
     """
 
     classes: tuple[str, ...]
-    confusion: list[list[int]]
+    images: list[int]
+    predicted: list[int]
+    right: list[int]
     calibration_error: float
-
-    @cached_property
-    def images(self) -> list[int]:
-        """Of each class."""
-        return [sum(row) for row in self.confusion]
+    confusion: list[list[int]] | None
 
     @cached_property
     def precision(self) -> list[float]:
         """Of what was taken for a class, the part that is; 0 for a class that nothing was taken for."""
-        return [_ratio(self.confusion[k][k], sum(column)) for k, column in enumerate(zip(*self.confusion, strict=True))]
+        return list(map(_ratio, self.right, self.predicted))
 
     @cached_property
     def recall(self) -> list[float]:
         """Of a class, the part that was taken for it; 0 for a class without images."""
-        return [_ratio(row[k], sum(row)) for k, row in enumerate(self.confusion)]
+        return list(map(_ratio, self.right, self.images))
 
     @cached_property
     def f1(self) -> list[float]:
         """The harmonic mean of the two."""
-        return [_ratio(2 * p * r, p + r) for p, r in zip(self.precision, self.recall, strict=True)]
+        return [_ratio(2 * r, p + n) for r, p, n in zip(self.right, self.predicted, self.images, strict=True)]
+
+    def means(self) -> ClassMeans:
+        """Over the classes that have images; their recall's is what balanced accuracy means."""
+        there = [k for k, images in enumerate(self.images) if images]
+        precision, recall, f1 = (
+            sum(each[k] for k in there) / max(1, len(there)) for each in (self.precision, self.recall, self.f1)
+        )
+        return ClassMeans(
+            macro_precision=precision, macro_recall=recall, macro_f1=f1, calibration_error=self.calibration_error
+        )
+
+    def record(self, epoch: int, step: int) -> ClassesRecord:
+        """For the journal."""
+        found = ClassesRecord(
+            kind="classes", epoch=epoch, step=step, classes=list(self.classes), images=self.images,
+            predicted=self.predicted, right=self.right, precision=_short(self.precision), recall=_short(self.recall),
+            f1=_short(self.f1),
+        )  # fmt: skip
+        if self.confusion is not None:
+            found["confusion"] = self.confusion
+        return found
 
     def __str__(self) -> str:
-        precision, recall, f1 = (sum(each) / len(each) for each in (self.precision, self.recall, self.f1))
-        lowest = sorted(range(len(self.classes)), key=lambda k: self.f1[k])[:3]
+        means = self.means()
+        precision, recall, f1 = means["macro_precision"], means["macro_recall"], means["macro_f1"]
+        lowest = sorted((k for k, images in enumerate(self.images) if images), key=lambda k: self.f1[k])[:3]
         names = ", ".join(f"{self.classes[k]} {self.f1[k]:.1%}" for k in lowest)
         return (
             f"mean over classes: precision {precision:.2%}  recall {recall:.2%}  F1 {f1:.2%} (lowest: {names}); "
@@ -93,6 +128,10 @@ class ByClass:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def _short(values: list[float]) -> list[float]:
+    return [round(value, 6) for value in values]  # the counts have them in full
 
 
 def require_ending(path: str) -> None:
@@ -126,10 +165,9 @@ def _draw(scores: ByClass, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(f"{path} needs matplotlib", "pip install 'lockstep-torch[compare]', or name a .csv.") from error
-    size = len(scores.classes)
-    shares = [
-        [_ratio(value, total) for value in row] for row, total in zip(scores.confusion, scores.images, strict=True)
-    ]
+    size, confusion = len(scores.classes), scores.confusion
+    assert confusion is not None
+    shares = [[_ratio(value, total) for value in row] for row, total in zip(confusion, scores.images, strict=True)]
     figure = Figure(figsize=(max(4.0, 1.8 + 0.42 * size),) * 2, dpi=120 if size <= 40 else 60, layout="constrained")
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -137,9 +175,9 @@ def _draw(scores: ByClass, path: Path) -> None:
         axes.set_xticks(range(size), scores.classes, rotation=45, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(size), scores.classes)
         for row in range(size):
-            for column in (k for k in range(size) if scores.confusion[row][k]):
+            for column in (k for k in range(size) if confusion[row][k]):
                 colour = "white" if shares[row][column] > 0.5 else "black"
-                text = str(scores.confusion[row][column])
+                text = str(confusion[row][column])
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
     axes.set_xlabel("taken for")
     axes.set_ylabel("class")

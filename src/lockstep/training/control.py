@@ -1,5 +1,6 @@
 """What the ranks agree on between two steps: whether to stop, whether to checkpoint, whether a write has failed."""
 
+import math
 import os
 import signal
 import threading
@@ -15,12 +16,13 @@ from lockstep.processes.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _SECOND_S = 1.0  # a terminal, a launcher and Slurm may each pass on one and the same signal: within this it counts once
+OUT_OF_TIME = -1  # in the place of a signal's number: --max-time is over
 _REACT_S = 0.2  # how long a request may wait for the ranks to agree on it
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The same on all ranks. `stop` is the number of the signal that asks for it, or 0."""
+    """The same on all ranks. `stop` is the number of the signal that asks for it, OUT_OF_TIME, or 0."""
 
     stop: int = 0
     checkpoint: bool = False
@@ -83,11 +85,14 @@ class Control:
     """Brings the ranks to one decision at step boundaries, by a small all-reduce every fifth of a second or so.
 
     Requests and the clock are local; steps are not: so between two agreements all ranks take the same number of steps,
-    which rank 0 sets from its own pace.
+    which rank 0 sets from its own pace. `deadline`: by rank 0's monotonic clock, when the run's time is over.
     """
 
-    def __init__(self, world: World, request: StopRequest, every: Interval, steps_per_epoch: int) -> None:
+    def __init__(
+        self, world: World, request: StopRequest, every: Interval, steps_per_epoch: int, deadline: float = math.inf
+    ) -> None:
         self.world, self.request, self.every, self.steps_per_epoch = world, request, every, steps_per_epoch
+        self.deadline = deadline
         self.next_meeting = 1  # in calls from now
         self.calls = 0
         self.met = self.written = time.monotonic()
@@ -102,7 +107,7 @@ class Control:
         if self.world.size > 1:
             early = self.calls < self.next_meeting
         else:
-            early = not (self.request.signal or failed or self.every.unit == "min")
+            early = not (self.request.signal or failed or self.every.unit == "min" or self.deadline < math.inf)
         if early and not now:
             return _TO_SAVE if by_steps else NOTHING
         moment = time.monotonic()
@@ -110,10 +115,11 @@ class Control:
         pace = (moment - self.met) / self.calls
         # between two decisions at an epoch's end no step was taken: they say nothing of the pace
         wish = 1 if now else min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
-        mine = [self.request.signal, int(failed), *((int(by_clock), wish) if self.world.rank == 0 else (0, 0))]
-        stop, broken, clock, self.next_meeting = self.world.largest(mine)
+        by_rank_0 = [int(by_clock), int(moment >= self.deadline), wish] if self.world.rank == 0 else [0, 0, 0]
+        mine = [self.request.signal, int(failed), *by_rank_0]
+        stop, broken, clock, over, self.next_meeting = self.world.largest(mine)
         self.met, self.calls = moment, 0
-        return Agreement(stop, bool(by_steps or clock), bool(broken))
+        return Agreement(stop or over * OUT_OF_TIME, bool(by_steps or clock), bool(broken))
 
     def saved(self) -> None:
         """A checkpoint was taken: the minutes count from here."""

@@ -138,11 +138,12 @@ def read_config(folder: str) -> Config:
         ) from error
 
 
-def run(world: World, config: Config, claimed: str) -> int:
+def run(world: World, config: Config, claimed: str, began: float | None = None) -> int:
     """Train on this process, as one of the world's; returns the number of the signal that stopped it, or 0.
 
-    `claimed`: the run folder, where the starting process made it.
+    `claimed`: the run folder, where the starting process made it. `began`: see `loop.train`.
     """
+    from lockstep.training.control import OUT_OF_TIME
     from lockstep.training.loop import train
 
     config.require_batch_for(world.size)
@@ -152,11 +153,17 @@ def run(world: World, config: Config, claimed: str) -> int:
             claim.enter_context(hold(Path(claimed)))
             claim.enter_context(discarded_if_unused(Path(claimed)))
         folder = Path(world.gather(claimed)[0])
-        outcome = train(config, world, folder)
+        outcome = train(config, world, folder, began)
     state = outcome.state
     if state.metrics is not None:
         world.print(f"test accuracy {state.metrics.top1:.2%} (top-1 on {state.metrics.count:,} images)")
     world.print(f"run folder    {folder}")
+    if outcome.stop == OUT_OF_TIME:
+        world.print(
+            f"--max-time {config.recovery.max_time} is over after step {state.steps}; the same command with "
+            f"`--out {folder}` goes on from here"
+        )
+        return 0
     if outcome.stop:
         how = f"`--out {folder}` goes on from here" if config.recovery.checkpoint_every != "0" else "nothing was kept"
         world.print(f"stopped by {signal.Signals(outcome.stop).name} after step {state.steps}; {how}")

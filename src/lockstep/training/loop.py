@@ -14,7 +14,9 @@ from lockstep.data.loaders import Batch
 from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.world import World
+from lockstep.training import choose
 from lockstep.training.assemble import Run, assemble
+from lockstep.training.by_class import LARGEST_IN_JOURNAL, ClassCounts
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
 from lockstep.training.resume import to_assemble
@@ -33,20 +35,20 @@ class Outcome:
     stop: int
 
 
-def train(config: Config, world: World, folder: Path) -> Outcome:
+def train(config: Config, world: World, folder: Path, began: float | None = None) -> Outcome:
     """Train by `config`, going on from the newest checkpoint in `folder`, which exists. All ranks call it together.
 
     Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT, SIGUSR1 and SIGHUP take effect at the next
-    step boundary, after a checkpoint.
+    step boundary, after a checkpoint. `began`: from when on --max-time counts, by time.monotonic() (None: from now).
 
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
     run = assemble(to_assemble(config, world, folder), world)
-    with session(config, world, run, folder) as live:
+    with session(config, world, run, folder, began) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
-        while live.state.epochs < config.epochs and not live.stop:
+        while not choose.over(config, live.state) and not live.stop:
             try:
                 train_epoch(live)
                 if not live.stop:
@@ -122,7 +124,7 @@ def between_steps(live: Session, window: Window) -> None:
         compare(live)
     if saving and live.keeps:
         live.checkpoint()
-    live.stop = agreed.stop
+    live.end_by(agreed.stop)
 
 
 def log(live: Session, window: Window) -> None:
@@ -151,20 +153,21 @@ def compare(live: Session) -> None:
 def finish_epoch(live: Session) -> None:
     """Evaluate on all ranks where it is time, keep the weights, and checkpoint where it is time."""
     config, state = live.config, live.state
-    last = state.epochs + 1 == config.epochs
-    if last or (state.epochs + 1) % config.execution.eval_every == 0:
+    if state.epochs + 1 == config.epochs or (state.epochs + 1) % config.execution.eval_every == 0:
         evaluate_and_keep(live)
     state.epochs += 1
+    last = choose.over(config, state)
     agreed = live.control.agree(state.steps, failed=live.failed, now=True)
     live.raise_if_write_failed(agreed.failed)
     if live.keeps and (agreed.checkpoint or agreed.stop or last):
         live.checkpoint()
-    live.stop = 0 if last else agreed.stop
+    live.end_by(0 if last else agreed.stop)
 
 
 def evaluate_and_keep(live: Session) -> None:
-    """Write the `eval` record and the weights, also as the best where they are."""
+    """Write the `eval` and `classes` records and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
+    counts = ClassCounts(len(run.val.images.classes), live.world.device, LARGEST_IN_JOURNAL)
     with live.compiling("evaluation"):
         metrics = evaluate(
             run.evaluated,
@@ -175,13 +178,17 @@ def evaluate_and_keep(live: Session) -> None:
             tta=config.tta,
             devices=replica_devices(run.step.model),
             synchronized=True,
+            observe=counts.add,
         )
-    live.journal.write(EvalRecord(kind="eval", epoch=state.epochs, step=state.steps, **metrics.to_dict()))
+    scores = counts.scores(run.val.images.classes, live.world)
+    found = EvalRecord(kind="eval", epoch=state.epochs, step=state.steps, **metrics.to_dict(), **scores.means())
+    live.journal.write(found)
+    live.journal.write(scores.record(state.epochs, state.steps))
     live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
-    best = metrics.top1 > state.best_top1
-    if best:
-        state.best_top1, state.best_step = metrics.top1, state.steps
     state.metrics = metrics
+    best = choose.note(config.choose, state, found)
+    if choose.out_of_patience(config, state) and state.epochs + 1 < config.epochs:
+        live.note_end("patience", state.epochs)
     card = Card.of(config, run.train.images)
     for name in ("final", "best") if best else ("final",):
         save_weights(run, state, card, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)

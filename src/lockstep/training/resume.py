@@ -21,7 +21,7 @@ from lockstep.training.state import State, require_whole
 from lockstep.watch import journal
 
 # A position is a number of steps into an order of samples. Under another order it would mean other samples.
-_ORDER = ("batch_size", "seed", "data.dataset", "data.fraction", "data.drop_last")
+_ORDER = ("batch_size", "seed", "data.dataset", "data.val_fraction", "data.fraction", "data.drop_last")
 
 
 def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str]:
@@ -56,7 +56,10 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
             f"Give at least --epochs {state.epochs}, or start another run with --out.",
         )
     if loaded.path.resolve().parent.parent != folder.resolve() and not _bring_best(state, world, loaded, folder):
-        state.best_top1, state.best_step = -1.0, 0  # the best is then that of what this run will have seen
+        state.best, state.best_step = None, 0  # the best is then that of what this run will have seen
+    if loaded.state["config"].get("choose", {}) != config.to_dict()["choose"]:  # by --override, or older
+        state.goal, state.waited = None, 0
+        state.best, state.best_step = None, 0
     bad = "".join(f"\ndamaged and set aside: {name} ({reason})" for name, reason in loaded.set_aside)
     return state, f"resumed from step {state.steps} ({loaded.path}){bad}"
 
@@ -159,6 +162,9 @@ def _refuse_another(config: Config, world: World, run: Run, loaded: Loaded) -> N
     saved, now, allowed = loaded.state["config"], config.to_dict(), config.recovery.override
     order = [line for line in diff_configs(saved, now, ignore=()) if _name(line) in _ORDER]
     others = diff_configs(saved, now, ignore=("execution", "recovery", "recipe", *_ORDER, *allowed))
+    if config.choose.patience:  # counted in evaluations
+        was, shall_be = ({"eval_every": each["execution"].get("eval_every")} for each in (saved, now))
+        others += diff_configs(was, shall_be, ignore=allowed)
     before, after = loaded.state["data"], run.train.images.fingerprint
     data = [f"contents of {run.train.images.name}: {before[:12]} -> {after[:12]}"] if before != after else []
     exact = bool(config.exact) and "rounding" not in allowed

@@ -1,11 +1,13 @@
 """A run under way on one rank: its parts, where it is, and those who watch it."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.snapshot import contribute
@@ -24,7 +26,8 @@ from lockstep.processes.output import print_to, take_broken
 from lockstep.processes.world import World
 from lockstep.training import resume
 from lockstep.training.assemble import Run
-from lockstep.training.control import Control, stop_requests
+from lockstep.training.choose import over
+from lockstep.training.control import OUT_OF_TIME, Control, stop_requests
 from lockstep.training.cuts import probe
 from lockstep.training.single import refuse_single_values
 from lockstep.training.state import State
@@ -34,7 +37,7 @@ from lockstep.watch.heartbeat import Heartbeat, run_store
 from lockstep.watch.journal import Journal, append, mend
 from lockstep.watch.mirrors import open_mirrors
 from lockstep.watch.progress import ProgressBar
-from lockstep.watch.records import EndRecord, RollbackRecord, TroubleRecord
+from lockstep.watch.records import EndRecord, RollbackRecord, StopRecord, TroubleRecord
 
 _ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process
@@ -57,7 +60,7 @@ class Session:
     rollbacks: int = 0
     peak_memory_gib: list[float] = field(default_factory=list)  # by rank and its devices, once it has settled
     digest: str = ""  # of sharded weights, likewise
-    stop: int = 0  # the signal by which the ranks agreed to stop
+    stop: int = 0  # the signal by which the ranks agreed to stop, or OUT_OF_TIME
     compiled: set[tuple[str | int, ...]] = field(default_factory=set)  # the kinds and shapes of work seen so far
 
     @property
@@ -110,6 +113,27 @@ class Session:
         if self.writer is not None:
             for saved in self.writer.finished():
                 self.journal.write(saved)
+
+    def end_by(self, stop: int) -> None:
+        """Go on (0), or leave the loop by a signal or OUT_OF_TIME, on which the ranks agreed."""
+        self.stop = stop
+        if stop == OUT_OF_TIME:
+            self.note_end("max-time", self.state.epochs)
+
+    def note_end(self, reason: Literal["patience", "max-time"], epoch: int) -> None:
+        """Write the `stop` record, and say it."""
+        state, choose = self.state, self.config.choose
+        self.journal.write(
+            StopRecord(
+                kind="stop", reason=reason, epoch=epoch, step=state.steps, best_step=state.best_step,
+                metric=choose.keep_best, best=state.best,
+            )
+        )  # fmt: skip
+        if reason == "patience":
+            self.bar.write(
+                f"{state.waited} evaluation(s) without a better {choose.keep_best}: the run ends here; the best was at "
+                f"step {state.best_step}"
+            )
 
     def raise_if_write_failed(self, agreed: bool) -> None:
         """Stop all ranks where they have agreed that a checkpoint could not be written; older ones are intact."""
@@ -169,10 +193,11 @@ def _digest(live: Session) -> str:
 
 
 @contextmanager
-def session(config: Config, world: World, run: Run, folder: Path) -> Iterator[Session]:
+def session(config: Config, world: World, run: Run, folder: Path, began: float | None = None) -> Iterator[Session]:
     """Resume a run where it can go on, and have it watched; leaves the journal's `end` record behind."""
     main, recovery, execution = world.rank == 0, config.recovery, config.execution
     path = folder / "journal.jsonl"
+    began = time.monotonic() if began is None else began
     lost = mend(path) if main else ""
     state, resumed = resume.resume(config, world, run, folder)
     refuse_single_values(config, world, run)
@@ -197,7 +222,8 @@ def session(config: Config, world: World, run: Run, folder: Path) -> Iterator[Se
         watched = Heartbeat(world, run_store(world), recovery.hang_timeout, folder, partial(append, path))
         beat = stack.enter_context(watched)
         every = recovery.checkpoint_interval
-        control = Control(world, request, every, len(run.train))
+        deadline = began + recovery.max_seconds if recovery.max_seconds else math.inf
+        control = Control(world, request, every, len(run.train), deadline)
         keeps = main and every.count
         writer = Writer(folder / "checkpoints", recovery.keep, execution.collective_timeout) if keeps else None
         live = Session(config, world, run, folder, state, journal, bar, control, beat, writer)
@@ -223,7 +249,7 @@ def _until_its_end(live: Session) -> Iterator[Session]:
                 live.writer.close(_LAST_WRITE_S)
             live.note_written()
         state = live.state
-        done = state.epochs >= live.config.epochs
+        done = over(live.config, state)
         stopped = live.stop or isinstance(raised, KeyboardInterrupt | SystemExit)
         end = EndRecord(
             kind="end",

@@ -1,5 +1,6 @@
 """Where a run is. The same on all ranks, and nothing of it a rank's own, so any number of ranks can go on from it."""
 
+import math
 import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -20,8 +21,10 @@ class State:
     ledger: bytes = EMPTY_LEDGER
     epochs: int = 0  # that are over
     metrics: Metrics | None = None  # of the newest evaluation
-    best_top1: float = -1.0
-    best_step: int = 0
+    best: float | None = None  # the best value so far of what --keep-best names; None: none was finite
+    best_step: int = 0  # where it was; 0: nowhere yet
+    goal: float | None = None  # what --patience waits for a better one than
+    waited: int = 0  # evaluations without one
     skipped: list[int] = field(default_factory=list)  # steps whose batches a rollback left out
 
     def advance(self, ids: np.ndarray, trained: bool = True) -> None:
@@ -38,15 +41,16 @@ class State:
     def from_dict(cls, values: dict[str, Any]) -> "State":
         """The inverse of `to_dict`. Raises UserError for values that no run can have."""
         _require(isinstance(values, dict) and set(values) == {f.name for f in fields(cls)}, "its entries")
-        for name in ("steps", "samples", "epochs", "best_step"):
+        for name in ("steps", "samples", "epochs", "best_step", "waited"):
             _require(_is_count(values[name]), name)
         _require(max(values["best_step"], values["epochs"]) <= values["steps"], "best_step or epochs beyond steps")
-        best, skipped, ledger = values["best_top1"], values["skipped"], values["ledger"]
-        _require(best == -1 or _is_share(best), "best_top1")
+        for name in ("best", "goal"):
+            _require(values[name] is None or _is_finite(values[name]), name)
+        skipped, ledger = values["skipped"], values["ledger"]
         _require(isinstance(skipped, list) and all(map(_is_count, skipped)), "skipped")
         _require(isinstance(ledger, str) and re.fullmatch("[0-9a-f]{64}", ledger) is not None, "ledger")
         metrics = None if values["metrics"] is None else _metrics(values["metrics"])
-        return cls(**{**values, "ledger": bytes.fromhex(ledger), "best_top1": float(best), "metrics": metrics})
+        return cls(**{**values, "ledger": bytes.fromhex(ledger), "metrics": metrics})
 
 
 def require_whole(saved: dict[str, Any]) -> None:
@@ -65,6 +69,10 @@ def _metrics(values: Any) -> Metrics:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value)
 
 
 def _is_share(value: Any) -> bool:

@@ -15,7 +15,7 @@ Writer = tuple[Callable[[Numbers], object], Callable[[], object]]  # to write a 
 _PACKAGES = ("tensorboard", "wandb")
 _CSV_COLUMNS = (
     "kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "comm_wait_ms", "top1", "top5",
-    "count",
+    "count", "macro_precision", "macro_recall", "macro_f1", "calibration_error",
 )  # fmt: skip
 
 

@@ -51,12 +51,49 @@ class Scores(TypedDict):
     count: int
 
 
-class EvalRecord(Scores):
+class ClassMeans(TypedDict):
+    """Means over the classes that have images in the set, as fractions."""
+
+    macro_precision: float
+    macro_recall: float  # balanced accuracy
+    macro_f1: float
+    calibration_error: float  # expected, over 15 bins of confidence
+
+
+class EvalRecord(Scores, ClassMeans):
     """An evaluation of the whole validation set."""
 
     kind: Literal["eval"]
     epoch: int
     step: int
+
+
+class ClassesRecord(TypedDict):
+    """The same evaluation by class: a list's places are those of `classes`."""
+
+    kind: Literal["classes"]
+    epoch: int
+    step: int
+    classes: list[str]
+    images: list[int]  # of the class
+    predicted: list[int]  # taken for it
+    right: list[int]  # both
+    precision: list[float]
+    recall: list[float]
+    f1: list[float]
+    confusion: NotRequired[list[list[int]]]  # by true class (row) and what it was taken for; of 100 classes at most
+
+
+class StopRecord(TypedDict):
+    """The run ends before its last epoch, for a reason of its own."""
+
+    kind: Literal["stop"]
+    reason: Literal["patience", "max-time"]
+    epoch: int
+    step: int
+    metric: str  # --keep-best
+    best: float | None
+    best_step: int
 
 
 class CheckpointRecord(TypedDict):
@@ -128,5 +165,5 @@ class EndRecord(TypedDict):
 
 
 FaultRecord = HangRecord | RollbackRecord | SkipRecord | TroubleRecord
-Record = RunRecord | StepRecord | EvalRecord | CheckpointRecord | FaultRecord | EndRecord
+Record = RunRecord | StepRecord | EvalRecord | ClassesRecord | StopRecord | CheckpointRecord | FaultRecord | EndRecord
 Mirror = Callable[[Record], None]

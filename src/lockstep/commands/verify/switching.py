@@ -36,7 +36,7 @@ def candidates(comparisons: Sequence[Comparison], config: Config, steps: int) ->
     images = any(not c.row("images").holds for c in comparisons)
     suspected = {
         causes.AUGMENTATION: images,
-        causes.MIXING: images and bool(config.data.mixup or config.data.cutmix),
+        causes.MIXING: images and config.samples.mixes,
         causes.LEARNING_RATE: any(not c.row("learning rate").holds for c in comparisons),
         causes.BATCH_NORM: any(trace.batch_norm for trace in traces),
         causes.COMPRESSION: config.link.compress != "none",

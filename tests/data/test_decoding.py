@@ -1,0 +1,146 @@
+"""Pictures shrunk and turned as they are read: every kind of file, every orientation, any damage to EXIF."""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms import v2
+
+from lockstep.config import DataConfig
+from lockstep.data import decoding
+from lockstep.data.decoding import decode, decode_shrunk, short_side_to, shrunk, upright
+from lockstep.data.sources import load
+from lockstep.errors import UserError
+from lockstep.processes.world import World
+from tests.data.formats import write_folders
+from tests.data.photos import encoded, photo, turned
+
+sides = st.integers(1, 60)
+
+
+def pixels(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_every_orientation_is_turned_upright(orientation: int, kind: str) -> None:
+    data = encoded(photo(23, 14), kind, exif=turned(orientation), **({"lossless": True} if kind == "WEBP" else {}))
+    expected = pixels(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert torch.equal(decode_shrunk(data, 99), expected)
+    assert torch.equal(upright(pixels(photo(23, 14)), orientation).sum(), pixels(photo(23, 14)).sum())
+    if kind in ("PNG", "JPEG"):  # as stored, in the published recipes
+        assert decode(data).shape == (3, 14, 23)
+    assert decode_shrunk(data, 7).shape == ((3, 7, 11) if orientation <= 4 else (3, 11, 7))
+
+
+@given(st.integers(2, 60), sides, sides)  # torch resizes nothing to a single pixel
+def test_the_shorter_side_is_what_was_asked_for_and_nothing_is_enlarged(short: int, height: int, width: int) -> None:
+    new_height, new_width = short_side_to(short, height, width)
+    assert (new_height <= new_width) == (height <= width) or new_height == new_width
+    if min(height, width) <= short:
+        assert (new_height, new_width) == (height, width)
+    else:
+        assert min(new_height, new_width) == short
+        image = torch.zeros(3, height, width, dtype=torch.uint8)
+        assert v2.Resize(short)(image).shape[1:] == (new_height, new_width)
+
+
+def test_without_scaled_decoding_the_pixels_are_torchvisions() -> None:
+    for image in (photo(90, 61), photo(50, 200), photo(33, 32)):
+        theirs = v2.Resize(32, antialias=True)(pixels(image))
+        assert torch.equal(decode_shrunk(encoded(image, "PNG"), 32), theirs)
+        data = encoded(image, "JPEG", quality=95)
+        if min(image.size) < 64:  # whole: a half would be smaller than 32
+            assert torch.equal(decode_shrunk(data, 32), v2.Resize(32, antialias=True)(decode(data)))
+
+
+@pytest.mark.parametrize(
+    ("size", "scale"), [((640, 480), 8), ((640, 472), 4), ((300, 240), 4), ((130, 121), 2), ((119, 119), 1)]
+)
+def test_a_jpeg_is_decoded_at_the_least_scale_that_suffices(size: tuple[int, int], scale: int) -> None:
+    image = photo(*size)
+    for options in ({}, {"progressive": True}):
+        data = encoded(image, "JPEG", quality=90, **options)
+        opened = Image.open(io.BytesIO(data))
+        small = shrunk(opened, 60)
+        stored = tuple(-(-side // scale) for side in size)
+        assert opened.size == stored
+        assert torch.equal(small, decode_shrunk(data, 60))
+        whole = v2.Resize(60, antialias=True)(decode(data))
+        assert small.shape == whole.shape
+        assert (small.float() - whole.float()).pow(2).mean().sqrt() < 4, "of 255"
+
+
+def test_without_torchvisions_decoder_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [encoded(photo(90, 61).convert(mode), "JPEG") for mode in ("RGB", "L", "CMYK")]
+    with_it = [decode_shrunk(data, 40) for data in files]
+    monkeypatch.setattr(decoding, "_decode_jpeg", None)
+    assert all(torch.equal(decode_shrunk(data, 40), found) for data, found in zip(files, with_it, strict=True))
+
+
+def test_every_kind_of_picture_becomes_rgb() -> None:
+    image, deep = photo(40, 30), np.asarray(photo(40, 30).convert("L")).astype(np.uint16)
+    for form, options in (("RGBA", {}), ("LA", {}), ("P", {}), ("P", {"transparency": 3}), ("1", {}), ("L", {})):
+        converted = image.convert(form)
+        found = decode_shrunk(encoded(converted, "PNG", **options), 99)
+        assert torch.equal(found, pixels(converted.convert("RGBA")))
+    assert decode_shrunk(encoded(image.convert("1"), "TIFF"), 99).unique().tolist() == [0, 255]
+    for kind in ("PNG", "TIFF", "PPM"):
+        assert torch.equal(
+            decode_shrunk(encoded(Image.fromarray(deep * 256 + 9), kind), 99)[0].int(), torch.tensor(deep.astype(int))
+        )
+    cmyk = decode_shrunk(encoded(image.convert("CMYK"), "JPEG", quality=95), 99)
+    assert (cmyk.float() - pixels(image).float()).abs().mean() < 6
+    frames = {"save_all": True, "append_images": [photo(40, 30, 1)], "lossless": True}
+    for kind in ("WEBP", "PNG", "TIFF"):
+        assert torch.equal(decode_shrunk(encoded(image, kind, **frames), 99), pixels(image)), kind
+    animated = encoded(image.convert("P"), "GIF", save_all=True, append_images=[photo(40, 30, 1).convert("P")])
+    assert torch.equal(decode_shrunk(animated, 99), pixels(image.convert("P")))
+    with pytest.raises(ValueError, match="floating-point"):
+        decode_shrunk(encoded(Image.fromarray(deep.astype(np.float32)), "TIFF"), 99)
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08"]))
+def test_damaged_exif_harms_no_picture(noise: bytes, head: bytes) -> None:
+    data = encoded(photo(9, 8), "JPEG", exif=b"Exif\0\0" + head + noise)
+    assert sorted(decode_shrunk(data, 99).shape) == [3, 8, 9]
+
+
+@given(st.sampled_from("<>"), st.integers(0, 12), st.integers(0, 3))
+@settings(max_examples=30)
+def test_an_orientation_is_read_in_both_byte_orders(order: str, orientation: int, before: int) -> None:
+    entries = b"".join(struct.pack(order + "HHIHH", 0x0100 + i, 3, 1, 7, 0) for i in range(before))
+    entries += struct.pack(order + "HHIHH", 0x0112, 3, 1, orientation, 0)
+    head = b"II*\0" + struct.pack("<I", 8) if order == "<" else b"MM\0*" + struct.pack(">I", 8)
+    found = decoding._orientation(b"Exif\0\0" + head + struct.pack(order + "H", before + 1) + entries)
+    assert found == (orientation if 1 <= orientation <= 8 else 1)
+
+
+def test_a_set_reads_shrunk_pictures_whatever_their_company(tmp_path: Path) -> None:
+    write_folders(tmp_path, count=4)
+    asked = DataConfig(dataset="folder", image_size=16, resized_crop=True, decode_size=20)
+    train, val = load(asked, tmp_path, 3, World.single())
+    plain, _ = load(DataConfig(dataset="folder", image_size=16, resized_crop=True), tmp_path, 3, World.single())
+    ids = np.arange(8)
+    for epoch in (0, None):
+        together = train.read(ids, epoch)[0]
+        assert torch.equal(torch.cat([train.read(ids[i : i + 1], epoch)[0] for i in range(8)]), together)
+        assert not torch.equal(together, plain.read(ids, epoch)[0])
+    assert val.read(ids, None)[0].shape == (8, 3, 16, 16)
+
+
+def test_a_size_that_can_not_be_is_refused(tmp_path: Path) -> None:
+    for decode_size, image_size, message in ((200, 0, "of 224 pixels"), (63, 64, "of 64 pixels")):
+        with pytest.raises(UserError, match=message):
+            DataConfig(decode_size=decode_size, image_size=image_size)
+    with pytest.raises(UserError, match=r"--decode-size 256: .* holds no picture files"):
+        load(DataConfig(dataset="digits", decode_size=256), tmp_path, 0, World.single())
+    DataConfig(decode_size=224)

@@ -1,0 +1,200 @@
+"""--val-fraction: which pictures are validated on, by what they hold and nothing else."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.config import Config, DataConfig
+from lockstep.data import contents as hashing
+from lockstep.data import layout
+from lockstep.data.folder import FolderSet
+from lockstep.data.sources import load
+from lockstep.errors import UserError
+from lockstep.processes.world import World
+from tests.data.formats import write_folders
+from tests.ranks import run_ranks
+
+ALONE = World.single()
+
+
+def write(root: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def pictures(count: int = 40, classes: tuple[str, ...] = ("ant", "bee")) -> dict[str, bytes]:
+    """Path -> content; nothing here decodes them."""
+    return {f"{name}/{i}.png": f"{name} {i}".encode() for name in classes for i in range(count)}
+
+
+def divide(root: Path, fraction: float = 0.2, world: World = ALONE) -> tuple[FolderSet, FolderSet]:
+    train, val = load(DataConfig(dataset="folder", val_fraction=fraction, image_size=8), root, 0, world)
+    assert isinstance(train, FolderSet)
+    assert isinstance(val, FolderSet)
+    return train, val
+
+
+def held(images: FolderSet) -> list[tuple[str, int]]:
+    return list(zip(map(images.key, range(len(images))), images.labels.tolist(), strict=True))
+
+
+def described(world: World, root: str, others: str = "") -> Any:
+    train, val = divide(Path(root), world=world)
+    refused = ""
+    if others:
+        with pytest.raises(UserError) as caught:
+            divide(Path(others if world.rank else root), world=world)
+        refused = caught.value.message
+    return held(train), held(val), train.fingerprint, val.fingerprint, train.notes, refused
+
+
+def by_hand(content: bytes, fraction: float) -> bool:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little") < fraction * 2**64
+
+
+def test_the_split_is_the_hash_of_the_content_on_any_number_of_ranks(tmp_path: Path) -> None:
+    root, files = tmp_path / "set", pictures()
+    write(root, files)
+    train, val = divide(root)
+    chosen = {name for name, content in files.items() if by_hand(content, 0.2)}
+    assert {key for key, _ in held(val)} == chosen
+    assert {key for key, _ in held(train)} == set(files) - chosen
+    assert [label for _, label in held(train)] == sorted(label for _, label in held(train))
+    bees = sum(name.startswith("bee") for name in chosen)
+    (note,) = train.notes
+    assert note.endswith(f"ant {40 - len(chosen) + bees} + {len(chosen) - bees}, bee {40 - bees} + {bees}")
+    alone = described(ALONE, str(root))
+    write(tmp_path / "other", pictures(41))
+    for n in (2, 3):
+        for theirs in run_ranks(described, n, str(root), str(tmp_path / "other")):
+            assert tuple(theirs[:-1]) == alone[:-1]
+            assert "80 files on rank 0 and 82 on rank 1" in theirs[-1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_no_picture_changes_sides(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """However files are added, renamed, moved to another class, copied or listed."""
+    root, files = tmp_path_factory.mktemp("moved"), pictures(30)
+    kept = data.draw(st.sets(st.sampled_from(sorted(files)), min_size=20))
+    moved = {f"{data.draw(st.sampled_from(['ant', 'bee']))}/new-{i}.png": files[name] for i, name in enumerate(kept)}
+    added = {f"{name}/{i}.jpg": data.draw(st.binary(max_size=8)) for i in range(3) for name in ("ant", "bee")}
+    write(root, moved | added)
+    listed, backwards = os.scandir, data.draw(st.booleans())
+    with mock.patch("os.scandir", lambda path: list(listed(path))[:: -1 if backwards else 1]):
+        try:
+            train, val = divide(root, 0.3)
+        except UserError as error:
+            assert "leaves no image" in str(error)  # noqa: PT017 (the other outcome)
+            return
+    for images, side in ((train, False), (val, True)):
+        for key, _ in held(images):
+            assert by_hand((root / key).read_bytes(), 0.3) is side
+
+
+def test_a_larger_fraction_keeps_what_a_smaller_one_chose(tmp_path: Path) -> None:
+    write(tmp_path, pictures())
+    small, large = ({key for key, _ in held(divide(tmp_path, fraction)[1])} for fraction in (0.1, 0.4))
+    assert small < large
+
+
+def test_train_without_val_is_divided_and_test_left_for_the_end(tmp_path: Path) -> None:
+    write(tmp_path / "flat", pictures())
+    write(tmp_path / "set/train", pictures())
+    write(tmp_path / "set/test", pictures(3))
+    flat, deep = divide(tmp_path / "flat"), divide(tmp_path / "set")
+    assert [held(each) for each in flat] == [held(each) for each in deep]
+    assert [each.fingerprint for each in flat] == [each.fingerprint for each in deep]
+    assert deep[0].notes[0] == f"note: {tmp_path / 'set/test'} is left for the end"
+    write(tmp_path / "set/val", pictures(3))
+    with pytest.raises(UserError, match="val is there to validate on already"):
+        divide(tmp_path / "set")
+    write(tmp_path / "trains", pictures(classes=("car", "train")))  # a class of that name
+    assert divide(tmp_path / "trains")[0].classes == ("car", "train")
+
+
+def test_a_class_without_an_image_on_one_side_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, pictures() | {"wasp/1.png": b"1"})
+    with pytest.raises(UserError, match=r"no image to \w+ on for wasp \(of 1\)") as caught:
+        divide(tmp_path)
+    assert "--val-fraction" in caught.value.remedy
+    with pytest.raises(UserError, match="leaves no image to validate on for ant"):
+        divide(tmp_path, 1e-9)
+
+
+def test_class_folders_alone_are_told_of_the_flag(tmp_path: Path) -> None:
+    write(tmp_path, pictures())
+    with pytest.raises(UserError, match=r"there is no folder .*train") as caught:
+        load(DataConfig(dataset="folder"), tmp_path, 0, ALONE)
+    assert "--val-fraction 0.1" in caught.value.remedy
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
+    with pytest.raises(UserError, match=r"--val-fraction .* is not in \[0, 1\)"):
+        DataConfig(val_fraction=fraction)
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "my.module:sets"])
+def test_sets_with_a_validation_part_are_not_divided(dataset: str) -> None:
+    with pytest.raises(UserError, match=f"--val-fraction with --dataset {dataset}"):
+        Config(data=DataConfig(dataset=dataset, val_fraction=0.1))
+
+
+def test_hashes_are_kept_and_a_changed_file_is_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "set"
+    write(root, pictures())
+    divide(root)
+    assert not (tmp_path / "cache").exists(), "what takes no time is not kept"
+    monkeypatch.setattr(hashing, "_WORTH_S", -1.0)
+    before = [held(each) for each in divide(root)]
+    (file,) = (tmp_path / "cache/lockstep/contents").iterdir()
+    read: list[int] = []
+    encoded = FolderSet.encoded
+
+    def noted(images: FolderSet, sample: int) -> bytes:
+        read.append(sample)
+        return encoded(images, sample)
+
+    monkeypatch.setattr(FolderSet, "encoded", noted)
+    assert [held(each) for each in divide(root)] == before
+    assert not read
+    kept = root / "ant/3.png"
+    stated = kept.stat()
+    content = b"ant X"
+    assert len(content) == stated.st_size
+    kept.write_bytes(content)
+    os.utime(kept, ns=(stated.st_atime_ns, stated.st_mtime_ns))  # as rsync would: the same size and time
+    train, val = divide(root)
+    assert len(read) == 1
+    assert ("ant/3.png" in {key for key, _ in held(val)}) is by_hand(content, 0.2)
+    for harmed in (b"", file.read_bytes()[:-8], b"\0" * 64):
+        file.write_bytes(harmed)
+        read.clear()
+        divide(root)
+        assert len(read) == 80
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("no folder")
+    assert len(divide(root)[0]) == len(train)
+
+
+def test_the_parts_decode_as_the_whole_does(tmp_path: Path) -> None:
+    write_folders(tmp_path, count=10)
+    shutil.rmtree(tmp_path / "val")
+    train, val = divide(tmp_path, 0.4)
+    whole = layout.load_undivided(tmp_path, 8, 0, False)
+    keys = [whole.key(i) for i in range(len(whole))]
+    for part in (train, val):
+        at = np.array([keys.index(part.key(i)) for i in range(len(part))])
+        for ours, theirs in zip(part.read(np.arange(len(part)), None), whole.read(at, None), strict=True):
+            assert bool((ours == theirs).all())
