@@ -169,11 +169,8 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
     for number in range(EPOCHS * order.steps_per_epoch):
         ids = order.step(*divmod(number, order.steps_per_epoch))
         before = [copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict())) for loop in loops]
-        images, labels = _mixed(
-            config,
-            *(every[torch.from_numpy(ids)] for every in (pixels, targets)),
-            *divmod(number, order.steps_per_epoch),
-        )
+        rows, (epoch, t) = torch.from_numpy(ids), divmod(number, order.steps_per_epoch)
+        images, labels = _mixed(config, pixels[rows], targets[rows], epoch, t)
         losses.append(sum(loop.step(number, ids, images, labels) for loop in loops) / len(ids))
         if config.on_nonfinite != "stop" and not all(loop.finite for loop in loops):
             out.append(number)
