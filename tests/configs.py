@@ -57,6 +57,8 @@ models = st.builds(
     batch_norm=st.sampled_from(["auto", "global", "local", "groups:8"]),
     channels_last=flags,
     compile=flags,
+    freeze=tuples(st.sampled_from(["conv1", "layer[12]", "*.bias"])),
+    freeze_until=names,
 )
 optims = st.builds(
     OptimConfig,
@@ -73,7 +75,8 @@ optims = st.builds(
     base_batch_size=st.integers(0, 10**6),
     clip_norm=floats(0),
     label_smoothing=floats(0, 1, exclude_max=True),
-    ema=floats(0, 1, exclude_max=True),
+    ema=floats(0, 1, exclude_min=True, exclude_max=True),
+    ema_warmup=flags,
 )
 chosen_by = st.builds(
     ChooseConfig,
@@ -125,7 +128,10 @@ def _configs(draw: st.DrawFn) -> Config:
                 "outer_momentum": draw(floats(0, 0.99)),
             }
             parts |= {"link": LinkConfig(sync_every=draw(st.integers(2, 99)), **outer)}
-            parts |= {"optim": replace(parts["optim"], ema=0.0), "model": replace(parts["model"], batch_norm="auto")}
+            parts |= {
+                "optim": replace(parts["optim"], ema=0.0, ema_warmup=False),
+                "model": replace(parts["model"], batch_norm="auto"),
+            }
     try:
         chosen: dict[str, Any] = {
             "precision": draw(st.sampled_from(get_args(Precision))),

@@ -66,6 +66,8 @@ def draw(rng: random.Random) -> Drawn:
     give("fraction", round(samples / 1437, 5))
     give("epochs", rng.choice([1, 2]))
     give("seed", rng.randint(0, 999))
+    if sometimes(0.15):
+        give("freeze", "*.bias")
     # what centred_net does with its share is by design another thing for each share, and is for exact mode alone
     exact = rng.randint(2, min(9, batch)) if sometimes(0.6) or "centred" in model else 0
     nproc = rng.choice([(1, 2), (1, 3), (2, 3), (1, 2, 3), (3, 1), (1, 5)] if small else [(1, 2), (1, 3), (2, 1)])
@@ -123,7 +125,7 @@ def _optimizer(rng: random.Random, give: Give) -> None:
         give("weight-decay", 0.01)
     for often, flag, value in (
         (0.25, "clip-norm", 0.5),
-        (0.25, "ema", 0.9),
+        (0.25, "ema", rng.choice([0.9, 0.99])),
         (0.25, "label-smoothing", 0.1),
         (0.2, "warmup-epochs", 1),
     ):

@@ -22,6 +22,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "link.compress": ("fp16", "bf16", "powersgd:2"),
     "link": ("local SGD", "DiLoCo", "DiLoCo, private"),
     "optim.ema": (0.7,),
+    "optim.ema_warmup": (True,),
     "optim.clip_norm": (0.3,),
     "optim.optimizer": ("adamw", "muon"),
     "optim.scale_lr": ("sqrt",),

@@ -178,7 +178,8 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
                 loop.model.load_state_dict(weights)
                 loop.optimizer.load_state_dict(state)
         elif average is not None:
-            decay = config.optim.ema if counted else 0.0
+            most = (1 + counted) / (10 + counted) if config.optim.ema_warmup else 1.0
+            decay = min(config.optim.ema, most) if counted else 0.0
             counted += 1
             with torch.no_grad():
                 for mine, p in zip(average.parameters(), loops[0].model.parameters(), strict=True):

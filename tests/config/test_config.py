@@ -96,6 +96,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (OptimConfig, {"schedule": "multistep"}, "--schedule multistep without --milestones"),
     (OptimConfig, {"label_smoothing": 1.0}, "--label-smoothing 1.0"),
     (OptimConfig, {"ema": 1.0}, "--ema 1.0"),
+    (OptimConfig, {"ema_warmup": True}, "--ema-warmup without --ema"),
     (OptimConfig, {"clip_norm": -1.0}, "--clip-norm -1.0"),
     (OptimConfig, {"nesterov": True, "momentum": 0.0}, "--nesterov needs"),
     (OptimConfig, {"nesterov": True, "optimizer": "adam"}, "--nesterov needs"),

@@ -73,7 +73,7 @@ def test_other_words_are_sorted_out_wherever_they_stand() -> None:
         (["--gpus", "0,b"], "--gpus 0,b: not whole numbers with commas between them"),
         (
             ["--schedule", "cosin"],
-            "'cosin'\n  Did you mean cosine? --schedule takes constant, linear, step",
+            "'cosin'\n  Did you mean cosine or timm:cosine? --schedule takes constant, linear, step",
         ),
         (["--precision=fp31"], "unknown precision 'fp31'"),
         (["--flip=yes"], "--flip=yes: the flag takes no value"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lockstep.config import Config, DataConfig
 from lockstep.data import contents as hashing
 from lockstep.data import layout
+from lockstep.data.duplicates import duplicates
 from lockstep.data.folder import FolderSet
 from lockstep.data.sources import load
 from lockstep.errors import UserError
@@ -47,14 +48,31 @@ def held(images: FolderSet) -> list[tuple[str, int]]:
     return list(zip(map(images.key, range(len(images))), images.labels.tolist(), strict=True))
 
 
-def described(world: World, root: str, others: str = "") -> Any:
+TWICE = {
+    "train/ant/1.png": b"first",
+    "train/ant/2.png": b"other",  # of the same size
+    "train/ant/again.png": b"first",
+    "train/bee/1.png": b"first",
+    "train/bee/2.png": b"a bee",
+    "val/ant/x.png": b"first",
+    "val/ant/y.png": b"no twin",
+    "val/bee/z.png": b"a bee",
+}
+
+
+def told(world: World, root: str, look: str = "auto") -> list[str]:
+    train, val = load(DataConfig(dataset="folder", image_size=8), Path(root), 0, ALONE)
+    return duplicates(train, val, look, world)
+
+
+def described(world: World, root: str, twice: str, others: str = "") -> Any:
     train, val = divide(Path(root), world=world)
     refused = ""
     if others:
         with pytest.raises(UserError) as caught:
             divide(Path(others if world.rank else root), world=world)
         refused = caught.value.message
-    return held(train), held(val), train.fingerprint, val.fingerprint, train.notes, refused
+    return held(train), held(val), train.fingerprint, val.fingerprint, train.notes, told(world, twice), refused
 
 
 def by_hand(content: bytes, fraction: float) -> bool:
@@ -72,10 +90,12 @@ def test_the_split_is_the_hash_of_the_content_on_any_number_of_ranks(tmp_path: P
     bees = sum(name.startswith("bee") for name in chosen)
     (note,) = train.notes
     assert note.endswith(f"ant {40 - len(chosen) + bees} + {len(chosen) - bees}, bee {40 - bees} + {bees}")
-    alone = described(ALONE, str(root))
+    write(tmp_path / "twice", TWICE)
+    alone = described(ALONE, str(root), str(tmp_path / "twice"))
+    assert len(alone[-2]) == 2
     write(tmp_path / "other", pictures(41))
     for n in (2, 3):
-        for theirs in run_ranks(described, n, str(root), str(tmp_path / "other")):
+        for theirs in run_ranks(described, n, str(root), str(tmp_path / "twice"), str(tmp_path / "other"), timeout=240):
             assert tuple(theirs[:-1]) == alone[:-1]
             assert "80 files on rank 0 and 82 on rank 1" in theirs[-1]
 

@@ -32,6 +32,7 @@ _NOT_PREDICTIONS = (
     "eval_every",
     "eval_batch_size",
     "model_parallel",
+    "duplicates",
     "strategy",
     "data_dir",
 )

@@ -27,9 +27,18 @@ def require_sound(config: Settings) -> None:
     if execution.strategy == "fsdp":
         why = "Muon orthogonalises whole matrices, and each process holds a part"
         _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
+        named = f"--optimizer {optim.optimizer}"
+        why = "timm's optimizers take norms of whole parameters, and each process holds a part"
+        _exclude("--strategy fsdp", {named: (optim.optimizer.startswith("timm:"), why)})
     if model.activation_checkpointing:
         why = "the compiler decides by itself what it computes again"
         _exclude("--activation-checkpointing", {"--compile": (model.compile, why)})
+    if late := [epochs for epochs, _ in model.unfreezing if epochs >= config.epochs]:
+        require(
+            False,
+            f"--unfreeze-at {','.join(model.unfreeze_at)}: {late[0]} epochs are never over in a run of {config.epochs}",
+            "Give fewer, or more --epochs.",
+        )
     if execution.model_parallel > 1:
         why = "a graph that is cut at each stage gains nothing"
         _exclude(f"--model-parallel {execution.model_parallel}", {"--compile": (model.compile, why)})
@@ -125,6 +134,10 @@ def _compressed(config: Settings) -> None:
             f"--strategy {strategy}": (strategy != "ddp", "it is a hook of DDP's all-reduce"),
             "--precision fp16": (powersgd and config.precision == "fp16", f"{remembers}; use bf16"),
             f"--on-nonfinite {config.on_nonfinite}": (powersgd and config.on_nonfinite != "stop", remembers),
+            "--unfreeze-at": (
+                powersgd and bool(config.model.unfreeze_at),
+                "what PowerSGD could not send of a frozen layer's gradients would move it once it is trained",
+            ),
         },
     )
 
@@ -144,6 +157,10 @@ def _local(config: Settings) -> None:
             ),
             "--precision fp16": (config.precision == "fp16", f"which steps to skip {alone}; use bf16"),
             "--on-nonfinite skip": (config.on_nonfinite == "skip", alone),
+            "--unfreeze-at": (
+                bool(config.model.unfreeze_at),
+                "the mean over processes would round the weights that are frozen until then",
+            ),
             f"--ema {config.optim.ema:g}": (config.optim.ema > 0, "between two averagings there are no common weights"),
             "--find-unused-parameters": (
                 config.model.find_unused_parameters,

@@ -63,6 +63,8 @@ class Execution:
     """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb."""
     probe: bool = True
     """Before the first step, look for parts of the model whose result depends on --nproc, and name them."""
+    duplicates: Literal["auto", "always", "never"] = "auto"
+    """Before the first step, name pictures that are trained and validated on alike, by content; auto: up to 100,000."""
     log_every: int = 10
     """Steps between two `step` records of the journal, and between two moves of the progress bar."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from lockstep.config.fields import require
+from lockstep.config.fields import Names, require
 
 # written out, because importing the models costs seconds and help should not; a test holds the two equal
 _MODEL_HELP = (
@@ -24,6 +24,13 @@ class ModelConfig:
     """Start from these weights: a safetensors file, or a state_dict by torch.save, with or without `module.`."""
     adapt_init: bool = False
     """Take all of --init but a last layer for other classes, and its first convolution for grey or colour images."""
+    freeze: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
+    """Layers or parameters that are not trained, by name or pattern: conv1,layer[12]. Their batch norms keep their
+    statistics."""
+    freeze_until: Annotated[str, arg(help_behavior_hint="(default: none)")] = ""
+    """Train from this layer on: what the model lists before it is frozen."""
+    unfreeze_at: Annotated[Names, arg(help_behavior_hint="(default: never)")] = ()
+    """Train frozen layers after so many epochs: 2:layer4,4:all."""
     batch_norm: str = "auto"
     """Statistics over the micro-batch on all processes (global; auto: that, where ranks step together), over each
     process's own part of it (local), or over so many samples that follow each other in the batch (groups:32)."""
@@ -45,6 +52,24 @@ class ModelConfig:
             f"--batch-norm {self.batch_norm} is unknown",
             "Use auto, global, local, or groups:SAMPLES, as groups:32.",
         )
+
+        for each in self.unfreeze_at:
+            require(
+                re.fullmatch(r"[1-9]\d*:.+", each) is not None,
+                f"--unfreeze-at {each} is not of the form EPOCHS:LAYER",
+                "Give the epochs that are over before it is trained, as 2:layer4,4:all.",
+            )
+        require(
+            not self.unfreeze_at or bool(self.freeze or self.freeze_until),
+            f"--unfreeze-at {','.join(self.unfreeze_at)} where nothing is frozen",
+            "Freeze layers by --freeze or --freeze-until, or leave it out.",
+        )
+
+    @property
+    def unfreezing(self) -> tuple[tuple[int, str], ...]:
+        """(epochs, pattern) of --unfreeze-at, in the order of the epochs."""
+        parts = [each.partition(":") for each in self.unfreeze_at]
+        return tuple(sorted((int(epochs), pattern) for epochs, _, pattern in parts))
 
     @property
     def group(self) -> int:

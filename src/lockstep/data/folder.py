@@ -102,9 +102,14 @@ class FolderSet:
         paths, ends = joined([os.fsencode(self.key(sample)) for sample in ids.tolist()])
         return replace(self, paths=paths, ends=ends, labels=self.labels[ids], **changed)
 
+    def named(self, sample: int) -> str:
+        """Where a picture is to be found, on one line."""
+        path = str(self.path(sample))
+        return path if path.isprintable() else repr(path)
+
     def where(self, sample: int) -> str:
         """A sample as messages name it."""
-        return f"{self.path(sample)} (sample {sample})"
+        return f"{self.named(sample)} (sample {sample})"
 
     def read(self, ids: Ids, epoch: int | None = None, draws: Ids | None = None) -> tuple[Tensor, Tensor]:
         """Images uint8 [b, 3, size, size] and labels int64 [b]; epoch None: nothing random.

@@ -77,6 +77,12 @@ class TrainLoader:
         """Steps in an epoch."""
         return self.order.steps_per_epoch
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the run's first lines should know of its samples."""
+        own = (getattr(part, "note", "") for part in (self.order, self.mixing))
+        return [*getattr(self.images, "notes", ()), *filter(None, own)]
+
     def epochs(self, count: int) -> Iterator[Iterator[Batch]]:
         """One iterator of batches for each of `count` epochs."""
         return (self.epoch(e) for e in range(count))

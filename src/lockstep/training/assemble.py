@@ -1,7 +1,7 @@
 """From a config to the parts of a run: data, model, optimizer, step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
 from lockstep.training.average import Average
+from lockstep.training.freezing import Freezing, freeze
 from lockstep.training.losses import cross_entropy
 from lockstep.training.step import TrainStep
 
@@ -38,6 +39,11 @@ class Run:
     val: EvalLoader
     step: TrainStep
     ema: Average | None
+    freezing: Freezing = field(default_factory=Freezing)
+
+    def enter(self, epoch: int) -> None:
+        """Before the steps of an epoch, counted from 0: what of the model is trained in it."""
+        self.step.withheld = self.freezing.enter(self.model, epoch)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -79,7 +85,12 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         cutout=data.cutout,
         image_size=data.image_size,
     )
-    read = reader(images, world.device, execution.loader, execution.workers)
+    transforms = None
+    if data.augment:
+        from lockstep.data.transforms import tried_transforms  # imports torchvision, 1.5 s
+
+        transforms = tried_transforms(data.augment, config.seed, images)
+    read = reader(images, world.device, execution.loader, execution.workers, transforms)
     level = execution.strategy == "fsdp"  # whose passes hold collectives
     group = config.model.group or 1
     mixing = _mixing(config, len(images.classes)) if config.samples.mixes else None
@@ -133,7 +144,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model, optim = build_model(config, train_set, world.print).to(dtype=dtype), config.optim
-    ema = Average(model, optim.ema) if optim.ema else None
+    freezing = freeze(model, config.model)
+    ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
@@ -150,7 +162,9 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
     )
-    return Run(model, train, val, step, ema)
+    run = Run(model, train, val, step, ema, freezing)
+    run.enter(0)
+    return run
 
 
 def loaders(

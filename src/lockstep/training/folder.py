@@ -20,7 +20,7 @@ from lockstep.errors import UserError, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
 
-_NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel")
+_NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def check(config: Config) -> None:
     from lockstep.data.sources import DATASETS
     from lockstep.parallel.data_parallel import require_gpus
     from lockstep.processes.devices import devices
+    from lockstep.training import timm_parts
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
 
@@ -68,7 +69,8 @@ def check(config: Config) -> None:
     if dataset not in DATASETS and ":" not in dataset:
         raise unknown("dataset", dataset, DATASETS, "Your own is package.module:factory.")
     models.check(config.model.model)
-    if ":" in config.optim.optimizer:
+    timm_parts.check(config.optim)
+    if ":" in config.optim.optimizer and not config.optim.optimizer.startswith(timm_parts.PREFIX):
         load_object(config.optim.optimizer, "optimizer")
     mirrors.check(config.execution.log)
     if config.execution.strategy == "dp":

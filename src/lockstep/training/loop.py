@@ -93,6 +93,7 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
     The batch itself is not passed on: who held it would keep its memory through the next step.
     """
     per_epoch = len(run.train)
+    run.enter(state.epochs)
     for batch in run.train.epoch(state.epochs, state.steps - state.epochs * per_epoch):
         loaded(batch)
         loss = None

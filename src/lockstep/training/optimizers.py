@@ -11,6 +11,7 @@ from lockstep.config.objects import load_object
 from lockstep.errors import UserError
 from lockstep.models.cifar10_speed import MuonSGD
 from lockstep.parallel.sharded import is_part
+from lockstep.training import timm_parts
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
@@ -51,6 +52,8 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             optimizer = MuonAdamW(parameters, lr, momentum=momentum, weight_decay=decay, fused=fused)
         case "muon-sgd":
             optimizer = MuonSGD(parameters, lr, momentum=momentum, weight_decay=decay)
+        case name if name.startswith(timm_parts.PREFIX):
+            optimizer = timm_parts.optimizer(optim, parameters, lr)
         case path:
             optimizer = load_object(path, "optimizer")(model, optim, lr)
             if not isinstance(optimizer, torch.optim.Optimizer):

@@ -15,6 +15,7 @@ from lockstep.checkpoint.store import abandon
 from lockstep.checkpoint.verified import Loaded, newest
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
+from lockstep.data.duplicates import duplicates
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.modules import all_finite
@@ -201,7 +202,8 @@ def session(config: Config, world: World, run: Run, folder: Path, began: float |
     lost = mend(path) if main else ""
     state, resumed = resume.resume(config, world, run, folder)
     refuse_single_values(config, world, run)
-    notes = probe(config, world, run)
+    found = duplicates(run.train.images, run.val.images, execution.duplicates, world)
+    notes = [*run.train.notes, *found, *probe(config, world, run)]
     if main:
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)
@@ -227,7 +229,7 @@ def session(config: Config, world: World, run: Run, folder: Path, began: float |
         keeps = main and every.count
         writer = Writer(folder / "checkpoints", recovery.keep, execution.collective_timeout) if keeps else None
         live = Session(config, world, run, folder, state, journal, bar, control, beat, writer)
-        journal.write(run_record(config, world, run, state.steps))
+        journal.write(run_record(config, world, run, state.steps, notes))
         if lost:
             journal.write(TroubleRecord(kind="fault", fault="journal", step=state.steps, cause=lost))
         for line in [*summary(config, world, run), *notes, *resumed.splitlines(), *([lost] if lost else [])]:

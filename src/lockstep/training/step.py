@@ -95,6 +95,7 @@ class TrainStep:
         self._check_gradients = not find_unused_parameters
         self._skip_nonfinite = skip_nonfinite
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
+        self.withheld: list[nn.Parameter] = []  # whose gradients are not used, as those of layers trained later
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)
         if schedule is not None:
@@ -117,6 +118,8 @@ class TrainStep:
             self._check_gradients = False
             checks.require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
         self.sync.finish()
+        for parameter in self.withheld:
+            parameter.grad = None
         summed = self._summed(found, batch)
         self._divide()
         # the same on all ranks, as gradients are after their reduction

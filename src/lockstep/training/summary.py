@@ -18,7 +18,7 @@ from lockstep.watch.hang import name_ranks
 from lockstep.watch.records import RunRecord
 
 
-def run_record(config: Config, world: World, run: Run, resumed_from: int) -> RunRecord:
+def run_record(config: Config, world: World, run: Run, resumed_from: int, notes: list[str]) -> RunRecord:
     """The journal's `run` record: what runs, where, on what. All ranks call it together."""
     return RunRecord(
         kind="run",
@@ -31,6 +31,7 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int) -> Run
         data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
         parameters=sum(p.numel() for p in run.model.parameters()),
         resumed_from=resumed_from,
+        notes=notes,
     )
 
 
@@ -93,12 +94,11 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
     for images in (run.train.images, run.val.images):
         if left_out := getattr(images, "left_out", ""):
             lines.append(f"note: in {images.name} these files were taken for no images: {left_out}")
-        lines += getattr(images, "notes", ())
-    lines += [note for part in (order, run.train.mixing) if (note := getattr(part, "note", ""))]
     if config.exact:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
         )
+    lines += run.freezing.lines(run.model)
     lines += _spread(config, world) + _gives_up(config, world)
     if optim.scale_lr != "none":
         lines.append(

@@ -21,6 +21,7 @@ class RunRecord(TypedDict):
     data: dict[str, str]  # name, fingerprint
     parameters: int
     resumed_from: int  # step, 0 for a new run
+    notes: list[str]  # what was said of data and model: how the set was divided, duplicates, what depends on --nproc
 
 
 class Means(TypedDict):
