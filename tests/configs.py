@@ -74,6 +74,7 @@ optims = st.builds(
     clip_norm=floats(0),
     label_smoothing=floats(0, 1, exclude_max=True),
     ema=floats(0, 1, exclude_max=True),
+    decay_norms=st.sampled_from(["auto", "yes"]),
 )
 chosen_by = st.builds(
     ChooseConfig,
