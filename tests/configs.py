@@ -17,6 +17,7 @@ from lockstep.config import (
     ModelConfig,
     OptimConfig,
     Precision,
+    SamplesConfig,
     ScheduleName,
 )
 from lockstep.config.choose import Metric
@@ -44,11 +45,13 @@ data = st.builds(
     flip=flags,
     alternate_flip=flags,
     cutout=st.integers(0, 9),
+    augment=tuples(st.sampled_from(["randaugment:2,9", "colorjitter:0.4,hue=(-0.1,0.1)", "my.module:function"])),
     resized_crop=flags,
     image_size=st.integers(0, 512),
     drop_last=flags,
     decode_size=st.just(0) | st.integers(512, 4096),
 )
+samples = st.builds(SamplesConfig, mixup=floats(0), cutmix=floats(0), mix_prob=floats(0, 1), mix_switch=floats(0, 1))
 models = st.builds(
     ModelConfig,
     model=names.filter(bool),
@@ -73,7 +76,8 @@ optims = st.builds(
     base_batch_size=st.integers(0, 10**6),
     clip_norm=floats(0),
     label_smoothing=floats(0, 1, exclude_max=True),
-    ema=floats(0, 1, exclude_max=True),
+    ema=floats(0, 1, exclude_min=True, exclude_max=True),
+    ema_warmup=flags,
     decay_norms=st.sampled_from(["auto", "yes"]),
 )
 chosen_by = st.builds(
@@ -105,6 +109,7 @@ executions = st.builds(
 def _configs(draw: st.DrawFn) -> Config:
     parts: dict[str, Any] = {
         "data": draw(data),
+        "samples": draw(samples),
         "model": draw(models),
         "optim": draw(optims),
         "choose": draw(chosen_by),
@@ -125,7 +130,10 @@ def _configs(draw: st.DrawFn) -> Config:
                 "outer_momentum": draw(floats(0, 0.99)),
             }
             parts |= {"link": LinkConfig(sync_every=draw(st.integers(2, 99)), **outer)}
-            parts |= {"optim": replace(parts["optim"], ema=0.0), "model": replace(parts["model"], batch_norm="auto")}
+            parts |= {
+                "optim": replace(parts["optim"], ema=0.0, ema_warmup=False),
+                "model": replace(parts["model"], batch_norm="auto"),
+            }
     try:
         chosen: dict[str, Any] = {
             "precision": draw(st.sampled_from(get_args(Precision))),

@@ -125,7 +125,7 @@ def _optimizer(rng: random.Random, give: Give) -> None:
         give("weight-decay", 0.01)
     for often, flag, value in (
         (0.25, "clip-norm", 0.5),
-        (0.25, "ema", 0.9),
+        (0.25, "ema", rng.choice([0.9, 0.99])),
         (0.25, "label-smoothing", 0.1),
         (0.2, "warmup-epochs", 1),
     ):
@@ -144,5 +144,8 @@ def _augmentation(rng: random.Random, give: Give, size: int) -> None:
         give("alternate-flip")
     if rng.random() < 0.3:
         give("cutout", rng.randint(1, size // 2))
+    for flag in ("mixup", "cutmix"):
+        if rng.random() < 0.2:
+            give(flag, rng.choice([0.2, 1.0]))
     if rng.random() < 0.2:
         give("drop-last")

@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
     ),
     "export": ("RUN [FLAGS]", "write a run's weights for other programs, as safetensors or torch.save", export.main),
     "recipes": ("", "list the recipes", recipes.main),
-    "show": ("RECIPE", "print a recipe as a command with all its flags, to copy and change", recipes.show),
+    "show": ("RECIPE|RUN", "print a recipe or a run's config as a command, or as --toml, to copy", recipes.show),
 }
 
 _HELP = """usage: lockstep COMMAND [ARGUMENTS]

@@ -28,7 +28,7 @@ PATIENT = Config(
     epochs=12,
     data=DataConfig(dataset="digits", fraction=0.1),  # 144 samples: 5 steps an epoch
     model=ModelConfig(model="tests.parallel.test_exact:small_net"),
-    optim=OptimConfig(optimizer="adamw", lr=0.05, ema=0.5, schedule="constant"),
+    optim=OptimConfig(optimizer="adamw", lr=0.05, ema=0.6, ema_warmup=True, schedule="constant"),
     choose=ChooseConfig(keep_best="macro-f1", patience=2, min_delta=0.01),
     execution=Execution(log_every=3, eval_batch_size=200),
     recovery=Recovery(checkpoint_every="4steps", hang_timeout=60),

@@ -83,7 +83,7 @@ def test_real_optimizers_frozen_parameters_and_initial_lr(name: str) -> None:
         build(model.requires_grad_(False), config, 0.1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "timm:lamb", "timm:lion"])
 def test_state_goes_round_through_a_dict_and_training_goes_on_the_same(name: str) -> None:
     config = OptimConfig(optimizer=name)
     model = _model()

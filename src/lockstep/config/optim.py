@@ -9,7 +9,9 @@ from lockstep.config.fields import Floats, require, require_finite
 from lockstep.errors import unknown
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta", "muon", "muon-sgd")
-ScheduleName = Literal["constant", "linear", "step", "multistep", "cosine", "one-cycle"]
+ScheduleName = Literal[
+    "constant", "linear", "step", "multistep", "cosine", "one-cycle", "timm:cosine", "timm:tanh", "timm:poly"
+]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class OptimConfig:
 
     optimizer: str = "sgd"
     """sgd, adam, adamw, adadelta, muon (matrices and convolutions; AdamW for the rest), muon-sgd (cifar10-speed's: Muon
-    for filters, SGD for the rest), or package.module:factory."""
+    for filters, SGD for the rest), timm:NAME (as timm:lamb, where timm is installed), or package.module:factory."""
     lr: Annotated[float, arg(aliases=["--learning-rate"])] = 0.1
     """Peak learning rate, meant for batches of --base-batch-size."""
     momentum: float = 0.9
@@ -34,7 +36,7 @@ class OptimConfig:
     head_lr: float = 0.0
     """Peak learning rate of the last layer, as a new head for other classes (0: --lr)."""
     schedule: ScheduleName = "cosine"
-    """Course of the learning rate over the run."""
+    """Course of the learning rate over the run; timm's (poly: with --gamma as its power) where timm is installed."""
     warmup_epochs: float = 0.0
     """Rise linearly from 1 % of the rate over this many epochs first."""
     step_epochs: float = 1.0
@@ -42,7 +44,7 @@ class OptimConfig:
     milestones: Annotated[Floats, arg(help_behavior_hint="(default: none)")] = ()
     """Epochs after which the rate drops (multistep)."""
     gamma: float = 0.1
-    """Factor of a drop (step, multistep)."""
+    """Factor of a drop (step, multistep); power (timm:poly)."""
     scale_lr: Literal["linear", "sqrt", "none"] = "none"
     """Scale the rate with --batch-size / --base-batch-size, or with its square root."""
     base_batch_size: int = 0
@@ -53,6 +55,8 @@ class OptimConfig:
     """Label smoothing of the cross-entropy."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, which is then what is evaluated (0: off)."""
+    ema_warmup: bool = False
+    """Begin the average with a smaller decay: min(--ema, (1 + t) / (10 + t)) at its update t."""
 
     def __post_init__(self) -> None:
         require_finite(self)
@@ -76,7 +80,7 @@ class OptimConfig:
         }
         for flag, on in of_its_own.items():
             require(
-                not on or (self.optimizer != "muon-sgd" and ":" not in self.optimizer),
+                not on or self.optimizer.startswith("timm:") or self.optimizer in set(OPTIMIZERS) - {"muon-sgd"},
                 f"{flag} with --optimizer {self.optimizer}, which makes its groups and their rates by itself",
                 "Leave one of the two out.",
             )
@@ -93,6 +97,9 @@ class OptimConfig:
             "Use 0 to turn it off; a usual value is 0.1.",
         )
         require(0 <= self.ema < 1, f"--ema {self.ema} is not in [0, 1)", "A usual decay is 0.999.")
+        require(
+            self.ema > 0 or not self.ema_warmup, "--ema-warmup without --ema warms up nothing", "Give --ema 0.999 too."
+        )
         require(self.clip_norm >= 0, f"--clip-norm {self.clip_norm} is negative", "Use 0 to turn clipping off.")
         require(
             not self.nesterov or (self.optimizer == "sgd" and self.momentum > 0),

@@ -10,11 +10,12 @@ from torch import nn
 
 from lockstep import models
 from lockstep.checkpoint.foreign import load_foreign
-from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesConfig
 from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader, TrainLoader
+from lockstep.data.mixing import Mixing
 from lockstep.data.order import Order
 from lockstep.data.readers import reader
 from lockstep.errors import UserError
@@ -84,10 +85,22 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         cutout=data.cutout,
         image_size=data.image_size,
     )
-    read = reader(images, world.device, execution.loader, execution.workers)
+    transforms = None
+    if data.augment:
+        from lockstep.data.transforms import tried_transforms  # imports torchvision, 1.5 s
+
+        transforms = tried_transforms(data.augment, config.seed, images)
+    read = reader(images, world.device, execution.loader, execution.workers, transforms)
     level = execution.strategy == "fsdp"  # whose passes hold collectives
     group = config.model.group or 1
-    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level)
+    mixing = _mixing(config, len(images.classes)) if config.samples.mixes else None
+    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level, mixing)
+
+
+def _mixing(config: Config, classes: int) -> Mixing:
+    mix = config.samples
+    epochs = config.epochs - mix.mix_off_epochs if mix.mix_off_epochs else None
+    return Mixing(config.seed, classes, mix.mixup, mix.cutmix, mix.mix_prob, mix.mix_switch, epochs)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
@@ -132,7 +145,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     model, optim = build_model(config, train_set, world.print).to(dtype=dtype), config.optim
     freezing = freeze(model, config.model)
-    ema = Average(model, optim.ema) if optim.ema else None
+    ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
@@ -165,6 +178,7 @@ def loaders(
     batch_norm: str = "auto",
     data_dir: str = "",
     workers: int = 2,
+    epochs: int = 1 << 30,
     **data: Any,
 ) -> tuple[TrainLoader, EvalLoader]:
     """The training and the evaluation loader of a data set, for a loop of one's own.
@@ -175,15 +189,19 @@ def loaders(
         batch_size: global: samples per step over all ranks.
         exact: for exact mode: cut each batch into so many slices.
         batch_norm: as passed to `parallelize`: the batch is cut between its groups alone.
-        data: further fields of DataConfig, as crop_padding=4, flip=True, fraction=0.25.
+        epochs: how many there will be, which `mix_off_epochs` alone asks for.
+        data: further fields of DataConfig and SamplesConfig, as crop_padding=4, flip=True, fraction=0.25, mixup=0.2.
     """
+    samples = {name: data.pop(name) for name in [*data] if name in SamplesConfig.__dataclass_fields__}
     config = Config(
         batch_size=batch_size,
         seed=seed,
         accumulate=accumulate,
         exact=exact,
+        epochs=epochs,
         model=ModelConfig(batch_norm=batch_norm),
         data=DataConfig(dataset=dataset, **data),
+        samples=SamplesConfig(**samples),
         execution=Execution(data_dir=data_dir, workers=workers),
     )
     train_set, val_set = load_data(config, world)

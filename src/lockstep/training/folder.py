@@ -44,6 +44,7 @@ def check(config: Config) -> None:
     from lockstep.data.sources import DATASETS
     from lockstep.parallel.data_parallel import require_gpus
     from lockstep.processes.devices import devices
+    from lockstep.training import timm_parts
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
 
@@ -68,8 +69,13 @@ def check(config: Config) -> None:
     if dataset not in DATASETS and ":" not in dataset:
         raise unknown("dataset", dataset, DATASETS, "Your own is package.module:factory.")
     models.check(config.model.model)
-    if ":" in config.optim.optimizer:
+    timm_parts.check(config.optim)
+    if ":" in config.optim.optimizer and not config.optim.optimizer.startswith(timm_parts.PREFIX):
         load_object(config.optim.optimizer, "optimizer")
+    if config.data.augment:
+        from lockstep.data.transforms import transforms  # imports torchvision, 1.5 s
+
+        transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
     mirrors.check(config.execution.log)
     if config.execution.strategy == "dp":
         require_gpus(available)

@@ -11,6 +11,7 @@ from lockstep.config.objects import load_object
 from lockstep.errors import UserError
 from lockstep.models.cifar10_speed import MuonSGD
 from lockstep.parallel.sharded import is_part
+from lockstep.training import timm_parts
 from lockstep.training.groups import groups
 
 
@@ -52,6 +53,8 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             optimizer = MuonAdamW(made, lr, momentum=momentum, weight_decay=decay, fused=fused)
         case "muon-sgd":
             optimizer = MuonSGD(parameters, lr, momentum=momentum, weight_decay=decay)
+        case name if name.startswith(timm_parts.PREFIX):
+            optimizer = timm_parts.optimizer(optim, made, lr)
         case path:
             optimizer = load_object(path, "optimizer")(model, optim, lr)
             if not isinstance(optimizer, torch.optim.Optimizer):
@@ -82,9 +85,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self, params: Iterable[Any], lr: float, *, momentum: float, weight_decay: float, fused: bool = False
     ) -> None:
         params = list(params)
-        given = (
-            params if params and isinstance(params[0], dict) else [{"params": params}]
-        )  # groups with rates of their own
+        given = params if isinstance(next(iter(params), None), dict) else [{"params": params}]
         # The parts hold no parameters of their own: each step hands them this step's groups, views and state.
         blank = torch.zeros(1, 1)
         self._muon = torch.optim.Muon(
