@@ -64,7 +64,7 @@ def draw(rng: random.Random) -> Drawn:
     give("batch-size", batch)
     samples = batch * rng.randint(1, 3 if small else 2) + rng.randint(0, batch - 1)
     if sometimes(0.15) and batch % 2 == 0:
-        give("repeats", 2)
+        give("aug-repeats", 2)
     give("fraction", round(samples / 1437, 5))
     give("epochs", rng.choice([1, 2]))
     give("seed", rng.randint(0, 999))

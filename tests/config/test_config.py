@@ -78,7 +78,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (DataConfig, {"fraction": math.nan}, "--fraction nan"),
     (DataConfig, {"crop_padding": -1}, "--crop-padding -1"),
     (DataConfig, {"image_size": -1}, "--image-size -1"),
-    (SamplesConfig, {"repeats": 0}, "--repeats 0"),
+    (SamplesConfig, {"aug_repeats": 0}, "--aug-repeats 0"),
     (SamplesConfig, {"mixup": -1.0}, "--mixup -1.0"),
     (SamplesConfig, {"cutmix": math.nan}, "--cutmix nan"),
     (SamplesConfig, {"mix_prob": 1.5}, "--mix-prob 1.5 is not in [0, 1]"),
@@ -119,8 +119,8 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Config, {"batch_size": 0}, "--batch-size 0"),
     (
         Config,
-        {"batch_size": 64, "samples": SamplesConfig(repeats=3)},
-        "--repeats 3 of each image don't fill a batch of 64",
+        {"batch_size": 64, "samples": SamplesConfig(aug_repeats=3)},
+        "--aug-repeats 3 of each image don't fill a batch of 64",
     ),
     (Config, {"batch_size": 1, "samples": SamplesConfig(cutmix=1.0)}, "--cutmix 1 with --batch-size 1"),
     (

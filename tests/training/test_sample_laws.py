@@ -69,8 +69,8 @@ CASES = {
     "mixed": changed(samples=MIXED),
     "mixup, label smoothing": changed(samples={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
     "balanced, cutmix": changed(samples={"cutmix": 1.0, "balance": "equal"}),
-    "balanced by roots, repeated": changed(batch_size=12, samples={"balance": "sqrt", "repeats": 2}),
-    "repeated, mixed": changed(batch_size=12, samples={"repeats": 3, **MIXED}),
+    "balanced by roots, repeated": changed(batch_size=12, samples={"balance": "sqrt", "aug_repeats": 2}),
+    "repeated, mixed": changed(batch_size=12, samples={"aug_repeats": 3, **MIXED}),
 }
 SHARDED = ("mixed",)
 

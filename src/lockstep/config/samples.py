@@ -14,7 +14,7 @@ class SamplesConfig:
 
     balance: Literal["none", "equal", "sqrt"] = "none"
     """Draw all classes equally often, or as the square root of how many images they have."""
-    repeats: Annotated[int, arg(aliases=["--ra-reps"])] = 1
+    aug_repeats: Annotated[int, arg(aliases=["--ra-reps"])] = 1
     """Repeated augmentation: each image comes so many times in its batch, augmented anew; --batch-size counts all."""
     mixup: Annotated[float, arg(aliases=["--mixup-alpha"])] = 0.0
     """Mix pairs of images and their labels by mixup, with a part drawn from Beta(alpha, alpha) (0: off)."""
@@ -34,7 +34,7 @@ class SamplesConfig:
 
     def __post_init__(self) -> None:
         require_finite(self)
-        require_at_least(1, self, "repeats")
+        require_at_least(1, self, "aug_repeats")
         require_at_least(0, self, "mixup", "cutmix", "mix_off_epochs")
         for name in ("mix_prob", "mix_switch"):
             value, flag = getattr(self, name), name.replace("_", "-")

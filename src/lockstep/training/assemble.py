@@ -101,13 +101,15 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
 def _order(config: Config, images: ImageSet) -> Order:
     given = len(images), config.batch_size, config.seed, config.data.fraction, config.data.drop_last
     plain, samples = Order(*given), config.samples
-    if samples.balance == "none" and samples.repeats == 1:
+    if samples.balance == "none" and samples.aug_repeats == 1:
         return plain
     classes = None
     if samples.balance != "none":
         labels = labels_of(images, f"--balance {samples.balance}")
-        classes = Classes(labels, plain.members(), len(images.classes), config.seed, samples.balance, samples.repeats)
-    return RepeatedOrder(*given, samples.repeats, classes)
+        classes = Classes(
+            labels, plain.members(), len(images.classes), config.seed, samples.balance, samples.aug_repeats
+        )
+    return RepeatedOrder(*given, samples.aug_repeats, classes)
 
 
 def _mixing(config: Config, classes: int) -> Mixing:

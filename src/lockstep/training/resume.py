@@ -29,7 +29,7 @@ _ORDER = (
     "data.fraction",
     "data.drop_last",
     "samples.balance",
-    "samples.repeats",
+    "samples.aug_repeats",
 )
 
 
