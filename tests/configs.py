@@ -78,6 +78,7 @@ optims = st.builds(
     label_smoothing=floats(0, 1, exclude_max=True),
     ema=floats(0, 1, exclude_min=True, exclude_max=True),
     ema_warmup=flags,
+    decay_norms=st.sampled_from(["auto", "yes"]),
 )
 chosen_by = st.builds(
     ChooseConfig,
