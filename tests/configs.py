@@ -44,6 +44,7 @@ data = st.builds(
     flip=flags,
     alternate_flip=flags,
     cutout=st.integers(0, 9),
+    augment=tuples(st.sampled_from(["randaugment:2,9", "colorjitter:0.4,hue=(-0.1,0.1)", "my.module:function"])),
     resized_crop=flags,
     image_size=st.integers(0, 512),
     drop_last=flags,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from lockstep.commands.shared.arguments import parse
-from lockstep.config import Config
+from lockstep.commands.shared.arguments import parse, train_arguments
+from lockstep.config import Config, DataConfig
 from lockstep.config.flags import as_command, known_flags, split_arguments
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
@@ -60,9 +60,28 @@ def test_other_words_are_sorted_out_wherever_they_stand() -> None:
     assert split_arguments(["--no-sync-bn"], Config) == ([], ["--batch-norm", "local"])
 
 
+def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag_and_comes_twice() -> None:
+    words = ["mnist", "--augment", "randaugment:2,9", "colorjitter:0.4, hue=( 0.1, 0.2)", "--flip", "--epochs", "3"]
+    positional, rest = split_arguments([*words, "--augment=a:1 b", "more"], Config)
+    assert positional == ["mnist", "more"]
+    assert rest[:3] == ["--flip", "--epochs", "3"]
+    expected = ("randaugment:2,9", "colorjitter:0.4,hue=(0.1,0.2)", "a:1", "b")
+    config = parsed(Config(), [*words[1:], "--augment=a:1 b"])
+    assert config.data.augment == expected
+    again, (at, *_) = train_arguments(config), [i for i, w in enumerate(train_arguments(config)) if w == "--augment"]
+    assert tuple(again[at + 1 : at + 5]) == expected
+    assert parsed(recipe("digits"), again[2:]) == config
+    assert parsed(config, ["--augment="]).data.augment == ()
+    assert parsed(config, ["--augment", "one"]).data.augment == ("one",)  # in place of the recipe's
+    assert Config.from_dict(config.to_dict()) == config
+    with pytest.raises(UserError, match="holds a space"):
+        DataConfig(augment=("colorjitter:0.4, 0.4",))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--augment"], "--augment stands at the end without its value"),
         (["--bacth-size", "3"], "unknown flag '--bacth-size'\n  Did you mean --batch-size"),
         (["-x"], "unknown flag '-x'"),
         (["--epochs"], "--epochs stands at the end without its value"),

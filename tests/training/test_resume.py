@@ -31,6 +31,11 @@ EXACT = Config(
     execution=Execution(log_every=3, eval_batch_size=200),
     recovery=Recovery(checkpoint_every="4steps", check_every=3, hang_timeout=60),
 )
+AUGMENTED = dataclasses.replace(
+    EXACT,
+    data=dataclasses.replace(EXACT.data, augment=("randaugment:2,9", "tests.data.test_transforms:own")),
+    execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1),
+)
 PLAIN = dataclasses.replace(EXACT, exact=0, accumulate=2, optim=OptimConfig(lr=0.05))
 STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
 STEPS = 15
@@ -102,6 +107,7 @@ def test_resume_at_the_very_next_sample_on_another_number_of_processes(tmp_path:
             ("end of the last epoch, before its evaluation", EXACT, 3, STEPS, 1),
             ("plain", PLAIN, 3, 8, 1),
             ("streaming", STREAMING, 1, 6, 3),
+            ("augmented", AUGMENTED, 1, 7, 3),
         ],
     )
 

@@ -1,9 +1,11 @@
 """Which images are learned from, and how they are changed on the way."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from lockstep.config.fields import require, require_at_least
+from tyro.conf import arg
+
+from lockstep.config.fields import Calls, require, require_at_least
 
 _LARGEST_SIDE = 8192  # pixels
 
@@ -28,6 +30,9 @@ class DataConfig:
     """Flip each image in every second epoch instead of at random; one half begins flipped, the other not."""
     cutout: int = 0
     """Blank a random square of this side, in pixels (0: off)."""
+    augment: Annotated[Calls, arg(help_behavior_hint="(default: none)")] = ()
+    """torchvision's v2 transforms by name, as randaugment:2,9 colorjitter:0.4,hue=0.1, or package.module:function: one
+    after the other, before the other flags' crops, flips and cutout."""
     resized_crop: bool = False
     """Train on random crops of random scale and aspect (image folders)."""
     image_size: int = 0
@@ -52,6 +57,12 @@ class DataConfig:
             f"--fraction {self.fraction} is not in (0, 1]",
             "Give the part of the training set to use, as 0.25.",
         )
+        for spec in self.augment:
+            require(
+                spec and spec == "".join(spec.split()),
+                f"--augment {spec!r} is empty or holds a space",
+                "Give NAME or NAME:VALUE,NAME=VALUE, a value for each transform.",
+            )
         require(
             0 <= self.val_fraction < 1,
             f"--val-fraction {self.val_fraction} is not in [0, 1)",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Annotated, Any
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -25,9 +26,30 @@ def _comma_separated(of: type, metavar: str) -> PrimitiveConstructorSpec[Any]:
     )
 
 
+def split_spaces(text: str) -> tuple[str, ...]:
+    """The parts of `a:1,2 b`. A space after a comma, a bracket or an equals sign parts nothing."""
+    return tuple(re.sub(r"([,(\[=])\s+", r"\1", text).split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """Marks a flag that takes all values up to the next flag, and may be given again."""
+
+
 Ints = Annotated[tuple[int, ...], _comma_separated(int, "INT,INT,...")]
 Floats = Annotated[tuple[float, ...], _comma_separated(float, "FLOAT,FLOAT,...")]
 Names = Annotated[tuple[str, ...], _comma_separated(str, "NAME,NAME,...")]
+Calls = Annotated[
+    tuple[str, ...],
+    PrimitiveConstructorSpec(
+        nargs=1,  # lockstep.config.flags has put the values together
+        metavar="NAME[:VALUE,...] ...",
+        instance_from_str=lambda args: split_spaces(args[0]),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [" ".join(value)],
+    ),
+    Several(),
+]
 
 
 def require_finite(group: Any) -> None:

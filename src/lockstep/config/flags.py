@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import shlex
 import typing
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from tyro.conf import Fixed
 
 from lockstep.config import split_commas
+from lockstep.config.fields import Several
 from lockstep.errors import UserError, unknown
 
 _FIXED = typing.get_args(Fixed[str])[1]
@@ -23,6 +25,7 @@ _READERS: dict[Any, tuple[Callable[[str], object], str]] = {
     float: (float, "a number"),
     str: (str, "a name"),
 }
+_SEVERAL = (), str, "names with spaces between them"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Flag:
     choices: tuple[str, ...] = ()
     read: Callable[[str], object] | None = None
     described: str = ""  # what `read` takes
+    several: bool = False  # all values up to the next flag
 
     def check(self, typed: str, value: str) -> None:
         """Raise UserError for a value that the flag, by the name that was typed, does not take."""
@@ -76,7 +80,8 @@ def _flags(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
             yield Flag((f"--{flag}", f"--no-{flag}"), False)
         elif _FIXED not in extras:
             aliases = [alias for extra in extras for alias in getattr(extra, "aliases", None) or ()]
-            yield Flag((f"--{flag}", *aliases), True, *_values(hint))
+            several = Several() in extras
+            yield Flag((f"--{flag}", *aliases), True, *(_SEVERAL if several else _values(hint)), several=several)
 
 
 def _values(hint: Any) -> tuple[tuple[str, ...], Callable[[str], object] | None, str]:
@@ -96,18 +101,21 @@ def _values(hint: Any) -> tuple[tuple[str, ...], Callable[[str], object] | None,
 def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
     """The positional arguments, and the flags with their values, each in order.
 
+    A flag that takes several values comes last, its values as one.
+
     Raises:
         UserError: for an unknown flag, one without its value, or a value that it does not take.
     """
     flags = known_flags(cls)
-    positional, rest = [], []
-    queue = iter([word for argument in arguments for word in _long_form(argument, flags)])
-    for argument in queue:
+    positional, rest, several = [], [], dict[str, list[str]]()
+    queue = deque(word for argument in arguments for word in _long_form(argument, flags))
+    while queue:
+        argument = queue.popleft()
         if not argument.startswith("-"):
             positional.append(argument)
             continue
-        rest.append(argument)
         if argument in ("-h", "--help"):
+            rest.append(argument)
             continue
         typed, equals, value = argument.partition("=")
         flag = flags.get(typed.replace("_", "-"))
@@ -116,14 +124,20 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
         if not flag.takes_value:
             if equals:
                 raise UserError(f"{argument}: the flag takes no value", f"Give {typed} or leave it out.")
+            rest.append(argument)
             continue
-        if not equals:
-            following = next(queue, None)
-            if following is None:
-                raise UserError(f"{typed} stands at the end without its value", f"Give it as {typed} VALUE.")
-            rest.append(value := following)
+        if not (equals or queue):
+            raise UserError(f"{typed} stands at the end without its value", f"Give it as {typed} VALUE.")
+        words = [argument] if equals else [argument, value := queue.popleft()]
         flag.check(typed, value)
-    return positional, rest
+        if not flag.several:
+            rest += words
+            continue
+        values = several.setdefault(flag.names[0], [])
+        values.append(value)
+        while not equals and queue and not queue[0].startswith("-"):
+            values.append(queue.popleft())
+    return positional, [*rest, *(f"{name}={' '.join(values)}" for name, values in several.items())]
 
 
 def _long_form(argument: str, flags: Collection[str]) -> tuple[str, ...]:
@@ -155,6 +169,9 @@ def _as_arguments(config: Any) -> dict[str, list[str]]:
         elif isinstance(value, bool):
             arguments[item.name] = [f"--{flag}" if value else f"--no-{flag}"]
         elif _FIXED not in typing.get_args(hints[item.name]):
+            if value and Several() in typing.get_args(hints[item.name]):
+                arguments[item.name] = [f"--{flag}", *value]
+                continue
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             arguments[item.name] = [f"--{flag}={text}"] if text[:1] in ("", "-") else [f"--{flag}", text]
     return arguments

@@ -5,7 +5,8 @@ import multiprocessing
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,22 +19,32 @@ from lockstep.processes.devices import has_streams, to_device
 from lockstep.processes.memory import free_bytes
 from lockstep.processes.signals import init_loader_worker, start_helpers
 
+if TYPE_CHECKING:
+    from lockstep.data.transforms import Transforms  # imports torchvision, 1.5 s
+
 Request = tuple[np.ndarray, int | None]  # sample numbers (see `answerer`), epoch (None: evaluation)
 Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
 
 
-def answerer(images: ImageSet) -> Callable[[np.ndarray, int | None], tuple[Tensor, Tensor]]:
+def answerer(
+    images: ImageSet, transforms: "Transforms | None" = None
+) -> Callable[[np.ndarray, int | None], tuple[Tensor, Tensor]]:
     """What reads samples by their numbers: number i + k n, of a set of n, is sample i as it comes for another time.
 
-    A set whose `read` draws takes `draws`, the numbers, beside the ids, so that each time has draws of its own.
+    A set whose `read` draws takes `draws`, the numbers, beside the ids, so that each time has draws of its own; by them
+    those of the transforms are keyed too.
     """
     n, draws = len(images), "draws" in inspect.signature(images.read).parameters
 
-    def answer(numbers: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+    def read(numbers: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
         if _are_ids(numbers, n):
             return images.read(numbers, epoch)
         again = {"draws": numbers} if draws else {}
         return images.read(numbers % n, epoch, **again)
+
+    def answer(numbers: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+        pixels, labels = read(numbers, epoch)
+        return pixels if transforms is None or epoch is None else transforms(pixels, numbers, epoch), labels
 
     return answer
 
@@ -42,14 +53,19 @@ def _are_ids(numbers: np.ndarray, n: int) -> bool:
     return not len(numbers) or int(numbers.max()) < n
 
 
-def resident(images: ArraySet, device: torch.device) -> Read:
-    """Read from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise."""
-    if device.type == "cpu":
-        answer = answerer(images)
+def resident(images: ArraySet, device: torch.device, transforms: "Transforms | None" = None) -> Read:
+    """Read from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise.
+
+    Transforms work on the CPU, so with them the pages are read for any device.
+    """
+    if device.type == "cpu" or transforms is not None:
+        answer = answerer(images, transforms)
 
         def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             for numbers, epoch in requests:
-                yield *answer(numbers, epoch), torch.from_numpy(numbers)
+                pixels, classes = answer(numbers, epoch)
+                mine = to_device(torch.from_numpy(numbers), device)
+                yield to_device(pixels, device), to_device(classes, device), mine
 
         return from_pages
     pixels, classes = (tensor.to(device) for tensor in images.load_all())
@@ -64,7 +80,7 @@ def resident(images: ArraySet, device: torch.device) -> Read:
     return from_device
 
 
-def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
+def streaming(images: ImageSet, device: torch.device, workers: int, transforms: "Transforms | None" = None) -> Read:
     """Read through `workers` processes that stay alive between epochs (0: in this process)."""
     requested = _RequestSampler()
     context = None
@@ -74,7 +90,7 @@ def streaming(images: ImageSet, device: torch.device, workers: int) -> Read:
         context.set_forkserver_preload(["__main__", __name__])  # torch is imported once, not once a worker
         start_helpers()
     loader: DataLoader[Any] = DataLoader(
-        _RequestDataset(images),
+        _RequestDataset(images, transforms),
         sampler=requested,
         batch_size=None,
         num_workers=workers,
@@ -120,19 +136,32 @@ class _RequestSampler(Sampler[Request]):
 class _RequestDataset(Dataset[tuple[Tensor, Tensor, Tensor] | UserError]):
     """An image set that answers a request in a worker process."""
 
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
+    def __init__(self, images: ImageSet, transforms: "Transforms | None") -> None:
+        self.images, self.transforms = images, transforms
+
+    @cached_property
+    def answer(self) -> Callable[[np.ndarray, int | None], tuple[Tensor, Tensor]]:
+        """Made where it is used: a function inside a function can't be sent to a worker."""
+        return answerer(self.images, self.transforms)
 
     def __getitem__(self, request: Request) -> tuple[Tensor, Tensor, Tensor] | UserError:
         numbers, epoch = request
         try:
-            return *answerer(self.images)(numbers, epoch), torch.from_numpy(numbers)
+            return *self.answer(numbers, epoch), torch.from_numpy(numbers)
         except UserError as error:  # handed over and raised there: a loader would wrap it in the worker's traceback
             return error
 
 
-def reader(images: ImageSet, device: torch.device, loader: str = "auto", workers: int = 0) -> Read:
+def reader(
+    images: ImageSet,
+    device: torch.device,
+    loader: str = "auto",
+    workers: int = 0,
+    transforms: "Transforms | None" = None,
+) -> Read:
     """The way to a set's samples: resident where it is an array that fits the device, else streaming.
+
+    Transforms beside an accelerator are the workers': in this process they would keep it waiting.
 
     Raises:
         UserError: for `loader="resident"` with a set that is no array.
@@ -142,9 +171,11 @@ def reader(images: ImageSet, device: torch.device, loader: str = "auto", workers
             f"--loader resident: the images of {images.name} are no array of one shape",
             "Use --loader streaming with --workers.",
         )
-    if isinstance(images, ArraySet) and loader != "streaming" and (loader == "resident" or _fits(images, device)):
-        return resident(images, device)
-    return streaming(images, device, workers)
+    apart = transforms is not None and device.type != "cpu"
+    here = loader == "resident" or (loader == "auto" and not apart)
+    if isinstance(images, ArraySet) and here and (loader == "resident" or _fits(images, device)):
+        return resident(images, device, transforms)
+    return streaming(images, device, workers, transforms)
 
 
 def _fits(images: ArraySet, device: torch.device) -> bool:

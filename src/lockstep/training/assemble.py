@@ -90,7 +90,12 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         cutout=data.cutout,
         image_size=data.image_size,
     )
-    read = reader(images, world.device, execution.loader, execution.workers)
+    transforms = None
+    if data.augment:
+        from lockstep.data.transforms import tried_transforms  # imports torchvision, 1.5 s
+
+        transforms = tried_transforms(data.augment, config.seed, images)
+    read = reader(images, world.device, execution.loader, execution.workers, transforms)
     level = execution.strategy == "fsdp"  # whose passes hold collectives
     group = config.model.group or 1
     return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level)

@@ -72,6 +72,10 @@ def check(config: Config) -> None:
     timm_parts.check(config.optim)
     if ":" in config.optim.optimizer and not config.optim.optimizer.startswith(timm_parts.PREFIX):
         load_object(config.optim.optimizer, "optimizer")
+    if config.data.augment:
+        from lockstep.data.transforms import transforms  # imports torchvision, 1.5 s
+
+        transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
     mirrors.check(config.execution.log)
     if config.execution.strategy == "dp":
         require_gpus(available)

@@ -1,0 +1,80 @@
+"""Runs with --augment: one digest for any number of processes, loader and worker, for each named transform."""
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.checkpoint.weights import digest
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.errors import UserError
+from lockstep.processes.world import World
+from lockstep.training.assemble import assemble, train_loader
+from lockstep.training.folder import check
+from tests.data.test_transforms import SPECS
+from tests.ranks import run_ranks
+
+CONFIG = Config(
+    batch_size=23,
+    exact=5,
+    seed=3,
+    data=DataConfig(dataset="digits", fraction=0.03, crop_padding=1, flip=True),  # 43 samples: a batch of 23, one of 20
+    model=ModelConfig(model="mlp"),
+    optim=OptimConfig(lr=0.05),
+    execution=Execution(eval_batch_size=200),
+)
+STREAMING = replace(CONFIG.execution, loader="streaming")
+
+
+def of(*specs: str, execution: Execution = CONFIG.execution) -> Config:
+    return replace(CONFIG, data=replace(CONFIG.data, augment=specs), execution=execution)
+
+
+CONFIGS = {
+    **{spec: of(spec) for spec in SPECS},
+    "all": of(*SPECS),
+    "in this process": of(*SPECS, execution=replace(STREAMING, workers=0)),
+    "of a worker": of(*SPECS, execution=replace(STREAMING, workers=1)),
+}
+
+
+def digests(world: World, names: list[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        run = assemble(CONFIGS[name], world)
+        for batch in run.train.epoch(1):
+            run.step(batch)
+        found[name] = digest(run.model)
+    return found
+
+
+def test_one_digest_for_each_transform_on_any_number_of_processes() -> None:
+    alone = run_ranks(digests, 1, list(CONFIGS), timeout=120)[0]
+    assert len(set(alone.values())) == len(SPECS) + 1
+    assert alone["in this process"] == alone["of a worker"] == alone["all"]
+    for n in (2, 3):
+        names = [name for name in CONFIGS if name != "in this process"]
+        for found in run_ranks(digests, n, names, timeout=120):
+            assert found == {name: alone[name] for name in names}, n
+
+
+def test_evaluation_sees_the_pictures_as_they_are() -> None:
+    plain, augmented = (assemble(config, World.single()) for config in (of(), of("randominvert:1")))
+    for (_, one, _), (_, other, _) in zip(plain.val, augmented.val, strict=True):
+        assert one.equal(other)
+    one, other = (next(iter(run.train.epoch(0))).images for run in (plain, augmented))
+    assert not one.equal(other)
+
+
+@pytest.mark.parametrize("specs", [("randaugmnt",), ("randaugment", "gaussianblur:2")])
+def test_a_wrong_list_is_refused_before_any_process_starts(specs: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=r"unknown transform|--augment gaussianblur:2"):
+        check(of(*specs))
+    check(of("randaugment"))
+
+
+def test_what_fails_on_the_sets_pictures_is_refused_at_assembly() -> None:
+    config = of("randomcrop:9")  # of pictures of 8x8
+    check(config)
+    images = assemble(of(), World.single()).train.images
+    with pytest.raises(UserError, match=r"--augment randomcrop:9, sample 0"):
+        train_loader(config, images, World.single())
