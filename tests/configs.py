@@ -17,6 +17,7 @@ from lockstep.config import (
     ModelConfig,
     OptimConfig,
     Precision,
+    SamplesConfig,
     ScheduleName,
 )
 from lockstep.config.choose import Metric
@@ -50,6 +51,7 @@ data = st.builds(
     drop_last=flags,
     decode_size=st.just(0) | st.integers(512, 4096),
 )
+samples = st.builds(SamplesConfig, mixup=floats(0), cutmix=floats(0), mix_prob=floats(0, 1), mix_switch=floats(0, 1))
 models = st.builds(
     ModelConfig,
     model=names.filter(bool),
@@ -76,6 +78,7 @@ optims = st.builds(
     label_smoothing=floats(0, 1, exclude_max=True),
     ema=floats(0, 1, exclude_min=True, exclude_max=True),
     ema_warmup=flags,
+    decay_norms=st.sampled_from(["auto", "yes"]),
 )
 chosen_by = st.builds(
     ChooseConfig,
@@ -106,6 +109,7 @@ executions = st.builds(
 def _configs(draw: st.DrawFn) -> Config:
     parts: dict[str, Any] = {
         "data": draw(data),
+        "samples": draw(samples),
         "model": draw(models),
         "optim": draw(optims),
         "choose": draw(chosen_by),

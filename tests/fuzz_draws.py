@@ -144,5 +144,8 @@ def _augmentation(rng: random.Random, give: Give, size: int) -> None:
         give("alternate-flip")
     if rng.random() < 0.3:
         give("cutout", rng.randint(1, size // 2))
+    for flag in ("mixup", "cutmix"):
+        if rng.random() < 0.2:
+            give(flag, rng.choice([0.2, 1.0]))
     if rng.random() < 0.2:
         give("drop-last")

@@ -33,6 +33,8 @@ AXES: dict[str, tuple[Any, ...]] = {
     "model.channels_last": (True,),
     "model.activation_checkpointing": (True,),
     "exact": (4,),
+    "samples.mixup": (0.4,),
+    "samples.cutmix": (1.0,),
     "tta": ("mirror",),
     "execution.probe": (False,),
     "execution.loader": ("streaming",),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
+from lockstep.data.mixing import Mixing, pairs
 from lockstep.data.order import Order
 from lockstep.data.pieces import micro_batches
 from lockstep.draws.intercept import keyed
@@ -168,7 +169,9 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
     for number in range(EPOCHS * order.steps_per_epoch):
         ids = order.step(*divmod(number, order.steps_per_epoch))
         before = [copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict())) for loop in loops]
-        losses.append(sum(loop.step(number, ids, pixels, targets) for loop in loops) / len(ids))
+        rows, (epoch, t) = torch.from_numpy(ids), divmod(number, order.steps_per_epoch)
+        images, labels = _mixed(config, pixels[rows], targets[rows], epoch, t)
+        losses.append(sum(loop.step(number, ids, images, labels) for loop in loops) / len(ids))
         if config.on_nonfinite != "stop" and not all(loop.finite for loop in loops):
             out.append(number)
             for loop, (weights, state) in zip(loops, before, strict=True):
@@ -193,6 +196,15 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
     return ByHand(weights, distance(weights, begun), losses, out)
 
 
+def _mixed(config: Config, images: Tensor, labels: Tensor, epoch: int, t: int) -> tuple[Tensor, Tensor]:
+    """A whole batch as it is trained on."""
+    samples, count = config.samples, len(images)
+    if not samples.mixes:
+        return images, labels
+    whole = pairs(micro_batches(count, 1, World.single()), count)
+    return Mixing(config.seed, _CLASSES, samples.mixup, samples.cutmix)(images, labels, whole, epoch, t * BATCH)
+
+
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Between two models' weights and buffers, all seen as one vector."""
     assert a.keys() == b.keys()
@@ -210,8 +222,8 @@ class _Loop:
         self.autocast, self.scaler = autocast(config.precision, host), scaler(config.precision, host)
         self.draws = Draws(config.seed)
 
-    def step(self, number: int, ids: np.ndarray, pixels: Tensor, targets: Tensor) -> float:
-        """Take one; returns the summed loss over this process's samples."""
+    def step(self, number: int, ids: np.ndarray, whole: Tensor, labels: Tensor) -> float:
+        """Take one, of a global batch; returns the summed loss over this process's samples."""
         summed, exact = 0.0, self.config.exact
         pieces = micro_batches(len(ids), exact or self.config.accumulate, self.world, 1)
         pieces = pieces if any(p.size for p in pieces) else ()
@@ -220,11 +232,12 @@ class _Loop:
             mine = ids[piece.rows]
             if not len(mine):
                 continue
-            images = pixels[torch.from_numpy(mine)]
+            images = whole[piece.rows]
             torch.manual_seed(stream(self.config.seed, "dropout", number, piece.key))
             with keyed(self.draws, self.model, number, mine, images):
                 with self.autocast():
-                    loss = F.cross_entropy(self.model(images), targets[torch.from_numpy(mine)])
+                    outputs, targets = self.model(images), labels[piece.rows]
+                    loss = F.cross_entropy(outputs, targets.to(outputs.dtype) if targets.ndim > 1 else targets)
                 weighted = loss * (len(mine) * self.ranks / len(ids))
                 (self.scaler.scale(weighted) if self.scaler else weighted).backward()
             summed += float(loss.detach()) * len(mine)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("src/**/*.md")]
 )
-BESIDE = {"--help", "--version", *SHORT}  # of the command itself, and switches
+BESIDE = {"--help", "--version", "--config", "--toml", *SHORT}  # of the command itself, and switches
 _COMMAND = re.compile(r"lockstep (?:train|eval|predict|export)\b[^`\n]*|`(--[^`\n]*)`")
 _NAME = re.compile(r"\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 

@@ -10,6 +10,7 @@ from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
 from lockstep.commands.launch_script import command as launch_script
+from lockstep.commands.preview import command as preview
 from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.tune import command as tune
 from lockstep.commands.verify import command as verify
@@ -22,6 +23,11 @@ from lockstep.processes.signals import exit_now
 COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
     "train": ("[RECIPE] [FLAGS]", "train; the recipe is digits where none is named", train.main),
     "eval": ("RUN [FLAGS]", "evaluate the weights of a run folder again, on any number of processes", evaluate.main),
+    "preview": (
+        "[RECIPE|RUN] [FLAGS]",
+        "draw what the network sees: some pictures before and after augmentation, as a PNG",
+        preview.main,
+    ),
     "predict": ("RUN PICTURE|FOLDER...", "name what is on new pictures, by a run's weights", predict.main),
     "verify": (
         "[RECIPE] [FLAGS]",
@@ -56,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
     ),
     "export": ("RUN [FLAGS]", "write a run's weights for other programs, as safetensors or torch.save", export.main),
     "recipes": ("", "list the recipes", recipes.main),
-    "show": ("RECIPE", "print a recipe as a command with all its flags, to copy and change", recipes.show),
+    "show": ("RECIPE|RUN", "print a recipe or a run's config as a command, or as --toml, to copy", recipes.show),
 }
 
 _HELP = """usage: lockstep COMMAND [ARGUMENTS]
@@ -72,6 +78,7 @@ examples:
   lockstep train cifar10 --gpus 0,2 --precision bf16    two GPUs of it
   lockstep train folder --data-dir ~/flowers            your own train/ and val/ class folders
   torchrun --nproc-per-node 4 -m lockstep train mnist   started by another launcher
+  lockstep preview folder --data-dir ~/flowers --augment randaugment:2,9
   lockstep eval runs/digits-20260101-120000 --nproc 1
   lockstep predict runs/folder-20260101-120000 photo.jpg more-photos/
   lockstep verify digits --nproc 1,2,4 --exact 8       the same bits on 1, 2 and 4 processes?

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config
 from lockstep.data.loaders import Batch
+from lockstep.data.mixing import Mixing, Pairs
 from lockstep.data.pieces import Piece
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
@@ -254,6 +256,18 @@ def normalised_by_share(run: Run, world: World, config: Config) -> None:
         return out - out.mean()
 
     run.train.augment = augment  # type: ignore[assignment]
+
+
+class _WithinTheShare(Mixing):
+    def __call__(self, images: Tensor, labels: Tensor, pairs: Pairs, epoch: int, first: int) -> tuple[Tensor, Tensor]:
+        own = np.arange(len(pairs.partner))
+        partner = np.where((own ^ 1) < len(own), own ^ 1, own)
+        return super().__call__(images, labels, replace(pairs, partner=partner), epoch, first)
+
+
+def mixed_within_the_share(run: Run, world: World, config: Config) -> None:
+    """A partner among the rank's own samples, as where each process mixes its own batch."""
+    run.train.mixing = _WithinTheShare(**vars(run.train.mixing))
 
 
 def warmup_by_share(run: Run, world: World, config: Config) -> None:

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from lockstep.commands.verify.plan import Plan
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig
+from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, SamplesConfig
 
 HERE = "tests.commands.variants"
 
@@ -18,7 +18,13 @@ def plan_for(*nproc: int, patch: str = "", steps: int = 4, out: str = "", **give
     def part(cls: type) -> Any:
         return cls(**{field.name: given.pop(field.name) for field in fields(cls) if field.name in given})
 
-    groups = {"data": DataConfig, "model": ModelConfig, "optim": OptimConfig, "link": LinkConfig}
+    groups = {
+        "data": DataConfig,
+        "samples": SamplesConfig,
+        "model": ModelConfig,
+        "optim": OptimConfig,
+        "link": LinkConfig,
+    }
     parts: dict[str, Any] = {name: part(cls) for name, cls in groups.items()}
     execution = Execution(device="cpu", threads=1, eval_batch_size=7, out=out, workers=1)
     config = Config(epochs=3, execution=execution, **{**parts, **given})

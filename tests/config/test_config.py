@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, model
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, SamplesConfig, model
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
 from tests.configs import configs
@@ -78,6 +78,11 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (DataConfig, {"fraction": math.nan}, "--fraction nan"),
     (DataConfig, {"crop_padding": -1}, "--crop-padding -1"),
     (DataConfig, {"image_size": -1}, "--image-size -1"),
+    (SamplesConfig, {"mixup": -1.0}, "--mixup -1.0"),
+    (SamplesConfig, {"cutmix": math.nan}, "--cutmix nan"),
+    (SamplesConfig, {"mix_prob": 1.5}, "--mix-prob 1.5 is not in [0, 1]"),
+    (SamplesConfig, {"mix_switch": -0.5}, "--mix-switch -0.5 is not in [0, 1]"),
+    (SamplesConfig, {"mix_off_epochs": -1}, "--mix-off-epochs -1"),
     (OptimConfig, {"lr": 0.0}, "--lr 0.0"),
     (OptimConfig, {"lr": math.nan}, "--lr nan"),
     (OptimConfig, {"lr": math.inf}, "--lr inf"),
@@ -111,6 +116,12 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Execution, {"strategy": "dp", "nproc": 2}, "--strategy dp drives all GPUs from one process"),
     (Config, {"epochs": 0}, "--epochs 0"),
     (Config, {"batch_size": 0}, "--batch-size 0"),
+    (Config, {"batch_size": 1, "samples": SamplesConfig(cutmix=1.0)}, "--cutmix 1 with --batch-size 1"),
+    (
+        Config,
+        {"epochs": 9, "samples": SamplesConfig(mixup=0.2, cutmix=1.0, mix_off_epochs=9)},
+        "--mixup 0.2 and --cutmix 1 with --mix-off-epochs 9 of 9 epochs mixes nothing",
+    ),
     (Config, {"accumulate": 0}, "--accumulate 0"),
     (Config, {"batch_size": 4, "accumulate": 5}, "--accumulate 5"),
     (Config, {"batch_size": 3, "execution": Execution(nproc=4)}, "a batch of 3 is smaller than the 4 processes"),

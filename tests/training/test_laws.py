@@ -36,7 +36,9 @@ OPTIMIZERS = {
     "sgd": OptimConfig(
         optimizer="sgd", lr=0.2, momentum=0.9, nesterov=True, weight_decay=1e-2, clip_norm=1.5, schedule="one-cycle"
     ),
-    "adamw": OptimConfig(optimizer="adamw", lr=0.02, weight_decay=0.1, clip_norm=1.5, schedule="one-cycle"),
+    "adamw": OptimConfig(
+        optimizer="adamw", lr=0.02, weight_decay=0.1, decay_norms="yes", clip_norm=1.5, schedule="one-cycle"
+    ),
 }
 
 # (batch size, fraction): what decides the order

@@ -1,6 +1,7 @@
 """The optimizers by name, and Muon with AdamW as one real optimizer."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -38,12 +39,18 @@ def _weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
+def _by_shape(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Norms and biases are not decayed."""
+    vectors = [p for p in parameters if p.ndim == 1]
+    return [{"params": [p for p in parameters if p.ndim > 1]}, {"params": vectors, "weight_decay": 0.0}]
+
+
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
         ("sgd", lambda p: torch.optim.SGD(p, 0.05, momentum=0.8, weight_decay=0.01)),
         ("adam", lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.01)),
-        ("adamw", lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.01)),
+        ("adamw", lambda p: torch.optim.AdamW(_by_shape(list(p)), 0.05, weight_decay=0.01)),
         ("adadelta", lambda p: torch.optim.Adadelta(p, 0.05, weight_decay=0.01)),
     ],
 )
@@ -99,7 +106,7 @@ def test_muon_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest() -> None:
     # the reference trains 2-D leaves: gradients are handed over by hand
     flat = [p.detach().reshape(len(p), -1).clone() for p in parameters if p.ndim >= 2]
     muon = torch.optim.Muon(flat, 0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW([p for p in parameters if p.ndim < 2], 0.02, weight_decay=0.1)
+    adamw = torch.optim.AdamW([p for p in parameters if p.ndim < 2], 0.02, weight_decay=0.0)
 
     class Both:
         def zero_grad(self) -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery
+from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery, SamplesConfig
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
@@ -37,6 +37,7 @@ AUGMENTED = dataclasses.replace(
     execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1),
 )
 PLAIN = dataclasses.replace(EXACT, exact=0, accumulate=2, optim=OptimConfig(lr=0.05))
+MIXED = dataclasses.replace(EXACT, samples=SamplesConfig(mixup=0.4, cutmix=1.0, mix_off_epochs=1))
 STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
 STEPS = 15
 
@@ -107,6 +108,7 @@ def test_resume_at_the_very_next_sample_on_another_number_of_processes(tmp_path:
             ("end of the last epoch, before its evaluation", EXACT, 3, STEPS, 1),
             ("plain", PLAIN, 3, 8, 1),
             ("streaming", STREAMING, 1, 6, 3),
+            ("mixed", MIXED, 3, 7, 1),
             ("augmented", AUGMENTED, 1, 7, 3),
         ],
     )

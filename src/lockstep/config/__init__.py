@@ -22,6 +22,7 @@ from lockstep.config.link import LinkConfig
 from lockstep.config.model import ModelConfig
 from lockstep.config.optim import OPTIMIZERS, OptimConfig, ScheduleName
 from lockstep.config.plain import from_plain
+from lockstep.config.samples import SamplesConfig
 from lockstep.config.settings import Precision, Settings
 from lockstep.errors import unknown
 
@@ -41,6 +42,7 @@ __all__ = [
     "OptimConfig",
     "Precision",
     "Recovery",
+    "SamplesConfig",
     "ScheduleName",
     "Strategy",
     "split_commas",

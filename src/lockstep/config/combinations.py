@@ -12,6 +12,7 @@ def require_sound(config: Settings) -> None:
         _compressed(config)
     if config.link.sync_every > 1:
         _local(config)
+    _samples(config)
     model, execution, optim = config.model, config.execution, config.optim
     require(
         not config.data.val_fraction or config.data.is_divisible,
@@ -62,6 +63,22 @@ def require_sound(config: Settings) -> None:
             "--strategy dp",
             {norm: (model.batch_norm not in ("auto", "local"), alone), "--compile": (model.compile, first)},
         )
+
+
+def _samples(config: Settings) -> None:
+    """What the samples of a batch have to be for what is done with them."""
+    samples = config.samples
+    mix = " and ".join(f"--{name} {alpha:g}" for name in ("mixup", "cutmix") if (alpha := getattr(samples, name)))
+    require(
+        not mix or config.batch_size > 1,
+        f"{mix} with --batch-size 1: an image has no other to be mixed with",
+        "Use a larger --batch-size.",
+    )
+    require(
+        not mix or samples.mix_off_epochs < config.epochs,
+        f"{mix} with --mix-off-epochs {samples.mix_off_epochs} of {config.epochs} epochs mixes nothing",
+        "Leave some epochs for it.",
+    )
 
 
 def _exclude(mode: str, reasons: dict[str, tuple[bool, str]]) -> None:

@@ -28,7 +28,13 @@ class OptimConfig:
     nesterov: bool = False
     """Nesterov momentum (SGD)."""
     weight_decay: float = 0.0
-    """Weight decay, applied to every parameter."""
+    """Weight decay; of which parameters, --decay-norms says."""
+    decay_norms: Literal["auto", "yes", "no"] = "auto"
+    """Whether norms and biases are decayed as well (auto: not by adamw and muon)."""
+    layer_decay: float = 1.0
+    """Multiply the rate by this for each block that a layer lies before the head (1: off)."""
+    head_lr: float = 0.0
+    """Peak learning rate of the last layer, as a new head for other classes (0: --lr)."""
     schedule: ScheduleName = "cosine"
     """Course of the learning rate over the run; timm's (poly: with --gamma as its power) where timm is installed."""
     warmup_epochs: float = 0.0
@@ -61,6 +67,23 @@ class OptimConfig:
         require(self.step_epochs > 0, f"--step-epochs {self.step_epochs} is not positive", "Give epochs, as 1.")
         require(0 <= self.momentum < 1, f"--momentum {self.momentum} is not in [0, 1)", "A usual momentum is 0.9.")
         require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay} is negative", "Use 0 to turn it off.")
+        require(
+            0 < self.layer_decay <= 1,
+            f"--layer-decay {self.layer_decay} is not in (0, 1]",
+            "Usual values are 0.65 to 0.9; 1 turns it off.",
+        )
+        require(self.head_lr >= 0, f"--head-lr {self.head_lr} is negative", "Give a rate, or 0 for that of --lr.")
+        of_its_own = {
+            "--layer-decay": self.layer_decay < 1,
+            "--head-lr": self.head_lr,
+            "--decay-norms no": self.decay_norms == "no",
+        }
+        for flag, on in of_its_own.items():
+            require(
+                not on or self.optimizer.startswith("timm:") or self.optimizer in set(OPTIMIZERS) - {"muon-sgd"},
+                f"{flag} with --optimizer {self.optimizer}, which makes its groups and their rates by itself",
+                "Leave one of the two out.",
+            )
         require(self.gamma > 0, f"--gamma {self.gamma} is not positive", "Give the factor of a drop, as 0.1.")
         require(self.base_batch_size >= 0, f"--base-batch-size {self.base_batch_size} is negative", "Use 0 for none.")
         require(
@@ -83,3 +106,8 @@ class OptimConfig:
             "--nesterov needs --optimizer sgd with a positive --momentum",
             "Drop --nesterov (or add --no-nesterov, where the recipe has it).",
         )
+
+    @property
+    def spares_norms(self) -> bool:
+        """True where weight decay leaves norms and biases alone."""
+        return self.decay_norms == "no" or (self.decay_norms == "auto" and self.optimizer in ("adamw", "muon"))

@@ -11,6 +11,7 @@ from lockstep.config.execution import Execution, Recovery
 from lockstep.config.link import LinkConfig
 from lockstep.config.model import ModelConfig
 from lockstep.config.optim import OptimConfig
+from lockstep.config.samples import SamplesConfig
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -37,6 +38,7 @@ class Settings:
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """A loss or gradient that is not finite: stop; skip that update; or go back and leave the batch out."""
     data: DataConfig = field(default_factory=DataConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     link: LinkConfig = field(default_factory=LinkConfig)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
+from lockstep.data.mixing import Mixing, Pairs, pairs
 from lockstep.data.order import Order
 from lockstep.data.pieces import Piece, micro_batches, slices
 from lockstep.data.prefetch import prefetch
@@ -30,9 +31,9 @@ class Batch:
     """This rank's part of one step's global batch."""
 
     images: Tensor  # float32 [b, C, H, W] on the device, the pieces one after the other
-    labels: Tensor  # int64 [b]
+    labels: Tensor  # int64 [b]; soft ones, of mixed images, float32 [b, classes]
     pieces: tuple[Piece, ...]  # of this rank, a forward pass each; their sizes add up to b, zeros allowed
-    ids: np.ndarray  # int64 [B], the whole global batch
+    ids: np.ndarray  # int64 [B], the whole global batch; i + k n: sample i of n for another time
     epoch: int
     step: int  # over the whole run
     samples: int  # seen by all ranks before this step
@@ -47,7 +48,7 @@ class TrainLoader:
     """The training set in the run's order. `loader.epoch(e, start)` yields a Batch for each step from `start` on.
 
     Each batch is cut into `accumulate` micro-batches, between groups of `group` samples, or for exact mode into `exact`
-    slices, on all ranks as many where `level` is set.
+    slices, on all ranks as many where `level` is set. `mixing`: mixup and CutMix, after augmentation.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class TrainLoader:
         exact: int = 0,
         group: int = 1,
         level: bool = False,
+        mixing: Mixing | None = None,
     ) -> None:
         self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
+        self.mixing = mixing
         self.pieces: Callable[[int], tuple[Piece, ...]] = (  # this rank's, of a global batch of so many samples
             partial(slices, total=exact, world=world, level=level)
             if exact
@@ -74,6 +77,12 @@ class TrainLoader:
         """Steps in an epoch."""
         return self.order.steps_per_epoch
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the run's first lines should know of its samples."""
+        own = (getattr(part, "note", "") for part in (self.order, self.mixing))
+        return [*getattr(self.images, "notes", ()), *filter(None, own)]
+
     def epochs(self, count: int) -> Iterator[Iterator[Batch]]:
         """One iterator of batches for each of `count` epochs."""
         return (self.epoch(e) for e in range(count))
@@ -84,20 +93,28 @@ class TrainLoader:
             deque()
         )  # steps asked for and not yet delivered, in order
         steps, cut = self.order.steps(epoch, start), lru_cache(self.pieces)  # two counts an epoch at most
+        mixing = self.mixing if self.mixing is not None and self.mixing.on(epoch) else None
+        paired = lru_cache(lambda count: pairs(cut(count), count))
+        mixed: deque[Pairs] = deque()  # of the steps asked for and not yet made
 
         def requests() -> Iterator[Request]:  # without self, which holds who reads this: see through_workers
             for ids in steps:
                 pieces = cut(len(ids))
                 planned.append((ids, pieces))
-                if len(pieces) == 1:
+                if mixing is not None:
+                    mixed.append(paired(len(ids)))
+                    yield ids[mixed[-1].positions], epoch
+                elif len(pieces) == 1:
                     yield ids[pieces[0].rows], epoch
                 else:  # a rank without a piece asks for no sample, and its turn must not be lost
                     yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
 
         batches, augment = self.read(requests()), self.augment
-        prepared = prefetch(
-            ((augment(images, mine, epoch), labels) for images, labels, mine in batches), self.world.device
-        )
+        made = ((augment(images, mine, epoch), labels) for images, labels, mine in batches)
+        if mixing is not None:
+            firsts = range(start * self.order.batch_size, 1 << 62, self.order.batch_size)
+            made = (mixing(*each, mixed.popleft(), epoch, at) for at, each in zip(firsts, made, strict=False))
+        prepared = prefetch(made, self.world.device)
         share_bytes = self.order.batch_size // self.world.size * math.prod(self.images.shape) * 4
         prepared = several_at_once(prepared, _TOGETHER_BYTES // max(1, share_bytes))
         for t in range(start, len(self)):

@@ -45,7 +45,7 @@ class ExactSync(GradientSync):
         self.names = [name for name, _ in model.named_parameters()]
         own_storage(model)
         copy_from_first(model, world)
-        self.buckets = buckets_of(model)
+        self.buckets = buckets_of(model, world)
         self.buffers = ExactBuffers(model, world, slices)
         places = {id(p): (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
         self.places = [places.get(id(p)) for p in model.parameters()]  # of each parameter, None where it is not trained

@@ -10,11 +10,12 @@ from torch import nn
 
 from lockstep import models
 from lockstep.checkpoint.foreign import load_foreign
-from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesConfig
 from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import EvalLoader, TrainLoader
+from lockstep.data.mixing import Mixing
 from lockstep.data.order import Order
 from lockstep.data.readers import reader
 from lockstep.errors import UserError
@@ -98,7 +99,14 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     read = reader(images, world.device, execution.loader, execution.workers, transforms)
     level = execution.strategy == "fsdp"  # whose passes hold collectives
     group = config.model.group or 1
-    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level)
+    mixing = _mixing(config, len(images.classes)) if config.samples.mixes else None
+    return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level, mixing)
+
+
+def _mixing(config: Config, classes: int) -> Mixing:
+    mix = config.samples
+    epochs = config.epochs - mix.mix_off_epochs if mix.mix_off_epochs else None
+    return Mixing(config.seed, classes, mix.mixup, mix.cutmix, mix.mix_prob, mix.mix_switch, epochs)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
@@ -176,6 +184,7 @@ def loaders(
     batch_norm: str = "auto",
     data_dir: str = "",
     workers: int = 2,
+    epochs: int = 1 << 30,
     **data: Any,
 ) -> tuple[TrainLoader, EvalLoader]:
     """The training and the evaluation loader of a data set, for a loop of one's own.
@@ -186,15 +195,19 @@ def loaders(
         batch_size: global: samples per step over all ranks.
         exact: for exact mode: cut each batch into so many slices.
         batch_norm: as passed to `parallelize`: the batch is cut between its groups alone.
-        data: further fields of DataConfig, as crop_padding=4, flip=True, fraction=0.25.
+        epochs: how many there will be, which `mix_off_epochs` alone asks for.
+        data: further fields of DataConfig and SamplesConfig, as crop_padding=4, flip=True, fraction=0.25, mixup=0.2.
     """
+    samples = {name: data.pop(name) for name in [*data] if name in SamplesConfig.__dataclass_fields__}
     config = Config(
         batch_size=batch_size,
         seed=seed,
         accumulate=accumulate,
         exact=exact,
+        epochs=epochs,
         model=ModelConfig(batch_norm=batch_norm),
         data=DataConfig(dataset=dataset, **data),
+        samples=SamplesConfig(**samples),
         execution=Execution(data_dir=data_dir, workers=workers),
     )
     train_set, val_set = load_data(config, world)

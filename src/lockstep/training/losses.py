@@ -92,6 +92,9 @@ def cross_entropy(label_smoothing: float) -> Loss:
                 f"the model returned a {type(outputs).__name__}{several}, and the loss takes one tensor [b, classes]",
                 "Return the logits alone, as by a module around the model that picks them out.",
             )
+        if labels.is_floating_point():  # of each class a probability; outputs may be of half precision
+            wide = torch.promote_types(outputs.dtype, labels.dtype)
+            outputs, labels = outputs.to(wide), labels.to(wide)
         return F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
 
     return loss

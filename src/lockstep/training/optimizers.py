@@ -12,6 +12,7 @@ from lockstep.errors import UserError
 from lockstep.models.cifar10_speed import MuonSGD
 from lockstep.parallel.sharded import is_part
 from lockstep.training import timm_parts
+from lockstep.training.groups import groups
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
@@ -29,13 +30,13 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             f"{type(model).__name__} has no parameter to train",
             "Every parameter has requires_grad=False: unfreeze some, or name another --model.",
         )
-    fused = _have_kernels(parameters)
+    fused, made = _have_kernels(parameters), groups(model, optim, lr)
     decay, momentum = optim.weight_decay, optim.momentum
     optimizer: torch.optim.Optimizer
     match optim.optimizer:
         case "sgd":
             optimizer = torch.optim.SGD(
-                parameters,
+                made,
                 lr,
                 momentum=momentum,
                 weight_decay=decay,
@@ -43,17 +44,17 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
                 fused=fused and not any(map(is_part, parameters)),  # its kernel alone takes no DTensor
             )
         case "adam":
-            optimizer = torch.optim.Adam(parameters, lr, weight_decay=decay, fused=fused)
+            optimizer = torch.optim.Adam(made, lr, weight_decay=decay, fused=fused)
         case "adamw":
-            optimizer = torch.optim.AdamW(parameters, lr, weight_decay=decay, fused=fused)
+            optimizer = torch.optim.AdamW(made, lr, weight_decay=decay, fused=fused)
         case "adadelta":
-            optimizer = torch.optim.Adadelta(parameters, lr, weight_decay=decay)
+            optimizer = torch.optim.Adadelta(made, lr, weight_decay=decay)
         case "muon":
-            optimizer = MuonAdamW(parameters, lr, momentum=momentum, weight_decay=decay, fused=fused)
+            optimizer = MuonAdamW(made, lr, momentum=momentum, weight_decay=decay, fused=fused)
         case "muon-sgd":
             optimizer = MuonSGD(parameters, lr, momentum=momentum, weight_decay=decay)
         case name if name.startswith(timm_parts.PREFIX):
-            optimizer = timm_parts.optimizer(optim, parameters, lr)
+            optimizer = timm_parts.optimizer(optim, made, lr)
         case path:
             optimizer = load_object(path, "optimizer")(model, optim, lr)
             if not isinstance(optimizer, torch.optim.Optimizer):
@@ -81,23 +82,23 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float, *, momentum: float, weight_decay: float, fused: bool = False
+        self, params: Iterable[Any], lr: float, *, momentum: float, weight_decay: float, fused: bool = False
     ) -> None:
         params = list(params)
-        matrices = [parameter for parameter in params if _is_matrix(parameter)]
-        rest = [parameter for parameter in params if not _is_matrix(parameter)]
+        given = params if isinstance(next(iter(params), None), dict) else [{"params": params}]
         # The parts hold no parameters of their own: each step hands them this step's groups, views and state.
         blank = torch.zeros(1, 1)
         self._muon = torch.optim.Muon(
             [blank], lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
         )
         self._adamw = torch.optim.AdamW([blank], lr, weight_decay=weight_decay, fused=fused)
-        groups = [
-            {**part.param_groups[0], "params": own, "algorithm": name}
-            for name, part, own in (("muon", self._muon, matrices), ("adamw", self._adamw, rest))
-            if own
+        made = [
+            {**part.param_groups[0], **group, "params": own, "algorithm": name}
+            for name, part in (("muon", self._muon), ("adamw", self._adamw))
+            for group in given
+            if (own := [p for p in group["params"] if _is_matrix(p) == (name == "muon")])
         ]
-        super().__init__(groups, {"lr": lr})
+        super().__init__(made, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.config import Config
 from lockstep.config.flags import changed_flags, hidden_fields, split_arguments
 from lockstep.config.recipes import recipe
+from lockstep.config.toml import applied, read_values, take_file
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
 
@@ -86,10 +87,14 @@ def _without_hidden(cls: type) -> "ConstructorRegistry":
 
 
 def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str], description: str) -> Any:
-    """The plan of a command around a recipe: `of` makes one from the recipe's config, the flags change it."""
+    """The plan of a command around a recipe: `of` makes one from the recipe's config, a file and flags change it."""
+    file, args = take_file(args)
+    values = read_values(file) if file else {}
     names, rest = split_arguments(args, cls)
-    name = one_name(command, "recipe", names) or "digits"
-    return parse(cls, of(recipe(name)), rest, f"lockstep {command} {name}", description.format(name))
+    name = one_name(command, "recipe", names) or str(values.get("recipe", "digits"))
+    config = applied(values, recipe(name), file) if file else recipe(name)
+    about = f"{description.format(name)} --config FILE.toml, or a run's config.json, gives values that flags change."
+    return parse(cls, of(config), rest, f"lockstep {command} {name}", about)
 
 
 def refuse_launched(command: str, remedy: str = "Run it without torchrun or mpirun.") -> None:

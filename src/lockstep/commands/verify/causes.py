@@ -15,6 +15,7 @@ COMPRESSION = "compression"  # off: gradients travel as they are
 CLIPPING = "clipping"  # off: gradients are not clipped
 ACCUMULATION = "accumulation"  # off: a batch passes in one piece a rank
 LEARNING_RATE = "learning rate"  # off: each step's rate is the one given
+MIXING = "mixing"  # off: no image is mixed with another
 # what the traces show by themselves
 ORDER, EVALUATION, REPLICAS = "order", "evaluation", "replicas"
 SCALE, DATA, NONE, SHARES = "gradient scale", "data set", "not found", "shares"
@@ -35,6 +36,7 @@ _REMEDIES = {
     CLIPPING: "Clip the gradient of the global batch: after the reduction, by its whole norm.",
     ACCUMULATION: "Weigh each micro-batch's loss by its samples / the global batch's count, the last one's too.",
     AUGMENTATION: "Its draws must be keyed by seed, epoch and sample id, never by rank or position.",
+    MIXING: "Position p of the global batch is mixed with p xor 1, whichever rank has that, by draws of the pair's.",
     LEARNING_RATE: "--batch-size is global: the rate is a function of samples seen, and N has no part in it.",
     UNEVEN: "Weigh every sample alike: a rank's sum / the global batch's count, never a mean of the ranks' means.",
     COMPRESSION: "--compress rounds what a process sends, and so by its share: leave it out where N must not matter.",

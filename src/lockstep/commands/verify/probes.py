@@ -16,15 +16,21 @@ from lockstep.watch import desync
 def fingerprint(images: Tensor, labels: Tensor) -> int:
     """A number for a set of labelled images, in any order; those of its parts add up to it, modulo 2**64.
 
-    images: [b, ...] of any type; labels: int64 [b].
+    images: [b, ...] of any type; labels: int64 [b], or soft ones [b, classes].
     """
     if not len(images):
         return 0
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[images.element_size()]
-    rows = images.flatten(1).contiguous().view(kind).to(torch.int64)
-    factors = bits(stream(0, "pixels"), torch.arange(rows.shape[1], device=rows.device)) | 1
-    sums = (rows * factors).sum(1) + labels * (bits(stream(0, "label"), labels) | 1)
+    sums = _digests("pixels", images)
+    sums += _digests("soft label", labels) if labels.ndim > 1 else labels * (bits(stream(0, "label"), labels) | 1)
     return int(bits(stream(0, "sample"), sums).sum()) & (2**64 - 1)
+
+
+def _digests(what: str, tensor: Tensor) -> Tensor:
+    """int64 [b] of the bits of each row of [b, ...]."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    rows = tensor.flatten(1).contiguous().view(kind).to(torch.int64)
+    factors = bits(stream(0, what), torch.arange(rows.shape[1], device=rows.device)) | 1
+    return (rows * factors).sum(1)
 
 
 def state(run: Run) -> Iterator[tuple[str, str, Tensor]]:

@@ -44,6 +44,8 @@ def switched_off(run: Run, off: Sequence[str], lr: Sequence[Sequence[float]]) ->
     """Within, the run's steps go without these suspects; the run is spoilt for anything else."""
     if causes.AUGMENTATION in off:
         _use_plain_images(run)
+    if causes.MIXING in off:
+        run.train.mixing = None
     if causes.FLOAT64 in off:
         _widen_images(run)
     if causes.BATCH_NORM in off:

@@ -33,8 +33,10 @@ def candidates(comparisons: Sequence[Comparison], config: Config, steps: int) ->
     traces = [trace for c in comparisons for trace in (c.base, c.other)]
     uneven = any(len(set(_pieces(step))) > 1 for trace in traces for step in trace.shares[:steps])
     even = even_batch(config, [trace.processes for trace in traces])
+    images = any(not c.row("images").holds for c in comparisons)
     suspected = {
-        causes.AUGMENTATION: any(not c.row("images").holds for c in comparisons),
+        causes.AUGMENTATION: images,
+        causes.MIXING: images and config.samples.mixes,
         causes.LEARNING_RATE: any(not c.row("learning rate").holds for c in comparisons),
         causes.BATCH_NORM: any(trace.batch_norm for trace in traces),
         causes.COMPRESSION: config.link.compress != "none",
@@ -122,7 +124,8 @@ class Switching:
         if not all(finite):
             return math.inf if any(finite) else math.nan
         left = agreement.compare(base, other, per_step=0.0)
-        return math.inf if causes.AUGMENTATION in off and not left.row("images").holds else left.largest
+        of_images = {causes.AUGMENTATION, causes.MIXING}.intersection(off)
+        return math.inf if of_images and not left.row("images").holds else left.largest
 
     def _is_rounding(self, comparison: Comparison) -> bool:
         return bool(self.wide) and self._left(comparison, ()) <= self.bound

@@ -1,0 +1,1 @@
+"""`lockstep preview`: what the network sees."""

@@ -1,0 +1,121 @@
+"""What is done with samples changes nothing between numbers of ranks: mixing, balance, repeats, weights of classes.
+
+Exact: one digest on N = 1, 2, 3. Plain: in float64 equal to 1e-10 over N and micro-batches.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.checkpoint.weights import digest
+from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
+from lockstep.parallel.modules import average_buffers
+from lockstep.processes.world import World
+from lockstep.training.assemble import assemble
+from tests.ranks import run_ranks
+
+DATASET = "tests.training.test_sample_laws:rare"
+
+
+def rare() -> Any:
+    """53 grey images of three classes of 34, 14 and 5: the last batch has one sample, fewer than ranks."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 34 + [1] * 14 + [2] * 5)[torch.randperm(53, generator=generator)]
+    pixels = torch.randint(0, 256, (53, 1, 8, 8), generator=generator, dtype=torch.uint8)
+    return (pixels, labels), (pixels[:20], labels[:20])
+
+
+class Doubled(nn.Module):
+    """Computes in float64, with batch norm and dropout."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(in_channels, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Dropout(0.2),
+            nn.Linear(144, num_classes),
+        ).double()  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x.double())
+
+
+def doubled(in_channels: int, num_classes: int) -> nn.Module:
+    return Doubled(in_channels, num_classes)
+
+
+BASE = Config(
+    batch_size=13,
+    epochs=2,
+    data=DataConfig(dataset=DATASET, crop_padding=1, flip=True),
+    model=ModelConfig(model="tests.training.test_sample_laws:doubled"),
+    optim=OptimConfig(lr=0.1, momentum=0.9, clip_norm=1.0),
+)
+
+
+def changed(**groups: Any) -> Config:
+    values = {
+        name: dataclasses.replace(getattr(BASE, name), **value) if isinstance(value, dict) else value
+        for name, value in groups.items()
+    }
+    return dataclasses.replace(BASE, **values)
+
+
+MIXED = {"mixup": 0.4, "cutmix": 1.0, "mix_prob": 0.9, "mix_off_epochs": 1}
+CASES = {
+    "mixed": changed(samples=MIXED),
+    "mixup, label smoothing": changed(samples={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
+    "cutmix": changed(samples={"cutmix": 1.0}),
+}
+SHARDED = ("mixed",)
+
+
+def trained(world: World, config: Config) -> tuple[str, list[float], dict[str, np.ndarray]]:
+    """Digest of the weights, all steps' losses and the weights themselves."""
+    run = assemble(config, world)
+    losses = []
+    for epoch in run.train.epochs(config.epochs):
+        losses += [world.sum(run.step(batch).double()).item() for batch in epoch]
+    if not config.exact:
+        average_buffers(run.model, world.size)
+    if config.execution.strategy == "fsdp" and world.size > 1:
+        return digest(run.model), losses, {}
+    return digest(run.model), losses, {name: value.numpy() for name, value in run.model.state_dict().items()}
+
+
+def everything(world: World) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for name, config in CASES.items():
+        found["exact", name] = trained(world, dataclasses.replace(config, exact=5))[:2]
+        for accumulate in (1, 3):
+            plain = dataclasses.replace(config, accumulate=accumulate)
+            if accumulate == 3:  # statistics over all ranks are those of a micro-batch
+                plain = dataclasses.replace(plain, model=dataclasses.replace(plain.model, batch_norm="groups:2"))
+            found[accumulate, name] = trained(world, plain)[:0:-1]
+    for name in SHARDED:
+        sharded = dataclasses.replace(CASES[name], exact=5).with_execution(strategy="fsdp")
+        found["sharded", name] = trained(world, sharded)[:2]
+        low = dataclasses.replace(CASES[name], exact=5, precision="bf16")
+        found["bf16", name] = trained(world, low)[:2]
+    return found
+
+
+def test_one_result_on_any_number_of_ranks() -> None:
+    alone = run_ranks(everything, 1, timeout=240)[0]
+    digests = [alone["exact", name][0] for name in CASES]
+    assert len(set(digests)) == len(digests)  # the cases do differ
+    for name in SHARDED:
+        assert alone["sharded", name] == alone["exact", name]
+    for n in (2, 3):
+        for rank, found in enumerate(run_ranks(everything, n, timeout=240)):
+            for key, (weights, losses) in found.items():
+                where = f"{key}: rank {rank} of {n}"
+                expected = alone[key]
+                np.testing.assert_allclose(losses, expected[1], rtol=1e-10, err_msg=where)
+                if isinstance(key[0], str):
+                    assert weights == expected[0], where
+                    continue
+                for name, value in expected[0].items():
+                    np.testing.assert_allclose(weights[name], value, rtol=1e-10, atol=1e-10, err_msg=f"{where} {name}")
