@@ -129,7 +129,7 @@ def test_broken_pictures_are_left_out_as_if_they_were_not_there(photos: Path, tm
         for found in run_ranks(seen_in_every_way, n, str(photos), str(home), ways, timeout=300):
             for each in found:
                 assert each.pop("notes") == [
-                    f"--skip-broken leaves out 2 of 36 pictures of {photos}/train: "
+                    f"note: --skip-broken leaves out 2 of 36 pictures of {photos}/train: "
                     f"{photos}/train/a/3.jpg, {photos}/train/b/0.jpg"
                 ]
                 assert each == {name: value for name, value in plain.items() if name != "notes"}

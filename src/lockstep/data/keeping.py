@@ -75,5 +75,5 @@ def _kept(images: FolderSet, cache: Cache, skip_broken: bool, world: World) -> F
             f"{images.name}: no picture of class {images.classes[min(empty)]} can be decoded",
             "Replace them, or remove the class from both sets.",
         )
-    note = f"--skip-broken leaves out {len(broken):,} of {len(images):,} pictures of {images.name}: {names}"
+    note = f"note: --skip-broken leaves out {len(broken):,} of {len(images):,} pictures of {images.name}: {names}"
     return kept.taking(sound, notes=(*images.notes, note))
