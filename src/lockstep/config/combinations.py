@@ -24,6 +24,11 @@ def require_sound(config: Settings) -> None:
         f"--scale-lr {optim.scale_lr} needs the batch size that --lr {optim.lr:g} was made for",
         "Give it with --base-batch-size.",
     )
+    require(
+        not execution.cache or config.data.decode_size,
+        f"--cache {execution.cache} keeps pictures as they are shrunk, and nothing shrinks them",
+        "Give --decode-size too, as 256.",
+    )
     if execution.strategy == "fsdp":
         why = "Muon orthogonalises whole matrices, and each process holds a part"
         _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
@@ -63,6 +68,11 @@ def require_sound(config: Settings) -> None:
 def _samples(config: Settings) -> None:
     """What the samples of a batch have to be for what is done with them."""
     samples = config.samples
+    require(
+        config.batch_size % samples.aug_repeats == 0,
+        f"--aug-repeats {samples.aug_repeats} of each image don't fill a batch of {config.batch_size}",
+        f"Use a multiple of {samples.aug_repeats} as --batch-size.",
+    )
     mix = " and ".join(f"--{name} {alpha:g}" for name in ("mixup", "cutmix") if (alpha := getattr(samples, name)))
     require(
         not mix or config.batch_size > 1,

@@ -40,6 +40,8 @@ class DataConfig:
     """Side of the images that the model sees, in pixels (0: as stored)."""
     decode_size: int = 0
     """Turn photos upright and shrink them to this shorter side when they are read, in pixels (0: read as stored)."""
+    skip_broken: bool = False
+    """Leave out pictures that can't be decoded: all are tried before training, and what came of it is kept."""
     drop_last: bool = False
     """Leave out the short last batch of an epoch."""
     follow_links: bool = False

@@ -20,7 +20,7 @@ from lockstep.errors import UserError, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
 
-_NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
+_NOT_EVALUATIONS = ("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
 
 
 @dataclass(frozen=True)
