@@ -26,8 +26,8 @@ from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, schedules
 from lockstep.training.average import Average
+from lockstep.training.class_losses import loss_of
 from lockstep.training.freezing import Freezing, freeze
-from lockstep.training.losses import cross_entropy
 from lockstep.training.step import TrainStep
 
 
@@ -41,6 +41,7 @@ class Run:
     step: TrainStep
     ema: Average | None
     freezing: Freezing = field(default_factory=Freezing)
+    notes: list[str] = field(default_factory=list)  # what a reader of the run's first lines should know of its loss
 
     def enter(self, epoch: int) -> None:
         """Before the steps of an epoch, counted from 0: what of the model is trained in it."""
@@ -90,7 +91,7 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         flip=data.flip,
         alternate_flip=data.alternate_flip,
         cutout=data.cutout,
-        image_size=data.image_size,
+        image_size=data.train_side,
     )
     transforms = None
     if data.augment:
@@ -125,9 +126,9 @@ def _mixing(config: Config, classes: int) -> Mixing:
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
-    """[C, H, W] of the images as the model sees them."""
+    """[C, H, W] of the images as the model sees them in training."""
     channels, height, width = images.shape
-    side = config.data.image_size
+    side = config.data.train_side
     return channels, side or height, side or width
 
 
@@ -142,8 +143,10 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
 def build_model(config: Config, images: ImageSet, say: Callable[[str], object] = lambda _: None) -> nn.Module:
     """The model on the host, its initial weights a function of the seed alone. `say`: how others' are adapted."""
     torch.manual_seed(stream(config.seed, "weights"))
-    channels, size, _ = seen(config, images)
-    model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    name, channels, size = config.model.model, images.shape[0], config.data.image_size or images.shape[1]
+    model = models.build(name, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    if config.data.train_size:
+        models.require_fit(model, name, channels, config.data.train_size)
     if fit_to := getattr(model, "fit_to", None):  # a layer computed from the data, as a whitening one
         first = np.arange(min(5000, len(images)))
         pixels, _ = images.read(first, None)
@@ -171,9 +174,10 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
     optimizer = optimizers.build(model, optim, config.lr)
+    loss, notes = loss_of(optim, train)
     step = TrainStep(
         module,
-        cross_entropy(optim.label_smoothing),
+        loss,
         optimizer,
         precision=config.precision,
         clip_norm=optim.clip_norm,
@@ -183,7 +187,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
     )
-    run = Run(model, train, val, step, ema, freezing)
+    run = Run(model, train, val, step, ema, freezing, notes)
     run.enter(0)
     return run
 
