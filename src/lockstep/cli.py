@@ -10,6 +10,7 @@ from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
 from lockstep.commands.launch_script import command as launch_script
+from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
 from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.tune import command as tune
@@ -45,6 +46,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         compare.main,
     ),
     "tune": ("[RECIPE] [FLAGS]", "measure the quickest way to train here, and print its command", tune.main),
+    "lr-find": (
+        "[RECIPE] [FLAGS]",
+        "raise the learning rate step by step, draw the loss over it, and suggest one",
+        lr_find.main,
+    ),
     "forecast": (
         "[RECIPE] [FLAGS]",
         "measure briefly, and forecast the speed of N processes over an interconnect",
@@ -85,6 +91,7 @@ examples:
   lockstep chaos digits --exact 4 --kills 10           does it come back, and as the same run?
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2
   lockstep tune cifar10                                 processes x threads, layout, precision: what is quickest here?
+  lockstep lr-find cifar10                              the loss over the learning rate: picture and suggestion
   lockstep forecast cifar10 --nproc 1,2,4,8 --interconnect 10gbit
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh
   lockstep doctor --nnodes 2 --master-addr 10.0.0.1 --master-port 29500

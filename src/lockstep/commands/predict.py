@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # not what writes a run, and not the size of a chunk: other shapes would round otherwise than evaluation does
 _NOT_PREDICTIONS = (
     "out",
+    "cache",
     "log",
     "log_every",
     "eval_every",

@@ -24,6 +24,11 @@ def require_sound(config: Settings) -> None:
         f"--scale-lr {optim.scale_lr} needs the batch size that --lr {optim.lr:g} was made for",
         "Give it with --base-batch-size.",
     )
+    require(
+        not execution.cache or config.data.decode_size,
+        f"--cache {execution.cache} keeps pictures as they are shrunk, and nothing shrinks them",
+        "Give --decode-size too, as 256.",
+    )
     if execution.strategy == "fsdp":
         why = "Muon orthogonalises whole matrices, and each process holds a part"
         _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})

@@ -15,7 +15,7 @@ class DataConfig:
     """Which images, and how the training set is augmented."""
 
     dataset: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory."""
+    """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory; a table by table:FILE.csv."""
     val_fraction: float = 0.0
     """Validate on this part of a set that has no validation part: by a hash of each picture's content (0: off)."""
     fraction: float = 1.0
@@ -39,6 +39,8 @@ class DataConfig:
     """Side of the images that the model sees, in pixels (0: as stored)."""
     decode_size: int = 0
     """Turn photos upright and shrink them to this shorter side when they are read, in pixels (0: read as stored)."""
+    skip_broken: bool = False
+    """Leave out pictures that can't be decoded: all are tried before training, and what came of it is kept."""
     drop_last: bool = False
     """Leave out the short last batch of an epoch."""
     follow_links: bool = False
@@ -47,7 +49,7 @@ class DataConfig:
     @property
     def is_divisible(self) -> bool:
         """True for a set of pictures as they are stored, of which a part can be chosen by what they hold."""
-        return self.dataset == "folder"
+        return self.dataset == "folder" or self.dataset.startswith(("table:", "hf:", "tv:"))
 
     def __post_init__(self) -> None:
         require(

@@ -55,6 +55,8 @@ class Execution:
     """Processes that read images, for each training process (streaming loader)."""
     loader: Literal["auto", "resident", "streaming"] = "auto"
     """resident: in memory, batched; streaming: worker processes; auto: resident where the set fits."""
+    cache: Annotated[str, arg(metavar="DIR|ram|auto", help_behavior_hint="(default: none)")] = ""
+    """Keep pictures as --decode-size left them: in a folder, in memory (ram), or where they fit (auto)."""
     eval_batch_size: int = 250
     """Images per forward pass in evaluation."""
     eval_every: int = 1

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.arrays import Ids
+from lockstep.data.cache import Cache
 from lockstep.data.decoding import decode, decode_shrunk, resized
 from lockstep.errors import UserError, reason
 from lockstep.randomness import stream, uniform_np
@@ -48,6 +49,8 @@ class FolderSet:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     decode_size: int = 0  # in pixels (0: whole, as stored)
     left_out: str = ""  # what in the folder is taken for no image, as "3 .txt, 1 .heic"
+    cache: Cache | None = None  # where the pictures are kept as they were decoded,
+    rows: Ids | None = None  # int64 [n]: and there each sample's picture, if not the one of its number
     notes: tuple[str, ...] = ()  # what else a reader of the run's first lines should know of the set
 
     def __len__(self) -> int:
@@ -100,6 +103,8 @@ class FolderSet:
     def taking(self, ids: Ids, **changed: Any) -> Self:
         """The set of these samples, numbered anew in their order; `changed`: its other fields."""
         paths, ends = joined([os.fsencode(self.key(sample)) for sample in ids.tolist()])
+        if self.cache is not None:
+            changed.setdefault("rows", ids if self.rows is None else self.rows[ids])
         return replace(self, paths=paths, ends=ends, labels=self.labels[ids], **changed)
 
     def named(self, sample: int) -> str:
@@ -134,14 +139,27 @@ class FolderSet:
                 out[row] = resized(image[:, top : top + height, left : left + width], self.size, self.size)
         return out, torch.from_numpy(self.labels[ids])
 
-    def _decoded(self, sample: int) -> Tensor:
+    def pixels(self, data: bytes) -> Tensor:
+        """A stored picture, decoded, uint8 [3, h, w]. Raises whatever a decoder makes of a broken one."""
+        return decode_shrunk(data, self.decode_size) if self.decode_size else decode(data)
+
+    def fault(self, sample: int) -> str:
+        """Why a picture can't be read; nothing where it can."""
         try:
-            data = self.encoded(sample)
-            return decode_shrunk(data, self.decode_size) if self.decode_size else decode(data)
+            self._decoded(sample)
+        except UserError as error:
+            return error.message
+        return ""
+
+    def _decoded(self, sample: int) -> Tensor:
+        if self.cache is not None:
+            return self.cache.picture(sample if self.rows is None else int(self.rows[sample]))
+        try:
+            return self.pixels(self.encoded(sample))
         except Exception as error:  # whatever a decoder makes of a broken file
             raise UserError(
                 f"{self.where(sample)} cannot be read as an image: {reason(error)}",
-                "Replace or remove the file.",
+                "Replace or remove the file, or leave out all such files: --skip-broken.",
             ) from error
 
 

@@ -3,17 +3,22 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data.agreement import require_same, seeded
 from lockstep.data.arrays import ImageSet
+from lockstep.data.named import is_code
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
 from lockstep.errors import UserError, unknown
 from lockstep.processes.world import World
 
-DATASETS = (*OFFICIAL, "folder")
+if TYPE_CHECKING:
+    from lockstep.data.folder import FolderSet
+
+DATASETS = (*OFFICIAL, "folder")  # by their bare names; those of named.KINDS have more behind a colon
 
 
 def resolve_data_dir(flag: str) -> Path:
@@ -50,20 +55,51 @@ def _named(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[I
     if data.dataset in OFFICIAL:
         official = OFFICIAL[data.dataset]
         return load_official(official, DIGITS_ROOT if official is DIGITS else data_dir, world)
-    if data.dataset == "folder":
-        from lockstep.data.folder import DEFAULT_SIZE  # imports torchvision, 1.5 s
-        from lockstep.data.layout import load_folders, load_undivided
+    if data.dataset == "folder" and not data.val_fraction:
+        from lockstep.data.layout import load_folders
 
-        how = data_dir, data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links
-        if data.val_fraction:
-            from lockstep.data.division import divided
-
-            return divided(load_undivided(*how), data.val_fraction, world)
-        return load_folders(*how)
-    if ":" in data.dataset:
+        return load_folders(data_dir, *_how(data, seed))
+    if data.is_divisible:
+        return _with_validation(data, data_dir, seed, world)
+    if is_code(data.dataset):
         factory = load_object(data.dataset, "dataset")
         with seeded(seed):
             sets = user_sets(data.dataset, factory, data_dir)
         require_same(sets, seed, world)
         return sets
     raise unknown("dataset", data.dataset, DATASETS, "Your own: package.module:factory.")
+
+
+def _how(data: DataConfig, seed: int) -> tuple[int, int, bool, bool]:
+    """How pictures are read: size, seed, random crops in training, and links that lead elsewhere."""
+    from lockstep.data.folder import DEFAULT_SIZE  # imports torchvision, 1.5 s
+
+    return data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links
+
+
+def stored(data: DataConfig, data_dir: Path, seed: int) -> tuple["FolderSet", "FolderSet | None"]:
+    """A source of pictures as they are stored: those to train and those to validate on, if it tells them apart."""
+    how = _how(data, seed)
+    if data.dataset == "folder":
+        from lockstep.data.layout import load_undivided
+
+        return load_undivided(data_dir, *how), None
+    from lockstep.data.table import load_table
+
+    return load_table(data.dataset, data_dir, *how)
+
+
+def _with_validation(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[ImageSet, ImageSet]:
+    train, val = stored(data, data_dir, seed)
+    if val is None and not data.val_fraction:
+        raise UserError(
+            f"{train.name} does not say what to validate on",
+            "Give --val-fraction 0.1, which validates on a tenth of the images, chosen by what they hold.",
+        )
+    if val is not None and data.val_fraction:
+        raise UserError(f"--val-fraction: {train.name} says already what to validate on", "Leave the flag out.")
+    if val is not None:
+        return train, val
+    from lockstep.data.division import divided
+
+    return divided(train, data.val_fraction, world)

@@ -61,7 +61,13 @@ class Run:
 def load_data(config: Config, world: World) -> tuple[ImageSet, ImageSet]:
     """The training and the evaluation set."""
     folder = sources.resolve_data_dir(config.execution.data_dir)
-    return sources.load(config.data, folder, config.seed, world)
+    sets = sources.load(config.data, folder, config.seed, world)
+    where, skip = config.execution.cache, config.data.skip_broken
+    if not (where or skip):
+        return sets
+    from lockstep.data.keeping import keep  # imports torchvision, 1.5 s
+
+    return keep(sets, where, skip, world)
 
 
 def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:

@@ -20,7 +20,7 @@ from lockstep.errors import UserError, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
 
-_NOT_EVALUATIONS = ("out", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
+_NOT_EVALUATIONS = ("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,10 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
 
 def require_trusted(config: Config, folder: str, trust_code: bool) -> None:
     """Raise UserError where evaluating a run would import code that its config.json names, and nobody allowed that."""
+    from lockstep.data.named import is_code
+
     named = {"model": config.model.model, "dataset": config.data.dataset}
-    if code := [f"{what} {name}" for what, name in named.items() if ":" in name]:
+    if code := [f"{what} {name}" for what, name in named.items() if is_code(name)]:
         require(
             trust_code,
             f"{folder}/config.json names code that this would run: {', '.join(code)}",

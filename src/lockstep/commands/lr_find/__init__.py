@@ -1,0 +1,1 @@
+"""`lockstep lr-find`: a range test of the learning rate."""

@@ -1,0 +1,282 @@
+"""--dataset table:FILE: pictures by a table of (path, label[, split])."""
+
+import csv
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.data import table as tables
+from lockstep.data.folder import FolderSet
+from lockstep.data.rows import read_rows
+from lockstep.data.sources import load
+from lockstep.errors import UserError
+from lockstep.processes.world import World
+from lockstep.training.loop import train as train_run
+from lockstep.watch.journal import read
+from tests.data.formats import write_folders
+from tests.data.test_division import held, pictures, write
+from tests.ranks import run_ranks
+
+ALONE = World.single()
+
+
+def sets(file: Path, options: str = "", world: World = ALONE, **data: Any) -> tuple[FolderSet, FolderSet]:
+    name = f"table:{file}{options}"
+    train, val = load(DataConfig(dataset=name, image_size=8, **data), file.parent, 0, world)
+    assert isinstance(train, FolderSet)
+    assert isinstance(val, FolderSet)
+    return train, val
+
+
+def listed(root: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("path", "label", "split")) -> Path:
+    with (root / "list.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return root / "list.csv"
+
+
+ROWS = [
+    ("ant/0.png", "ant", "train"),
+    ("bee/0.png", "bee", "train"),
+    ("bee/1.png", "bee", "val"),
+    ("ant/1.png", "ant", "val"),
+]
+
+
+def test_the_order_of_rows_and_the_way_of_writing_are_nothing(tmp_path: Path) -> None:
+    write(tmp_path, pictures(3))
+    train, val = sets(listed(tmp_path, ROWS))
+    assert held(train) == [("ant/0.png", 0), ("bee/0.png", 1)]
+    assert held(val) == [("ant/1.png", 0), ("bee/1.png", 1)]
+    assert (train.classes, train.name) == (("ant", "bee"), str(tmp_path / "list.csv"))
+    rows = [("./" + path, label, split.upper()) for path, label, split in ROWS]
+    rows[0] = (str(tmp_path / "bee/../ant/0.png"), "ant", "training")
+    random.Random(0).shuffle(rows)
+    header = "File,extra,Class,split"
+    texts = {
+        "crlf.csv": "\r\n".join([header, *(f"{p},x,{c},{s}" for p, c, s in rows)]),
+        "bom.csv": "\ufeff" + "\n".join([header, "", *(f'"{p}","a ""b"",\nc",{c},{s}' for p, c, s in rows), ""]),
+        "semicolons.csv": "\n".join([header, *(f"{p},x,{c},{s}" for p, c, s in rows)]).replace(",", ";"),
+        "tabs.tsv": "\n".join([header, *(f"{p},x,{c},{s}" for p, c, s in rows)]).replace(",", "\t"),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text.encode())
+        again = sets(tmp_path / name)
+        assert [each.fingerprint for each in again] == [train.fingerprint, val.fingerprint], name
+        assert [held(each) for each in again] == [held(train), held(val)], name
+
+
+def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    write(tmp_path, pictures(3))
+    columns = [list(column) for column in zip(*ROWS, strict=True)]
+    whole = {"label": columns[1], "path": columns[0], "split": columns[2], "width": [1.5] * 4}
+    parquet.write_table(pyarrow.table(whole), tmp_path / "list.parquet")
+    ours = sets(tmp_path / "list.parquet")
+    assert [each.fingerprint for each in ours] == [each.fingerprint for each in sets(listed(tmp_path, ROWS))]
+    for change, match in (
+        ({"label": ["ant", None, "bee", "bee"]}, "row 2: no label"),
+        ({"label": [b"x"] * 4}, "column label holds bytes"),
+        ({"path": [{"bytes": b"x"}] * 4}, "column path holds dict"),
+    ):
+        parquet.write_table(pyarrow.table(whole | change), tmp_path / "bad.parquet")
+        with pytest.raises(UserError, match=match):
+            sets(tmp_path / "bad.parquet")
+    (tmp_path / "torn.parquet").write_bytes((tmp_path / "list.parquet").read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"torn.parquet can't be read"):
+        sets(tmp_path / "torn.parquet")
+
+
+def test_columns_are_named_where_they_are_called_otherwise(tmp_path: Path) -> None:
+    write(tmp_path, pictures(3))
+    rows = [(path, "no", label, split) for path, label, split in ROWS]
+    file = listed(tmp_path, rows, ("photo", "class", "breed", "fold"))
+    train, val = sets(file, ":path=photo,label=breed,split=fold")
+    assert (held(train), len(val)) == ([("ant/0.png", 0), ("bee/0.png", 1)], 2)
+    for options, match in (
+        ("", "no column for the path: its first line is photo, class, breed, fold"),
+        (":path=photo,label=race", "no column race"),
+        (":paths=photo", "unknown option of table: 'paths'"),
+        (":path=", "path is empty"),
+    ):
+        with pytest.raises(UserError, match=match) as caught:
+            sets(file, options)
+        assert caught.value.remedy
+    with pytest.raises(UserError, match="the columns path and file could each be the path"):
+        sets(listed(tmp_path, [("a", "b", "c")], ("path", "file", "label")))
+
+
+def test_what_is_validated_on(tmp_path: Path) -> None:
+    write(tmp_path, pictures(30))
+    rows = [(path, path.split("/")[0]) for path in pictures(30)]
+    plain = listed(tmp_path, rows, ("path", "label"))
+    with pytest.raises(UserError, match=r"list.csv does not say what to validate on") as caught:
+        sets(plain)
+    assert "--val-fraction" in caught.value.remedy
+    divided = sets(plain, val_fraction=0.3)
+    folder = load(DataConfig(dataset="folder", val_fraction=0.3), tmp_path, 0, ALONE)
+    assert [each.fingerprint for each in divided] == [each.fingerprint for each in folder]
+    with pytest.raises(UserError, match="says already what to validate on"):
+        sets(listed(tmp_path, ROWS), val_fraction=0.3)
+    tested = [(path, label, "test") for path, label, _ in ROWS[2:]]
+    _, val = sets(listed(tmp_path, [*ROWS[:2], *tested]))
+    assert len(val) == 2
+    train, val = sets(listed(tmp_path, [*ROWS, ("ant/2.png", "ant", "test")]))
+    assert train.notes == (f"note: 1 test images of {tmp_path}/list.csv are left for the end",)
+    assert len(val) == 2
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "has no rows"),
+    "only a header": (b"path,label\n", "has no rows"),
+    "latin-1": (b"path,label\na.png,caf\xe9\n", r"is not UTF-8: line 2 has the byte 0xe9"),
+    "utf-16": ("path,label\n".encode("utf-16"), r"is not UTF-8: line 1"),
+    "no header": (b"ant/0.png,ant\nant/1.png,ant\n", "no column for the path"),
+    "an open quote": (b'path,label\n"ant/0.png,ant\n', "is damaged at line 2"),
+    "a torn quote": (b'path,label\n"ant"/0.png,ant\n', "is damaged at line 2"),
+    "too many fields": (b"path,label\nant/0.png,ant,x\n", r"line 2: 3 field\(s\), and the first line has 2"),
+    "too few": (b"path,label\n\nant/0.png\n", r"line 3: 1 field\(s\)"),
+    "an empty label": (b"path,label\nant/0.png,ant\nant/1.png, \n", "line 3: no label"),
+    "an empty path": (b"path,label\n,ant\n", "line 2: no path"),
+    "a zero byte": (b"path,label\na\0b.png,ant\n", "line 2: the path .* has a zero byte"),
+    "a label on two lines": (b'path,label\nant/0.png,"an\nt"\n', "line 3: the label 'an.nt' has a line break"),
+    "a huge field": (b"path,label\n" + b"x" * 200_000 + b",ant\n", "damaged at line 2: field larger than field limit"),
+    "a long path": (b"path,label\n" + b"x" * 5_000 + b".png,ant\n", r"names 1 file\(s\) that are not there: line 2"),
+    "missing": (
+        b"path,label\nant/0.png,ant\nant/x.png,ant\nant/y.png,ant\n",
+        r"2 file\(s\) .*: line 3: ant/x.png, line 4",
+    ),
+    "a folder": (b"path,label\nant,ant\n", r"names 1 file\(s\) that are not there"),
+    "a file as folder": (b"path,label\nant/0.png/1.png,ant\n", r"names 1 file\(s\) that are not there"),
+    "twice": (b"path,label\nant/0.png,ant\n./ant/0.png,bee\n", r"names ant/0.png twice: line 2 and line 3"),
+    "a strange split": (b"path,label,split\nant/0.png,ant,fold 1\n", "line 2: the split is 'fold 1'"),
+    "half a split": (b"path,label,split\nant/0.png,ant,train\nant/1.png,ant,\n", "line 3: the split is ''"),
+    "a class to validate alone": (
+        b"path,label,split\nant/0.png,ant,train\nbee/0.png,bee,val\n", "line 3: the class bee is not among",
+    ),
+    "above": (b"path,label\n../secret.png,ant\n", "line 2: ../secret.png lies outside of"),
+    "absolute": (b"path,label\n%SECRET%,ant\n", r"secret.png lies outside of"),
+    "a link": (b"path,label\nant/link.png,ant\n", r"line 2: ant/link.png lies outside of"),
+    "through a link": (b"path,label\nelsewhere/secret.png,ant\n", r"elsewhere/secret.png lies outside of"),
+    "a dead link": (b"path,label\nant/dead.png,ant\n", r"names 1 file\(s\) that are not there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_table_ends_with_one_sentence(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "set"
+    write(root, pictures(3))
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"secret")
+    (root / "ant/link.png").symlink_to(secret)
+    (root / "ant/dead.png").symlink_to("nowhere")
+    (root / "elsewhere").symlink_to(tmp_path)
+    content, match = HOSTILE[kind]
+    (root / "list.csv").write_bytes(content.replace(b"%SECRET%", str(secret).encode()))
+    with pytest.raises(UserError, match=match) as caught:
+        sets(root / "list.csv", val_fraction=0.3)
+    assert caught.value.message.isprintable()
+    assert caught.value.remedy
+    if "outside" in match:
+        assert "--follow-links" in caught.value.remedy
+        train, _ = tables.load_table(f"table:{root / 'list.csv'}", root, 8, 0, False, follow_links=True)
+        assert train.encoded(0) == b"secret"
+
+
+def test_backslashes_are_named(tmp_path: Path) -> None:
+    write(tmp_path, pictures(3))
+    with pytest.raises(UserError) as caught:
+        sets(listed(tmp_path, [("ant\\0.png", "ant")], ("path", "label")))
+    assert "Write paths with /" in caught.value.remedy
+
+
+def test_a_table_that_is_not_there_is_named_with_both_places(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"there is no table .*gone.csv or {tmp_path}/gone.csv"):
+        load(DataConfig(dataset="table:gone.csv"), tmp_path, 0, ALONE)
+    with pytest.raises(UserError, match="names nothing"):
+        load(DataConfig(dataset="table:"), tmp_path, 0, ALONE)
+
+
+def caught(do: Callable[[], Any]) -> tuple[Any, UserError | None]:
+    """What it returns, or its error, which is one sentence and has a remedy."""
+    try:
+        return do(), None
+    except UserError as error:
+        made = error
+    assert made.message.isprintable()
+    assert made.remedy
+    return None, made
+
+
+fields = st.text(st.characters(codec="utf-8"), max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(fields, fields), max_size=5))
+def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
+    """Whatever text stands in the fields, each sound row comes back as it was."""
+    file = listed(tmp_path_factory.mktemp("table"), rows, ("path", "label"))
+    sound = [
+        (path.strip(), label.strip())
+        for path, label in rows
+        if path.strip() and label.strip().isprintable() and label.strip() and "\0" not in path
+    ]
+    found, error = caught(lambda: read_rows(file, {}))
+    if error is not None:
+        assert len(sound) < len(rows) or not rows
+    else:
+        assert [(row.path, row.label) for row in found] == sound
+        assert len(sound) == len(rows)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.binary(max_size=60), st.text(alphabet='path,label;\t"\n\r\0é/. x1', max_size=60).map(str.encode)))
+def test_any_bytes_are_a_table_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    root = tmp_path_factory.mktemp("bytes")
+    for content in (raw, b"path,label\n" + raw):
+        (root / "list.csv").write_bytes(content)
+        caught(lambda: tables.load_table(f"table:{root / 'list.csv'}", root, 8, 0, False))
+
+
+def trained(world: World, root: str, out: str) -> list[str]:
+    """The weights' digests after training on a folder and on a table of the same files, in exact mode."""
+    digests = []
+    for name in ("folder", f"table:{root}/list.csv"):
+        folder = Path(out) / f"{name[:5]}-{world.size}"
+        if world.rank == 0:
+            (folder / "weights").mkdir(parents=True)
+        world.barrier()
+        config = Config(
+            epochs=1,
+            batch_size=6,
+            exact=3,
+            data=DataConfig(dataset=name, image_size=16, resized_crop=True, flip=True),
+            model=ModelConfig(model="mlp"),
+            execution=Execution(data_dir=root, workers=0, device="cpu"),
+        )
+        train_run(config, world, folder)
+        world.barrier()
+        digests.append(next(r["weights_sha256"] for r in read(folder / "journal.jsonl") if r["kind"] == "end"))
+    return digests
+
+
+def test_a_folder_and_its_table_train_to_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
+    write_folders(tmp_path, count=5)
+    rows = [(f"{split}/{name}/{i}{'.png' if i % 2 == 0 else '.jpg'}", name, split)
+            for split in ("val", "train") for i in range(5) for name in ("bee", "ant")]  # fmt: skip
+    listed(tmp_path, rows)
+    (digest,) = set(trained(ALONE, str(tmp_path), str(tmp_path / "out")))
+    for n in (2, 3):
+        assert run_ranks(trained, n, str(tmp_path), str(tmp_path / "out"), timeout=240) == [[digest, digest]] * n
+    train, _ = sets(tmp_path / "list.csv")
+    folders, _ = load(DataConfig(dataset="folder", image_size=8), tmp_path, 0, ALONE)
+    ids = np.arange(len(train))
+    assert bool((train.read(ids, None)[0] == folders.read(ids, None)[0]).all())
