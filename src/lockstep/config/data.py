@@ -15,7 +15,8 @@ class DataConfig:
     """Which images, and how the training set is augmented."""
 
     dataset: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory; a table by table:FILE.csv."""
+    """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory; a table by table:FILE.csv;
+    torchvision's sets by tv:NAME."""
     val_fraction: float = 0.0
     """Validate on this part of a set that has no validation part: by a hash of each picture's content (0: off)."""
     fraction: float = 1.0

@@ -62,6 +62,11 @@ class FolderSet:
         return str(self.root)
 
     @property
+    def sized(self) -> bool:
+        """True where the pictures' sizes are known without reading them."""
+        return True
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the images as they are read."""
         return 3, self.size, self.size

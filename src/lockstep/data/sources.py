@@ -9,7 +9,7 @@ from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data.agreement import require_same, seeded
 from lockstep.data.arrays import ImageSet
-from lockstep.data.named import is_code
+from lockstep.data.named import is_code, kind_of
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
 from lockstep.errors import UserError, unknown
@@ -77,20 +77,24 @@ def _how(data: DataConfig, seed: int) -> tuple[int, int, bool, bool]:
     return data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links
 
 
-def stored(data: DataConfig, data_dir: Path, seed: int) -> tuple["FolderSet", "FolderSet | None"]:
+def stored(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple["FolderSet", "FolderSet | None"]:
     """A source of pictures as they are stored: those to train and those to validate on, if it tells them apart."""
     how = _how(data, seed)
     if data.dataset == "folder":
         from lockstep.data.layout import load_undivided
 
         return load_undivided(data_dir, *how), None
+    if kind_of(data.dataset) == "tv":
+        from lockstep.data.vision import load_vision
+
+        return load_vision(data.dataset, data_dir, *how[:3], world)
     from lockstep.data.table import load_table
 
     return load_table(data.dataset, data_dir, *how)
 
 
 def _with_validation(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[ImageSet, ImageSet]:
-    train, val = stored(data, data_dir, seed)
+    train, val = stored(data, data_dir, seed, world)
     if val is None and not data.val_fraction:
         raise UserError(
             f"{train.name} does not say what to validate on",

@@ -14,6 +14,7 @@ from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesC
 from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
+from lockstep.data.balance import Classes, RepeatedOrder, labels_of
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.mixing import Mixing
 from lockstep.data.order import Order
@@ -79,7 +80,7 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
             "beside the edge to reflect",
             "Use a smaller --crop-padding.",
         )
-    order = Order(len(images), config.batch_size, config.seed, data.fraction, data.drop_last)
+    order = _order(config, images)
     augment = Augment(
         images.mean,
         images.std,
@@ -101,6 +102,20 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     group = config.model.group or 1
     mixing = _mixing(config, len(images.classes)) if config.samples.mixes else None
     return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level, mixing)
+
+
+def _order(config: Config, images: ImageSet) -> Order:
+    given = len(images), config.batch_size, config.seed, config.data.fraction, config.data.drop_last
+    plain, samples = Order(*given), config.samples
+    if samples.balance == "none" and samples.aug_repeats == 1:
+        return plain
+    classes = None
+    if samples.balance != "none":
+        labels = labels_of(images, f"--balance {samples.balance}")
+        classes = Classes(
+            labels, plain.members(), len(images.classes), config.seed, samples.balance, samples.aug_repeats
+        )
+    return RepeatedOrder(*given, samples.aug_repeats, classes)
 
 
 def _mixing(config: Config, classes: int) -> Mixing:
