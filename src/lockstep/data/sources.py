@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data.agreement import require_same, seeded
-from lockstep.data.arrays import ImageSet
+from lockstep.data.arrays import ArraySet, ImageSet
 from lockstep.data.named import is_code, kind_of
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
@@ -35,7 +35,30 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
     sets = _named(data, data_dir, seed, world)
+<<<<<<< HEAD
+    _require_decoders(sets)
     return _shrunk(sets, data.decode_size) if data.decode_size else sets
+
+
+def _require_decoders(sets: tuple[ImageSet, ImageSet]) -> None:
+    if not all(isinstance(images, ArraySet) for images in sets):
+        from lockstep.data.folder import FolderSet, require_decoders  # imports torchvision, 1.5 s
+
+        for images in sets:
+            if isinstance(images, FolderSet):
+                require_decoders(images)
+=======
+    if data.train_size:
+        sets = _resized(sets[0], data.train_size), sets[1]
+    return _shrunk(sets, data.decode_size) if data.decode_size else sets
+
+
+def _resized(images: ImageSet, size: int) -> ImageSet:
+    """The set, its pictures cut to another side; others are resized as they are augmented."""
+    from lockstep.data.folder import FolderSet  # imports torchvision, 1.5 s
+
+    return replace(images, size=size) if isinstance(images, FolderSet) else images
+>>>>>>> main
 
 
 def _shrunk(sets: tuple[ImageSet, ImageSet], decode_size: int) -> tuple[ImageSet, ImageSet]:

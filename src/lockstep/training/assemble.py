@@ -90,7 +90,7 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         flip=data.flip,
         alternate_flip=data.alternate_flip,
         cutout=data.cutout,
-        image_size=data.image_size,
+        image_size=data.train_side,
     )
     transforms = None
     if data.augment:
@@ -125,9 +125,9 @@ def _mixing(config: Config, classes: int) -> Mixing:
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
-    """[C, H, W] of the images as the model sees them."""
+    """[C, H, W] of the images as the model sees them in training."""
     channels, height, width = images.shape
-    side = config.data.image_size
+    side = config.data.train_side
     return channels, side or height, side or width
 
 
@@ -142,8 +142,10 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
 def build_model(config: Config, images: ImageSet, say: Callable[[str], object] = lambda _: None) -> nn.Module:
     """The model on the host, its initial weights a function of the seed alone. `say`: how others' are adapted."""
     torch.manual_seed(stream(config.seed, "weights"))
-    channels, size, _ = seen(config, images)
-    model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    name, channels, size = config.model.model, images.shape[0], config.data.image_size or images.shape[1]
+    model = models.build(name, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    if config.data.train_size:
+        models.require_fit(model, name, channels, config.data.train_size)
     if fit_to := getattr(model, "fit_to", None):  # a layer computed from the data, as a whitening one
         first = np.arange(min(5000, len(images)))
         pixels, _ = images.read(first, None)
