@@ -35,8 +35,9 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
     sets = _named(data, data_dir, seed, world)
-<<<<<<< HEAD
     _require_decoders(sets)
+    if data.train_size:
+        sets = _resized(sets[0], data.train_size), sets[1]
     return _shrunk(sets, data.decode_size) if data.decode_size else sets
 
 
@@ -47,10 +48,6 @@ def _require_decoders(sets: tuple[ImageSet, ImageSet]) -> None:
         for images in sets:
             if isinstance(images, FolderSet):
                 require_decoders(images)
-=======
-    if data.train_size:
-        sets = _resized(sets[0], data.train_size), sets[1]
-    return _shrunk(sets, data.decode_size) if data.decode_size else sets
 
 
 def _resized(images: ImageSet, size: int) -> ImageSet:
@@ -58,7 +55,6 @@ def _resized(images: ImageSet, size: int) -> ImageSet:
     from lockstep.data.folder import FolderSet  # imports torchvision, 1.5 s
 
     return replace(images, size=size) if isinstance(images, FolderSet) else images
->>>>>>> main
 
 
 def _shrunk(sets: tuple[ImageSet, ImageSet], decode_size: int) -> tuple[ImageSet, ImageSet]:
