@@ -135,6 +135,8 @@ def _optimizer(rng: random.Random, give: Give) -> None:
         (0.25, "ema", rng.choice([0.9, 0.99])),
         (0.25, "label-smoothing", 0.1),
         (0.2, "warmup-epochs", 1),
+        (0.15, "loss", rng.choice(["bce", "focal"])),
+        (0.1, "class-weights", "1,2,1,3,1,1,4,1,1,0.5"),
     ):
         if rng.random() < often:
             give(flag, value)
