@@ -22,6 +22,11 @@ _TINY = (  # name, least image size, how often
     ("timm/test_efficientnet", 32, 1),
     ("timm/test_convnext", 32, 1),
 )
+_TRANSFORMS = (
+    *("randaugment:2,9", "trivialaugmentwide", "autoaugment:svhn", "augmix", "randomerasing:value=mean"),
+    *("colorjitter:0.4,0.4", "randomresizedcrop", "gaussianblur:3,p=0.5", "randomrotation:15,expand=True"),
+    "tests.data.test_transforms:own",
+)
 
 
 @dataclass(frozen=True)
@@ -153,5 +158,7 @@ def _augmentation(rng: random.Random, give: Give, size: int) -> None:
     for flag in ("mixup", "cutmix"):
         if rng.random() < 0.2:
             give(flag, rng.choice([0.2, 1.0]))
+    if rng.random() < 0.25:
+        give("augment", *rng.sample(_TRANSFORMS, rng.randint(1, 2)))
     if rng.random() < 0.2:
         give("drop-last")
