@@ -8,7 +8,9 @@ import pytest
 
 import lockstep
 from lockstep.commands.export import Export
+from lockstep.commands.lr_find.plan import Plan as LrFind
 from lockstep.commands.predict import Predict
+from lockstep.commands.sweep.plan import Plan as Sweep
 from lockstep.config import Config
 from lockstep.config.flags import SHORT, known_flags
 from lockstep.config.recipes import RECIPES
@@ -34,7 +36,7 @@ def flags_of_lockstep(text: str) -> set[str]:
 
 
 def not_flags(text: str) -> set[str]:
-    ours = {flag for cls in (Config, Evaluation, Export, Predict) for flag in known_flags(cls)}
+    ours = {flag for cls in (Config, Evaluation, Export, Predict, LrFind, Sweep) for flag in known_flags(cls)}
     return flags_of_lockstep(text) - ours - BESIDE
 
 
