@@ -1,9 +1,9 @@
 """Where images come from: the sets by name."""
 
 import os
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
@@ -34,8 +34,37 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
             sets can't do.
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
-    sets = _named(data, data_dir, seed, world)
+    sets = _seen(data, _named(data, data_dir, seed, world))
     return _shrunk(sets, data.decode_size) if data.decode_size else sets
+
+
+def _seen(data: DataConfig, sets: tuple[ImageSet, ImageSet]) -> tuple[ImageSet, ImageSet]:
+    """The sets with the statistics, crop and interpolation that the config gives, instead of their own."""
+    changed: dict[str, Any] = {}
+    if data.mean:
+        channels = sets[0].shape[0]
+        mean, std = data.mean, data.std
+        if channels == 1 and len(mean) > 1:  # of grey pictures, which weights for colours see as three like planes
+            mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+        if len(mean) != channels:
+            raise UserError(
+                f"--mean is for {len(mean)} channels, and {sets[0].name} has {channels}",
+                "Give --mean and --std for them.",
+            )
+        changed |= {"mean": mean, "std": std}
+    if data.crop_pct:
+        changed["crop_pct"] = data.crop_pct
+    if data.interpolation != "auto":
+        changed["interpolation"] = data.interpolation
+    return _with(sets[0], changed), _with(sets[1], changed)
+
+
+def _with(images: Any, changed: dict[str, Any]) -> Any:
+    """A set with other values of the fields that it has."""
+    if changed and not is_dataclass(images):
+        raise UserError(f"{images.name} has statistics of its own, which nothing can replace", "Leave --mean out.")
+    known = {item.name for item in fields(images)} if changed else set()
+    return replace(images, **{name: value for name, value in changed.items() if name in known})
 
 
 def _shrunk(sets: tuple[ImageSet, ImageSet], decode_size: int) -> tuple[ImageSet, ImageSet]:
