@@ -26,10 +26,10 @@ from torchvision import transforms
 from torchvision.transforms import functional, v2
 
 from lockstep.config import DataConfig
-from lockstep.data import folder as folders
 from lockstep.data import sources
 from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
+from lockstep.data.decoding import decode
 from lockstep.data.layout import load_folders
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.order import Order
@@ -162,7 +162,7 @@ def by_pillow(path: str) -> Tensor:
 
 def by_tensor(path: str) -> Tensor:
     """The quicker one: an image decoded to a tensor, uint8 until the last transform."""
-    return _TUNED(folders.decode(Path(path).read_bytes()))
+    return _TUNED(decode(Path(path).read_bytes()))
 
 
 _USUAL = transforms.Compose(

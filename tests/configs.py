@@ -51,7 +51,14 @@ data = st.builds(
     drop_last=flags,
     decode_size=st.just(0) | st.integers(512, 4096),
 )
-samples = st.builds(SamplesConfig, mixup=floats(0), cutmix=floats(0), mix_prob=floats(0, 1), mix_switch=floats(0, 1))
+samples = st.builds(
+    SamplesConfig,
+    balance=st.sampled_from(["none", "equal", "sqrt"]),
+    mixup=floats(0),
+    cutmix=floats(0),
+    mix_prob=floats(0, 1),
+    mix_switch=floats(0, 1),
+)
 models = st.builds(
     ModelConfig,
     model=names.filter(bool),

@@ -63,6 +63,8 @@ def draw(rng: random.Random) -> Drawn:
     batch = rng.randint(5, 40) if small else rng.randint(5, 14)
     give("batch-size", batch)
     samples = batch * rng.randint(1, 3 if small else 2) + rng.randint(0, batch - 1)
+    if sometimes(0.15) and batch % 2 == 0:
+        give("aug-repeats", 2)
     give("fraction", round(samples / 1437, 5))
     give("epochs", rng.choice([1, 2]))
     give("seed", rng.randint(0, 999))
@@ -144,6 +146,8 @@ def _augmentation(rng: random.Random, give: Give, size: int) -> None:
         give("alternate-flip")
     if rng.random() < 0.3:
         give("cutout", rng.randint(1, size // 2))
+    if rng.random() < 0.15:
+        give("balance", rng.choice(["equal", "sqrt"]))
     for flag in ("mixup", "cutmix"):
         if rng.random() < 0.2:
             give(flag, rng.choice([0.2, 1.0]))

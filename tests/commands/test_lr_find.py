@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.cli import main
-from lockstep.commands.lr_find.command import Plan
+from lockstep.commands.lr_find.plan import Plan
 from lockstep.commands.lr_find.run import described, find, read_curve, smoothed
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.errors import UserError

@@ -78,6 +78,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (DataConfig, {"fraction": math.nan}, "--fraction nan"),
     (DataConfig, {"crop_padding": -1}, "--crop-padding -1"),
     (DataConfig, {"image_size": -1}, "--image-size -1"),
+    (SamplesConfig, {"aug_repeats": 0}, "--aug-repeats 0"),
     (SamplesConfig, {"mixup": -1.0}, "--mixup -1.0"),
     (SamplesConfig, {"cutmix": math.nan}, "--cutmix nan"),
     (SamplesConfig, {"mix_prob": 1.5}, "--mix-prob 1.5 is not in [0, 1]"),
@@ -116,6 +117,11 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Execution, {"strategy": "dp", "nproc": 2}, "--strategy dp drives all GPUs from one process"),
     (Config, {"epochs": 0}, "--epochs 0"),
     (Config, {"batch_size": 0}, "--batch-size 0"),
+    (
+        Config,
+        {"batch_size": 64, "samples": SamplesConfig(aug_repeats=3)},
+        "--aug-repeats 3 of each image don't fill a batch of 64",
+    ),
     (Config, {"batch_size": 1, "samples": SamplesConfig(cutmix=1.0)}, "--cutmix 1 with --batch-size 1"),
     (
         Config,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from lockstep.config import DataConfig
-from lockstep.data import decoding
+from lockstep.data import decoding, folder
 from lockstep.data.decoding import decode, decode_shrunk, short_side_to, shrunk, upright
 from lockstep.data.sources import load
 from lockstep.errors import UserError
@@ -106,6 +106,44 @@ def test_every_kind_of_picture_becomes_rgb() -> None:
     assert torch.equal(decode_shrunk(animated, 99), pixels(image.convert("P")))
     with pytest.raises(ValueError, match="floating-point"):
         decode_shrunk(encoded(Image.fromarray(deep.astype(np.float32)), "TIFF"), 99)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_heic_is_turned_upright(orientation: int) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    data = encoded(photo(64, 48), "HEIF", quality=95, exif=turned(orientation).tobytes())
+    expected = pixels(
+        ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(photo(64, 48), "PNG", exif=turned(orientation)))))
+    )
+    found = decode_shrunk(data, 99)
+    assert found.shape == expected.shape
+    assert (found.float() - expected.float()).abs().mean() < 6
+    assert min(decode_shrunk(data, 24).shape[1:]) == 24
+
+
+def test_heic_without_its_package_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folders(tmp_path)
+    heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 99
+    (tmp_path / "train/bee/IMG_1.HEIC").write_bytes(heic)
+    monkeypatch.setattr(folder, "find_spec", lambda _: None)
+    with pytest.raises(
+        UserError, match=r"1 of 7 pictures of .*train are HEIC, and pillow-heif is not installed"
+    ) as caught:
+        load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
+    assert "pip install 'lockstep-torch[heif]'" in caught.value.remedy
+    with pytest.raises(ValueError, match="it is HEIC, which pillow-heif reads, or torn"):
+        decode(heic)
+
+
+def test_empty_files_are_named_before_training(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    train, val = load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
+    (tmp_path / "train/bee/1.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"1 picture.s. of .*train are empty files: .*bee/1.jpg") as caught:
+        _ = train.fingerprint
+    assert "--skip-broken" in caught.value.remedy
+    assert val.fingerprint
 
 
 @given(st.binary(max_size=60), st.sampled_from([b"", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08"]))

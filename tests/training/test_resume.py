@@ -37,7 +37,7 @@ AUGMENTED = dataclasses.replace(
     execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1),
 )
 PLAIN = dataclasses.replace(EXACT, exact=0, accumulate=2, optim=OptimConfig(lr=0.05))
-MIXED = dataclasses.replace(EXACT, samples=SamplesConfig(mixup=0.4, cutmix=1.0, mix_off_epochs=1))
+MIXED = dataclasses.replace(EXACT, samples=SamplesConfig("equal", 2, mixup=0.4, cutmix=1.0, mix_off_epochs=1))
 STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
 STEPS = 15
 

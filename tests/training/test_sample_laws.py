@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
+from lockstep.data.order import EMPTY_LEDGER, extend_ledger
 from lockstep.parallel.modules import average_buffers
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
@@ -67,22 +68,30 @@ MIXED = {"mixup": 0.4, "cutmix": 1.0, "mix_prob": 0.9, "mix_off_epochs": 1}
 CASES = {
     "mixed": changed(samples=MIXED),
     "mixup, label smoothing": changed(samples={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
-    "cutmix": changed(samples={"cutmix": 1.0}),
+    "balanced, cutmix": changed(samples={"cutmix": 1.0, "balance": "equal"}),
+    "balanced by roots, repeated": changed(batch_size=12, samples={"balance": "sqrt", "aug_repeats": 2}),
+    "repeated, mixed": changed(batch_size=12, samples={"aug_repeats": 3, **MIXED}),
 }
 SHARDED = ("mixed",)
 
 
 def trained(world: World, config: Config) -> tuple[str, list[float], dict[str, np.ndarray]]:
-    """Digest of the weights, all steps' losses and the weights themselves."""
+    """Digest of the weights and the ledger, all steps' losses and the weights themselves."""
     run = assemble(config, world)
-    losses = []
+    losses, ledger = [], EMPTY_LEDGER
     for epoch in run.train.epochs(config.epochs):
-        losses += [world.sum(run.step(batch).double()).item() for batch in epoch]
+        for batch in epoch:
+            losses.append(world.sum(run.step(batch).double()).item())
+            ledger = extend_ledger(ledger, batch.ids)
     if not config.exact:
         average_buffers(run.model, world.size)
     if config.execution.strategy == "fsdp" and world.size > 1:
-        return digest(run.model), losses, {}
-    return digest(run.model), losses, {name: value.numpy() for name, value in run.model.state_dict().items()}
+        return digest(run.model) + ledger.hex(), losses, {}
+    return (
+        digest(run.model) + ledger.hex(),
+        losses,
+        {name: value.numpy() for name, value in run.model.state_dict().items()},
+    )
 
 
 def everything(world: World) -> dict[Any, Any]:

@@ -68,6 +68,11 @@ def require_sound(config: Settings) -> None:
 def _samples(config: Settings) -> None:
     """What the samples of a batch have to be for what is done with them."""
     samples = config.samples
+    require(
+        config.batch_size % samples.aug_repeats == 0,
+        f"--aug-repeats {samples.aug_repeats} of each image don't fill a batch of {config.batch_size}",
+        f"Use a multiple of {samples.aug_repeats} as --batch-size.",
+    )
     mix = " and ".join(f"--{name} {alpha:g}" for name in ("mixup", "cutmix") if (alpha := getattr(samples, name)))
     require(
         not mix or config.batch_size > 1,

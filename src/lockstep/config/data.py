@@ -15,7 +15,8 @@ class DataConfig:
     """Which images, and how the training set is augmented."""
 
     dataset: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory; a table by table:FILE.csv."""
+    """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory; a table by table:FILE.csv;
+    torchvision's sets by tv:NAME."""
     val_fraction: float = 0.0
     """Validate on this part of a set that has no validation part: by a hash of each picture's content (0: off)."""
     fraction: float = 1.0
@@ -37,6 +38,8 @@ class DataConfig:
     """Train on random crops of random scale and aspect (image folders)."""
     image_size: int = 0
     """Side of the images that the model sees, in pixels (0: as stored)."""
+    train_size: int = 0
+    """Side of the images that it is trained on, where --image-size is for evaluation alone (0: the same)."""
     mean: Annotated[Floats, arg(help_behavior_hint="(default: the set's, or those of --init pretrained)")] = ()
     """Mean of each channel, of pixels from 0 to 1, that is subtracted."""
     std: Annotated[Floats, arg(help_behavior_hint="(default: the set's, or those of --init pretrained)")] = ()
@@ -58,6 +61,11 @@ class DataConfig:
     def is_divisible(self) -> bool:
         """True for a set of pictures as they are stored, of which a part can be chosen by what they hold."""
         return self.dataset == "folder" or self.dataset.startswith(("table:", "hf:", "tv:"))
+
+    @property
+    def train_side(self) -> int:
+        """The side of the images that the model is trained on, in pixels; 0: as stored."""
+        return self.train_size or self.image_size
 
     def __post_init__(self) -> None:
         require(
@@ -82,11 +90,16 @@ class DataConfig:
             f"--val-fraction {self.val_fraction} is not in [0, 1)",
             "Give the part of the images to validate on, as 0.1.",
         )
-        require_at_least(0, self, "crop_padding", "cutout", "image_size", "decode_size")
-        for name in ("crop_padding", "cutout", "image_size", "decode_size"):
+        require_at_least(0, self, "crop_padding", "cutout", "image_size", "train_size", "decode_size")
+        for name in ("crop_padding", "cutout", "image_size", "train_size", "decode_size"):
             value, flag = getattr(self, name), name.replace("_", "-")
             require(value <= _LARGEST_SIDE, f"--{flag} {value} is too large", f"Use {_LARGEST_SIDE:,} at most.")
-        seen = self.image_size or 224
+        require(
+            self.train_size == 0 or self.image_size > 0,
+            f"--train-size {self.train_size} without --image-size",
+            "Give the side of the images in evaluation as well, as --image-size 224.",
+        )
+        seen = max(self.image_size or 224, self.train_size)
         require(
             self.decode_size == 0 or self.decode_size >= seen,
             f"--decode-size {self.decode_size}: images of {seen} pixels would be enlarged from it",

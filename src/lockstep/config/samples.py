@@ -1,7 +1,7 @@
-"""How the samples of a batch are mixed with each other."""
+"""How often samples come, and how those of a batch are mixed with each other."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import arg
 
@@ -10,8 +10,12 @@ from lockstep.config.fields import require, require_at_least, require_finite
 
 @dataclass(frozen=True)
 class SamplesConfig:
-    """How the samples of a batch are mixed with each other."""
+    """How often samples come, and how they are mixed with each other."""
 
+    balance: Literal["none", "equal", "sqrt"] = "none"
+    """Draw all classes equally often, or as the square root of how many images they have."""
+    aug_repeats: Annotated[int, arg(aliases=["--ra-reps"])] = 1
+    """Repeated augmentation: each image comes so many times in its batch, augmented anew; --batch-size counts all."""
     mixup: Annotated[float, arg(aliases=["--mixup-alpha"])] = 0.0
     """Mix pairs of images and their labels by mixup, with a part drawn from Beta(alpha, alpha) (0: off)."""
     cutmix: Annotated[float, arg(aliases=["--cutmix-alpha"])] = 0.0
@@ -30,6 +34,7 @@ class SamplesConfig:
 
     def __post_init__(self) -> None:
         require_finite(self)
+        require_at_least(1, self, "aug_repeats")
         require_at_least(0, self, "mixup", "cutmix", "mix_off_epochs")
         for name in ("mix_prob", "mix_switch"):
             value, flag = getattr(self, name), name.replace("_", "-")

@@ -51,7 +51,7 @@ class ImageSet(Protocol):
         """Images [b, C, H, W], uint8 or floating-point (taken as normalised), and labels int64 [b].
 
         epoch None: evaluation, nothing random. A `read` that draws may take `draws` as well, int64 [b], which its draws
-        are keyed by instead of `ids` (--balance, --repeats: a sample may come several times in an epoch).
+        are keyed by instead of `ids` (--balance, --aug-repeats: a sample may come several times in an epoch).
         """
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from PIL import Image, features
 from torch import Tensor
 
 from lockstep.data.cache import Cache
-from lockstep.data.decoding import decode_shrunk
+from lockstep.data.decoding import HEIF_PACKAGE, decode_shrunk
 from lockstep.data.folder import FolderSet
 from lockstep.errors import UserError
 from lockstep.processes.files import write_error
@@ -61,7 +63,8 @@ def _decoder() -> tuple[str, ...]:
     Image.fromarray(waves.astype(np.uint8)).save(stored, "JPEG", quality=90)
     made = b"".join(decode_shrunk(stored.getvalue(), short).numpy().tobytes() for short in (30, 111))
     libraries = [str(features.version(name)) for name in ("libjpeg_turbo", "jpg", "webp", "avif")]
-    versions = (PIL.__version__, *libraries, torch.__version__, torchvision.__version__)
+    heif = version(HEIF_PACKAGE) if find_spec("pillow_heif") else ""
+    versions = (PIL.__version__, heif, *libraries, torch.__version__, torchvision.__version__)
     return (*versions, hashlib.sha256(made).hexdigest())
 
 

@@ -4,6 +4,7 @@ import io
 import struct
 import warnings
 from contextlib import suppress
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from torchvision import io as torchvision_io
 
 _decode_jpeg = getattr(torchvision_io, "decode_jpeg", None)  # its removal is announced: then Pillow does JPEG as well
+HEIF_PACKAGE = "pillow-heif"
+_HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # how such a file calls itself
 _JPEG = ("JPEG", "MPO")  # as Pillow calls the files that telephones write
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF's orientations whose rows are columns; then come the flips,
 _TOP_DOWN, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)  # top to bottom, and left to right
@@ -59,12 +62,24 @@ def shrunk(image: Image.Image, short: int, data: bytes = b"") -> Tensor:
 
 def opened(data: bytes) -> Image.Image:
     """A file as Pillow opens it: nothing but its head is read."""
+    if data[4:8] == b"ftyp" and data[8:12] in _HEIF:
+        _register_heif()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged EXIF, and of more than 89 megapixels
             return Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:  # its message is the address of the bytes
-        raise ValueError("it is of no format that Pillow knows, or torn at its beginning") from error
+        kind = f"HEIC, which {HEIF_PACKAGE} reads" if data[4:8] == b"ftyp" else "of no format that Pillow knows"
+        raise ValueError(f"it is {kind}, or torn at its beginning") from error
+
+
+@lru_cache(1)
+def _register_heif() -> None:
+    """Have Pillow read what iPhones write, where the package for it is there."""
+    with suppress(ImportError):  # then nobody knows the format
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
 
 
 def short_side_to(short: int, height: int, width: int) -> tuple[int, int]:

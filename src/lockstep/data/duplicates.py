@@ -19,11 +19,11 @@ def duplicates(train: ImageSet, val: ImageSet, look: str, world: World) -> list[
     """A line on pictures that are in both sets, and one on those under several classes; all ranks call it together.
 
     Files of a size that no other has are not read. `look`: "always", "never", or "auto": where there are at most
-    100,000 pictures. Sets of another kind than files of pictures are not looked through.
+    100,000 pictures whose sizes are known. Sets of another kind than files of pictures are not looked through.
     """
     if look == "never" or not isinstance(train, FolderSet) or not isinstance(val, FolderSet):
         return []
-    if look == "auto" and len(train) + len(val) > _AT_ONCE:
+    if look == "auto" and (len(train) + len(val) > _AT_ONCE or not train.sized):
         return []
     sizes = np.concatenate([_sizes(each, world) for each in (train, val)])
     _, places, counts = np.unique(sizes, return_inverse=True, return_counts=True)

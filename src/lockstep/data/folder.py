@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,15 +16,18 @@ from torch import Tensor
 
 from lockstep.data.arrays import Ids
 from lockstep.data.cache import Cache
-from lockstep.data.decoding import decode, decode_shrunk, resized
+from lockstep.data.decoding import HEIF_PACKAGE, decode, decode_shrunk, resized
 from lockstep.errors import UserError, reason
 from lockstep.randomness import stream, uniform_np
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".avif")
+_HEIF = (".heic", ".heif")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".avif", *_HEIF)
 DEFAULT_SIZE = 224
 _SCALE = (0.08, 1.0)  # of the image's area, and
 _RATIO = (3 / 4, 4 / 3)  # width / height: Szegedy et al., Going Deeper with Convolutions, CVPR 2015, section 6
 _ATTEMPTS = 10
+_BROKEN = "Replace or remove what is broken, or leave out all of it with --skip-broken."
+_NAMED = 5  # empty files, of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,11 @@ class FolderSet:
         return str(self.root)
 
     @property
+    def sized(self) -> bool:
+        """True where the pictures' sizes are known without reading them."""
+        return True
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the images as they are read."""
         return 3, self.size, self.size
@@ -71,12 +80,18 @@ class FolderSet:
     def fingerprint(self) -> str:
         """SHA-256 over classes, relative paths, sizes and labels (on first use: it looks at every file)."""
         digest = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogatepass"))
+        empty = []
         for sample, label in enumerate(self.labels.tolist()):
             try:
                 size = self.size_of(sample)
             except OSError as error:
                 raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back.") from error
+            if not size:
+                empty.append(sample)
             digest.update(repr((self.key(sample), size, label)).encode("utf-8", "surrogatepass"))
+        if empty:  # known without a look inside, so before the first step
+            names = ", ".join(map(self.named, empty[:_NAMED])) + (" and others" if len(empty) > _NAMED else "")
+            raise UserError(f"{len(empty):,} picture(s) of {self.name} are empty files: {names}", _BROKEN)
         return digest.hexdigest()
 
     def key(self, sample: int) -> str:
@@ -161,8 +176,18 @@ class FolderSet:
         except Exception as error:  # whatever a decoder makes of a broken file
             raise UserError(
                 f"{self.where(sample)} cannot be read as an image: {reason(error)}",
-                "Replace or remove the file, or leave out all such files: --skip-broken.",
+                _BROKEN,
             ) from error
+
+
+def require_decoders(images: FolderSet) -> None:
+    """Raise UserError where a set holds files that nothing here can read: else some pictures would be missed late."""
+    found = sum(images.paths.lower().count(ending.encode() + b"\0") for ending in _HEIF)
+    if found and find_spec(HEIF_PACKAGE.replace("-", "_")) is None:
+        raise UserError(
+            f"{found:,} of {len(images):,} pictures of {images.name} are HEIC, and {HEIF_PACKAGE} is not installed",
+            "pip install 'lockstep-torch[heif]', convert them, or take them out of the folder.",
+        )
 
 
 def joined(paths: Sequence[bytes]) -> tuple[bytes, Ids]:

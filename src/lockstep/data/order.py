@@ -100,6 +100,10 @@ class Order:
         """The ids of each step of an epoch, from step `start` on."""
         return (self.step(epoch, t) for t in range(start, self.steps_per_epoch))
 
+    def members(self) -> np.ndarray | None:
+        """The ids that are used, int64 [samples]; None: all. The one thing here that takes memory for each of them."""
+        return permute(np.arange(self._used), self.n, self._subset_key) if self._used < self.n else None
+
     def _computed(self, epoch: int, t: int) -> np.ndarray:
         """The ids of the steps from step t on that are computed together."""
         start, end = t * self.batch_size, min((t + self._together) * self.batch_size, self.samples_per_epoch)

@@ -1,15 +1,16 @@
 """Where images come from: the sets by name."""
 
 import os
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data.agreement import require_same, seeded
-from lockstep.data.arrays import ImageSet
-from lockstep.data.named import is_code
+from lockstep.data.arrays import ArraySet, ImageSet
+from lockstep.data.given import as_given
+from lockstep.data.named import is_code, kind_of
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
 from lockstep.errors import UserError, unknown
@@ -34,37 +35,27 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
             sets can't do.
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
-    sets = _seen(data, _named(data, data_dir, seed, world))
+    sets = as_given(data, _named(data, data_dir, seed, world))
+    _require_decoders(sets)
+    if data.train_size:
+        sets = _resized(sets[0], data.train_size), sets[1]
     return _shrunk(sets, data.decode_size) if data.decode_size else sets
 
 
-def _seen(data: DataConfig, sets: tuple[ImageSet, ImageSet]) -> tuple[ImageSet, ImageSet]:
-    """The sets with the statistics, crop and interpolation that the config gives, instead of their own."""
-    changed: dict[str, Any] = {}
-    if data.mean:
-        channels = sets[0].shape[0]
-        mean, std = data.mean, data.std
-        if channels == 1 and len(mean) > 1:  # of grey pictures, which weights for colours see as three like planes
-            mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-        if len(mean) != channels:
-            raise UserError(
-                f"--mean is for {len(mean)} channels, and {sets[0].name} has {channels}",
-                "Give --mean and --std for them.",
-            )
-        changed |= {"mean": mean, "std": std}
-    if data.crop_pct:
-        changed["crop_pct"] = data.crop_pct
-    if data.interpolation != "auto":
-        changed["interpolation"] = data.interpolation
-    return _with(sets[0], changed), _with(sets[1], changed)
+def _require_decoders(sets: tuple[ImageSet, ImageSet]) -> None:
+    if not all(isinstance(images, ArraySet) for images in sets):
+        from lockstep.data.folder import FolderSet, require_decoders  # imports torchvision, 1.5 s
+
+        for images in sets:
+            if isinstance(images, FolderSet):
+                require_decoders(images)
 
 
-def _with(images: Any, changed: dict[str, Any]) -> Any:
-    """A set with other values of the fields that it has."""
-    if changed and not is_dataclass(images):
-        raise UserError(f"{images.name} has statistics of its own, which nothing can replace", "Leave --mean out.")
-    known = {item.name for item in fields(images)} if changed else set()
-    return replace(images, **{name: value for name, value in changed.items() if name in known})
+def _resized(images: ImageSet, size: int) -> ImageSet:
+    """The set, its pictures cut to another side; others are resized as they are augmented."""
+    from lockstep.data.folder import FolderSet  # imports torchvision, 1.5 s
+
+    return replace(images, size=size) if isinstance(images, FolderSet) else images
 
 
 def _shrunk(sets: tuple[ImageSet, ImageSet], decode_size: int) -> tuple[ImageSet, ImageSet]:
@@ -106,20 +97,24 @@ def _how(data: DataConfig, seed: int) -> tuple[int, int, bool, bool]:
     return data.image_size or DEFAULT_SIZE, seed, data.resized_crop, data.follow_links
 
 
-def stored(data: DataConfig, data_dir: Path, seed: int) -> tuple["FolderSet", "FolderSet | None"]:
+def stored(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple["FolderSet", "FolderSet | None"]:
     """A source of pictures as they are stored: those to train and those to validate on, if it tells them apart."""
     how = _how(data, seed)
     if data.dataset == "folder":
         from lockstep.data.layout import load_undivided
 
         return load_undivided(data_dir, *how), None
+    if kind_of(data.dataset) == "tv":
+        from lockstep.data.vision import load_vision
+
+        return load_vision(data.dataset, data_dir, *how[:3], world)
     from lockstep.data.table import load_table
 
     return load_table(data.dataset, data_dir, *how)
 
 
 def _with_validation(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[ImageSet, ImageSet]:
-    train, val = stored(data, data_dir, seed)
+    train, val = stored(data, data_dir, seed, world)
     if val is None and not data.val_fraction:
         raise UserError(
             f"{train.name} does not say what to validate on",

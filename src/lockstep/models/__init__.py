@@ -90,10 +90,20 @@ def _from_torchvision(name: str, in_channels: int, num_classes: int, image_size:
         model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
         if in_channels != 3:
             _adapt_first_conv(model, in_channels)
-        _check_fit(model, in_channels, image_size)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise _misfit(name, in_channels, image_size, error) from error
+    require_fit(model, name, in_channels, image_size)
     return model
+
+
+def require_fit(model: nn.Module, name: str, in_channels: int, image_size: int) -> None:
+    """Raise UserError where the model that `build` made takes no images of another side."""
+    try:
+        _check_fit(model, in_channels, image_size)
+    except NotImplementedError:  # an operator that has no shapes alone: the first pass will tell
+        return
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise _misfit(name, in_channels, image_size, error) from error
 
 
 def _misfit(name: str, in_channels: int, image_size: int, error: Exception) -> UserError:
@@ -134,12 +144,7 @@ def _from_timm(name: str, in_channels: int, num_classes: int, image_size: int) -
         if "img_size" not in str(error):
             raise
         model = timm.create_model(name, **options)  # a convolutional model: takes any size
-    try:
-        _check_fit(model, in_channels, image_size)
-    except NotImplementedError:  # an operator that has no shapes alone: the first pass will tell
-        return model
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise _misfit(name, in_channels, image_size, error) from error
+    require_fit(model, name, in_channels, image_size)
     return model
 
 

@@ -14,6 +14,7 @@ from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesC
 from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
+from lockstep.data.balance import Classes, RepeatedOrder, labels_of
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.mixing import Mixing
 from lockstep.data.order import Order
@@ -79,7 +80,7 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
             "beside the edge to reflect",
             "Use a smaller --crop-padding.",
         )
-    order = Order(len(images), config.batch_size, config.seed, data.fraction, data.drop_last)
+    order = _order(config, images)
     augment = Augment(
         images.mean,
         images.std,
@@ -89,7 +90,7 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
         flip=data.flip,
         alternate_flip=data.alternate_flip,
         cutout=data.cutout,
-        image_size=data.image_size,
+        image_size=data.train_side,
     )
     transforms = None
     if data.augment:
@@ -103,6 +104,20 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level, mixing)
 
 
+def _order(config: Config, images: ImageSet) -> Order:
+    given = len(images), config.batch_size, config.seed, config.data.fraction, config.data.drop_last
+    plain, samples = Order(*given), config.samples
+    if samples.balance == "none" and samples.aug_repeats == 1:
+        return plain
+    classes = None
+    if samples.balance != "none":
+        labels = labels_of(images, f"--balance {samples.balance}")
+        classes = Classes(
+            labels, plain.members(), len(images.classes), config.seed, samples.balance, samples.aug_repeats
+        )
+    return RepeatedOrder(*given, samples.aug_repeats, classes)
+
+
 def _mixing(config: Config, classes: int) -> Mixing:
     mix = config.samples
     epochs = config.epochs - mix.mix_off_epochs if mix.mix_off_epochs else None
@@ -110,9 +125,9 @@ def _mixing(config: Config, classes: int) -> Mixing:
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
-    """[C, H, W] of the images as the model sees them."""
+    """[C, H, W] of the images as the model sees them in training."""
     channels, height, width = images.shape
-    side = config.data.image_size
+    side = config.data.train_side
     return channels, side or height, side or width
 
 
@@ -132,8 +147,10 @@ def build_model(
     `world`: whose ranks all call it, of which one a host downloads published weights.
     """
     torch.manual_seed(stream(config.seed, "weights"))
-    channels, size, _ = seen(config, images)
-    model = models.build(config.model.model, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    name, channels, size = config.model.model, images.shape[0], config.data.image_size or images.shape[1]
+    model = models.build(name, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    if config.data.train_size:
+        models.require_fit(model, name, channels, config.data.train_size)
     if fit_to := getattr(model, "fit_to", None):  # a layer computed from the data, as a whitening one
         first = np.arange(min(5000, len(images)))
         pixels, _ = images.read(first, None)

@@ -84,7 +84,7 @@ class _Probe:
             self.model = build_model(begun, run.train.images)
         ids = np.arange(len(WHOLE)) % len(run.train.images)
         pixels, _ = run.train.images.read(ids, None)
-        plain = Augment(run.train.images.mean, run.train.images.std, image_size=config.data.image_size)
+        plain = Augment(run.train.images.mean, run.train.images.std, image_size=config.data.train_side)
         device = next(self.model.parameters()).device
         self.images = plain(pixels, torch.from_numpy(ids), None).to(device, torch.float64)  # [5, C, H, W]
 

@@ -192,7 +192,7 @@ def evaluate_and_keep(live: Session) -> None:
     best = choose.note(config.choose, state, found)
     if choose.out_of_patience(config, state) and state.epochs + 1 < config.epochs:
         live.note_end("patience", state.epochs)
-    card = Card.of(config, run.train.images, origin(config))
+    card = Card.of(config, run.val.images, origin(config))
     for name in ("final", "best") if best else ("final",):
         save_weights(run, state, card, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
 

@@ -21,7 +21,16 @@ from lockstep.training.state import State, require_whole
 from lockstep.watch import journal
 
 # A position is a number of steps into an order of samples. Under another order it would mean other samples.
-_ORDER = ("batch_size", "seed", "data.dataset", "data.val_fraction", "data.fraction", "data.drop_last")
+_ORDER = (
+    "batch_size",
+    "seed",
+    "data.dataset",
+    "data.val_fraction",
+    "data.fraction",
+    "data.drop_last",
+    "samples.balance",
+    "samples.aug_repeats",
+)
 
 
 def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str]:

@@ -50,7 +50,7 @@ def _refuse(config: Config, run: Run, layers: list[nn.Module], count: int) -> No
 
     images = run.train.images
     pixels, _ = images.read(np.zeros(1, np.int64), None)
-    one = Augment(images.mean, images.std, image_size=config.data.image_size)(pixels, torch.zeros(1).long(), None)
+    one = Augment(images.mean, images.std, image_size=config.data.train_side)(pixels, torch.zeros(1).long(), None)
     like = next(run.model.parameters())
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     try:

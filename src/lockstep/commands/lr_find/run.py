@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.commands.lr_find.command import Plan
 from lockstep.commands.lr_find.picture import draw
+from lockstep.commands.lr_find.plan import Plan
 from lockstep.errors import UserError
 from lockstep.processes.files import atomic_write, write_error, write_json
 from lockstep.processes.world import World

@@ -69,7 +69,7 @@ def _trace(world: World, job: Job) -> Trace:
     if job.evaluate:
         state.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
         trace.metrics = asdict(state.metrics)
-        trace.file_sha256 = _file_sha256(run, state, Card.of(config, run.train.images, origin(config)), world)
+        trace.file_sha256 = _file_sha256(run, state, Card.of(config, run.val.images, origin(config)), world)
     trace.weights_sha256 = weights.digest(run.model)
     return trace
 

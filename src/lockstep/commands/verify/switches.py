@@ -37,6 +37,7 @@ def adapted(config: Config, off: Sequence[str], processes: Sequence[int]) -> Con
 def even_batch(config: Config, processes: Sequence[int]) -> int:
     """The next smaller batch size that all numbers of processes and pieces divide, or the least such."""
     unit = math.lcm(*processes, config.exact or 1) * (1 if config.exact else config.accumulate)
+    unit = math.lcm(unit, config.samples.aug_repeats)
     return max(config.batch_size // unit, 1) * unit
 
 
