@@ -83,6 +83,8 @@ optims = st.builds(
     base_batch_size=st.integers(0, 10**6),
     clip_norm=floats(0),
     label_smoothing=floats(0, 1, exclude_max=True),
+    loss=st.sampled_from(["cross-entropy", "bce", "focal", "focal:0.5"]),
+    class_weights=st.sampled_from(["none", "none", "auto", "effective:0.99", "1,2.5"]),
     ema=floats(0, 1, exclude_min=True, exclude_max=True),
     ema_warmup=flags,
     decay_norms=st.sampled_from(["auto", "yes"]),

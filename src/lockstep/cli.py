@@ -13,6 +13,7 @@ from lockstep.commands.launch_script import command as launch_script
 from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
 from lockstep.commands.shared.arguments import print_error, print_failure
+from lockstep.commands.sweep import command as sweep
 from lockstep.commands.tune import command as tune
 from lockstep.commands.verify import command as verify
 from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
@@ -46,6 +47,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         compare.main,
     ),
     "tune": ("[RECIPE] [FLAGS]", "measure the quickest way to train here, and print its command", tune.main),
+    "sweep": (
+        "[RECIPE] [FLAGS]",
+        "train once for each value of what --vary names, and table the runs with intervals over seeds",
+        sweep.main,
+    ),
     "lr-find": (
         "[RECIPE] [FLAGS]",
         "raise the learning rate step by step, draw the loss over it, and suggest one",
@@ -91,6 +97,7 @@ examples:
   lockstep chaos digits --exact 4 --kills 10           does it come back, and as the same run?
   lockstep compare mnist --strategies single,ddp,ddp+bf16 --nproc 1,2
   lockstep tune cifar10                                 processes x threads, layout, precision: what is quickest here?
+  lockstep sweep digits --vary lr=1e-3,3e-3 --vary seed=0,1,2
   lockstep lr-find cifar10                              the loss over the learning rate: picture and suggestion
   lockstep forecast cifar10 --nproc 1,2,4,8 --interconnect 10gbit
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh

@@ -16,7 +16,7 @@ class DataConfig:
 
     dataset: str = "digits"
     """digits, mnist, fashion-mnist, cifar10, cifar100, folder, or package.module:factory; a table by table:FILE.csv;
-    torchvision's sets by tv:NAME."""
+    torchvision's sets by tv:NAME, those of the datasets library by hf:NAME."""
     val_fraction: float = 0.0
     """Validate on this part of a set that has no validation part: by a hash of each picture's content (0: off)."""
     fraction: float = 1.0

@@ -86,7 +86,7 @@ class FolderSet:
                 size = self.size_of(sample)
             except OSError as error:
                 raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back.") from error
-            if not size:
+            if not size and self.sized:
                 empty.append(sample)
             digest.update(repr((self.key(sample), size, label)).encode("utf-8", "surrogatepass"))
         if empty:  # known without a look inside, so before the first step

@@ -108,6 +108,10 @@ def stored(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple["
         from lockstep.data.vision import load_vision
 
         return load_vision(data.dataset, data_dir, *how[:3], world)
+    if kind_of(data.dataset) == "hf":
+        from lockstep.data.hub import load_hub
+
+        return load_hub(data.dataset, data_dir, *how[:3], world)
     from lockstep.data.table import load_table
 
     return load_table(data.dataset, data_dir, *how)

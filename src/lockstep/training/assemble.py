@@ -26,8 +26,8 @@ from lockstep.processes.world import World
 from lockstep.randomness import stream
 from lockstep.training import optimizers, precision, pretrained, schedules
 from lockstep.training.average import Average
+from lockstep.training.class_losses import loss_of
 from lockstep.training.freezing import Freezing, freeze
-from lockstep.training.losses import cross_entropy
 from lockstep.training.step import TrainStep
 
 
@@ -41,6 +41,7 @@ class Run:
     step: TrainStep
     ema: Average | None
     freezing: Freezing = field(default_factory=Freezing)
+    notes: list[str] = field(default_factory=list)  # what a reader of the run's first lines should know of its loss
 
     def enter(self, epoch: int) -> None:
         """Before the steps of an epoch, counted from 0: what of the model is trained in it."""
@@ -183,9 +184,10 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
     optimizer = optimizers.build(model, optim, config.lr)
+    loss, notes = loss_of(optim, train)
     step = TrainStep(
         module,
-        cross_entropy(optim.label_smoothing),
+        loss,
         optimizer,
         precision=config.precision,
         clip_norm=optim.clip_norm,
@@ -195,7 +197,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
     )
-    run = Run(model, train, val, step, ema, freezing)
+    run = Run(model, train, val, step, ema, freezing, notes)
     run.enter(0)
     return run
 

@@ -35,7 +35,7 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that did not end
     folder.mkdir(parents=True)
     others = watch_others()
-    if code := _wait(start_training(config.with_execution(out=str(folder / "run")), output)):
+    if code := wait_for(start_training(config.with_execution(out=str(folder / "run")), output)):
         raise NotMeasured(printed_error(output.read_text(encoding="utf-8", errors="replace")) or f"exit code {code}")
     shutil.rmtree(folder / "run" / "weights", ignore_errors=True)  # of every cell and round they would fill the disk
     result = measure(read(folder / "run" / "journal.jsonl"), config.model.compile) | {"others_cores": others()}
@@ -43,7 +43,7 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
     return result
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def wait_for(process: subprocess.Popen[bytes]) -> int:
     """Run a command to its end; where this process is stopped, the command ends first."""
     try:
         return process.wait()

@@ -1,0 +1,1 @@
+"""`lockstep sweep`: runs that differ in one setting each, and one table."""
