@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from lockstep.config.fields import Calls, require, require_at_least
+from lockstep.config.fields import Calls, Floats, require, require_at_least
 
 _LARGEST_SIDE = 8192  # pixels
 
@@ -40,6 +40,14 @@ class DataConfig:
     """Side of the images that the model sees, in pixels (0: as stored)."""
     train_size: int = 0
     """Side of the images that it is trained on, where --image-size is for evaluation alone (0: the same)."""
+    mean: Annotated[Floats, arg(help_behavior_hint="(default: the set's, or those of --init pretrained)")] = ()
+    """Mean of each channel, of pixels from 0 to 1, that is subtracted."""
+    std: Annotated[Floats, arg(help_behavior_hint="(default: the set's, or those of --init pretrained)")] = ()
+    """Standard deviation of each channel, that is divided by."""
+    crop_pct: float = 0.0
+    """Part of a photo's short side that evaluation keeps (0: 0.875, or that of --init pretrained)."""
+    interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
+    """How photos are resized (auto: bilinear, or as for --init pretrained)."""
     decode_size: int = 0
     """Turn photos upright and shrink them to this shorter side when they are read, in pixels (0: read as stored)."""
     skip_broken: bool = False
@@ -71,6 +79,12 @@ class DataConfig:
                 f"--augment {spec!r} is empty or holds a space",
                 "Give NAME or NAME:VALUE,NAME=VALUE, a value for each transform.",
             )
+        require(
+            len(self.mean) == len(self.std) and all(each > 0 for each in self.std),
+            f"--mean {self.mean} and --std {self.std} are not a mean and a positive deviation for each channel",
+            "Give both, as --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5.",
+        )
+        require(0 <= self.crop_pct <= 1, f"--crop-pct {self.crop_pct} is not in (0, 1]", "A usual value is 0.875.")
         require(
             0 <= self.val_fraction < 1,
             f"--val-fraction {self.val_fraction} is not in [0, 1)",

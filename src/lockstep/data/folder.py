@@ -35,7 +35,7 @@ class FolderSet:
     """The image files below one folder, decoded when they are read. Sample ids follow classes and paths, sorted.
 
     In training with `resized_crop` an image is a random crop, each draw a hash of (seed, epoch, sample id). Otherwise
-    its short side becomes size * 256 / 224 and the centre is cut out. Resizing is bilinear with antialiasing. With
+    its short side becomes size / `crop_pct` and the centre is cut out. Resizing is antialiased. With
     `decode_size` every image is first turned upright by its EXIF orientation and shrunk to that shorter side; without
     it an orientation is not applied, as in the published recipes.
     """
@@ -51,6 +51,7 @@ class FolderSet:
     crop_pct: float = 224 / 256  # of the short side, that evaluation keeps
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bilinear"
     decode_size: int = 0  # in pixels (0: whole, as stored)
     left_out: str = ""  # what in the folder is taken for no image, as "3 .txt, 1 .heic"
     cache: Cache | None = None  # where the pictures are kept as they were decoded,
@@ -148,10 +149,11 @@ class FolderSet:
         for row, sample in enumerate(ids.tolist()):
             image = self._decoded(sample)
             if drawn is None:
-                out[row] = centre_crop(image, self.size, self.crop_pct)
+                out[row] = centre_crop(image, self.size, self.crop_pct, self.interpolation)
             else:
                 top, left, height, width = crop_box(image.shape[1], image.shape[2], drawn[row])
-                out[row] = resized(image[:, top : top + height, left : left + width], self.size, self.size)
+                box = image[:, top : top + height, left : left + width]
+                out[row] = resized(box, self.size, self.size, self.interpolation)
         return out, torch.from_numpy(self.labels[ids])
 
     def pixels(self, data: bytes) -> Tensor:
@@ -194,14 +196,14 @@ def joined(paths: Sequence[bytes]) -> tuple[bytes, Ids]:
     return b"".join(path + b"\0" for path in paths), ends
 
 
-def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
+def centre_crop(image: Tensor, size: int, crop_pct: float, interpolation: str = "bilinear") -> Tensor:
     """The centre [3, size, size] of an image whose short side is first resized to size / crop_pct, rounded."""
     short = round(size / crop_pct)
     height, width = image.shape[1:]
     scale = short / min(height, width)
     # whole pixels, the long side rounded down as torchvision's Resize does
     height, width = (short if side == min(height, width) else int(side * scale) for side in (height, width))
-    image = resized(image, height, width)
+    image = resized(image, height, width, interpolation)
     top, left = round((height - size) / 2), round((width - size) / 2)
     return image[:, top : top + size, left : left + size]
 

@@ -9,6 +9,7 @@ from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data.agreement import require_same, seeded
 from lockstep.data.arrays import ArraySet, ImageSet
+from lockstep.data.given import as_given
 from lockstep.data.named import is_code, kind_of
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
@@ -34,7 +35,7 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
             sets can't do.
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
-    sets = _named(data, data_dir, seed, world)
+    sets = as_given(data, _named(data, data_dir, seed, world))
     _require_decoders(sets)
     if data.train_size:
         sets = _resized(sets[0], data.train_size), sets[1]

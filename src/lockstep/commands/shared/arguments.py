@@ -94,7 +94,17 @@ def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str
     name = one_name(command, "recipe", names) or str(values.get("recipe", "digits"))
     config = applied(values, recipe(name), file) if file else recipe(name)
     about = f"{description.format(name)} --config FILE.toml, or a run's config.json, gives values that flags change."
-    return parse(cls, of(config), rest, f"lockstep {command} {name}", about)
+    return _settled(parse(cls, of(config), rest, f"lockstep {command} {name}", about))
+
+
+def _settled(plan: Any) -> Any:
+    """The plan with what published weights decide, where its config may ask for some: that imports torch."""
+    config: Config = plan if isinstance(plan, Config) else plan.config
+    if not (config.model.init.startswith("pretrained") or "." in config.model.model):
+        return plan
+    from lockstep.training.pretrained import settled
+
+    return settled(config) if isinstance(plan, Config) else dataclasses.replace(plan, config=settled(config))
 
 
 def refuse_launched(command: str, remedy: str = "Run it without torchrun or mpirun.") -> None:
