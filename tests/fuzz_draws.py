@@ -22,6 +22,11 @@ _TINY = (  # name, least image size, how often
     ("timm/test_efficientnet", 32, 1),
     ("timm/test_convnext", 32, 1),
 )
+_TRANSFORMS = (
+    *("randaugment:2,9", "trivialaugmentwide", "autoaugment:svhn", "augmix", "randomerasing:value=mean"),
+    *("colorjitter:0.4,0.4", "randomresizedcrop", "gaussianblur:3,p=0.5", "randomrotation:15,expand=True"),
+    "tests.data.test_transforms:own",
+)
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ def _optimizer(rng: random.Random, give: Give) -> None:
         (0.25, "ema", rng.choice([0.9, 0.99])),
         (0.25, "label-smoothing", 0.1),
         (0.2, "warmup-epochs", 1),
+        (0.15, "loss", rng.choice(["bce", "focal"])),
+        (0.1, "class-weights", "1,2,1,3,1,1,4,1,1,0.5"),
     ):
         if rng.random() < often:
             give(flag, value)
@@ -151,5 +158,7 @@ def _augmentation(rng: random.Random, give: Give, size: int) -> None:
     for flag in ("mixup", "cutmix"):
         if rng.random() < 0.2:
             give(flag, rng.choice([0.2, 1.0]))
+    if rng.random() < 0.25:
+        give("augment", *rng.sample(_TRANSFORMS, rng.randint(1, 2)))
     if rng.random() < 0.2:
         give("drop-last")

@@ -160,7 +160,8 @@ def _hand(config: Config, ranks: int) -> ByHand:
     """The loop by hand, once for all configs that it can't tell apart."""
     seen = (
         config.precision, config.on_nonfinite != "stop", config.link, config.optim,
-        config.accumulate, config.exact, config.model.model, config.data, config.model.channels_last, ranks,
+        config.accumulate, config.exact, config.model.model, config.data, config.samples,
+        config.model.channels_last, ranks,
     )  # fmt: skip
     key = repr(seen)
     if key not in _kept:

@@ -33,6 +33,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "model.channels_last": (True,),
     "model.activation_checkpointing": (True,),
     "exact": (4,),
+    "data.augment": (("randaugment:2,9", "gaussianblur:3,p=0.5"),),
     "samples.mixup": (0.4,),
     "samples.cutmix": (1.0,),
     "tta": ("mirror",),
@@ -72,6 +73,8 @@ class Combination:
             outer = {"outer_lr": 0.7, "outer_momentum": 0.5} if "DiLoCo" in alone else {}
             inner = {"inner_state": "private"} if "private" in alone else {}
             fields["link"] = {"sync_every": ROUND, **outer, **inner}
+        if "data.augment" in chosen:
+            fields["data"] = {"dataset": f"{_NETS}:stored"}
         if chosen.pop("bad", False):
             fields["data"] = {"dataset": f"{_NETS}:bad"}
         for path, value in chosen.items():

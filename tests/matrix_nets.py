@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
+from lockstep.data.arrays import ImageSet
+from lockstep.data.augment import Augment
 from lockstep.data.mixing import Mixing, pairs
 from lockstep.data.order import Order
 from lockstep.data.pieces import micro_batches
+from lockstep.data.transforms import transforms
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel import compression
@@ -53,6 +56,13 @@ def bad() -> Any:
     images = images.clone()
     images[Order(SAMPLES, BATCH, 0).step(0, BAD_STEP)[-1]] = torch.inf
     return (images, labels), (_images()[0][:20], labels[:20])
+
+
+def stored() -> Any:
+    """The same as pixels, to be normalised."""
+    (images, labels), _ = good()
+    pixels = (images * 40 + 128).round().clamp(0, 255).to(torch.uint8)
+    return (pixels, labels), (pixels[:20], labels[:20])
 
 
 class Silent(nn.Module):
@@ -170,7 +180,7 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
         ids = order.step(*divmod(number, order.steps_per_epoch))
         before = [copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict())) for loop in loops]
         rows, (epoch, t) = torch.from_numpy(ids), divmod(number, order.steps_per_epoch)
-        images, labels = _mixed(config, pixels[rows], targets[rows], epoch, t)
+        images, labels = _mixed(config, _seen(config, train_set, pixels[rows], ids, epoch), targets[rows], epoch, t)
         losses.append(sum(loop.step(number, ids, images, labels) for loop in loops) / len(ids))
         if config.on_nonfinite != "stop" and not all(loop.finite for loop in loops):
             out.append(number)
@@ -194,6 +204,13 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
     begun = first.state_dict()
     weights = {name: value.detach() for name, value in result.state_dict().items()}
     return ByHand(weights, distance(weights, begun), losses, out)
+
+
+def _seen(config: Config, images: ImageSet, pixels: Tensor, ids: np.ndarray, epoch: int) -> Tensor:
+    """A whole batch as it leaves the transforms, normalised."""
+    found = transforms(config.data.augment, config.seed, images.shape, images.mean)
+    shown = pixels if found is None else found(pixels, ids, epoch)
+    return Augment(images.mean, images.std)(shown, torch.from_numpy(ids), None)
 
 
 def _mixed(config: Config, images: Tensor, labels: Tensor, epoch: int, t: int) -> tuple[Tensor, Tensor]:

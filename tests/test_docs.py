@@ -10,6 +10,7 @@ import lockstep
 from lockstep.commands.export import Export
 from lockstep.commands.lr_find.plan import Plan as LrFind
 from lockstep.commands.predict import Predict
+from lockstep.commands.preview.command import Preview
 from lockstep.commands.sweep.plan import Plan as Sweep
 from lockstep.config import Config
 from lockstep.config.flags import SHORT, known_flags
@@ -36,7 +37,8 @@ def flags_of_lockstep(text: str) -> set[str]:
 
 
 def not_flags(text: str) -> set[str]:
-    ours = {flag for cls in (Config, Evaluation, Export, Predict, LrFind, Sweep) for flag in known_flags(cls)}
+    classes = (Config, Evaluation, Export, LrFind, Predict, Preview, Sweep)
+    ours = {flag for cls in classes for flag in known_flags(cls)}
     return flags_of_lockstep(text) - ours - BESIDE
 
 

@@ -53,6 +53,8 @@ def test_a_pair_is_refused_in_the_same_words_by_config_flags_and_library() -> No
 def _flag(choice: Choice) -> list[str]:
     name, value = choice
     flag = "--" + name.rpartition(".")[2].replace("_", "-")
+    if isinstance(value, tuple):
+        return [flag, *value]
     return [flag] if value is True else [flag.replace("--", "--no-")] if value is False else [flag, str(value)]
 
 

@@ -88,6 +88,11 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (OptimConfig, {"lr": math.nan}, "--lr nan"),
     (OptimConfig, {"lr": math.inf}, "--lr inf"),
     (OptimConfig, {"milestones": (1.0, math.inf)}, "--milestones inf"),
+    (OptimConfig, {"loss": "focal:"}, "--loss focal: is unknown"),
+    (OptimConfig, {"loss": "bce:2"}, "--loss bce:2 is unknown"),
+    (OptimConfig, {"class_weights": "1,0"}, "--class-weights 1,0 are none"),
+    (OptimConfig, {"class_weights": "effective:1"}, "--class-weights effective:1 are none"),
+    (OptimConfig, {"class_weights": "1,nan"}, "--class-weights 1,nan are none"),
     (OptimConfig, {"momentum": 1.0}, "--momentum 1.0"),
     (OptimConfig, {"weight_decay": -0.1}, "--weight-decay -0.1"),
     (OptimConfig, {"warmup_epochs": -1.0}, "--warmup-epochs -1.0"),
@@ -121,6 +126,11 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
         Config,
         {"batch_size": 64, "samples": SamplesConfig(aug_repeats=3)},
         "--aug-repeats 3 of each image don't fill a batch of 64",
+    ),
+    (
+        Config,
+        {"samples": SamplesConfig("sqrt"), "optim": OptimConfig(class_weights="effective:0.9")},
+        "--balance sqrt with --class-weights effective:0.9: rare classes would count twice",
     ),
     (Config, {"batch_size": 1, "samples": SamplesConfig(cutmix=1.0)}, "--cutmix 1 with --batch-size 1"),
     (

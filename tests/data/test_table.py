@@ -72,29 +72,6 @@ def test_the_order_of_rows_and_the_way_of_writing_are_nothing(tmp_path: Path) ->
         assert [held(each) for each in again] == [held(train), held(val)], name
 
 
-def test_parquet_is_the_same_table(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    write(tmp_path, pictures(3))
-    columns = [list(column) for column in zip(*ROWS, strict=True)]
-    whole = {"label": columns[1], "path": columns[0], "split": columns[2], "width": [1.5] * 4}
-    parquet.write_table(pyarrow.table(whole), tmp_path / "list.parquet")
-    ours = sets(tmp_path / "list.parquet")
-    assert [each.fingerprint for each in ours] == [each.fingerprint for each in sets(listed(tmp_path, ROWS))]
-    for change, match in (
-        ({"label": ["ant", None, "bee", "bee"]}, "row 2: no label"),
-        ({"label": [b"x"] * 4}, "column label holds bytes"),
-        ({"path": [{"bytes": b"x"}] * 4}, "column path holds dict"),
-    ):
-        parquet.write_table(pyarrow.table(whole | change), tmp_path / "bad.parquet")
-        with pytest.raises(UserError, match=match):
-            sets(tmp_path / "bad.parquet")
-    (tmp_path / "torn.parquet").write_bytes((tmp_path / "list.parquet").read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"torn.parquet can't be read"):
-        sets(tmp_path / "torn.parquet")
-
-
 def test_columns_are_named_where_they_are_called_otherwise(tmp_path: Path) -> None:
     write(tmp_path, pictures(3))
     rows = [(path, "no", label, split) for path, label, split in ROWS]

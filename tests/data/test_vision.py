@@ -99,7 +99,7 @@ def test_a_set_of_one_part_is_divided(tmp_path: Path) -> None:
     for name in ("Forest", "River"):
         (tmp_path / "eurosat/2750" / name).mkdir(parents=True)
         for number in range(20):
-            picture(number + 100 * len(name)).save(tmp_path / "eurosat/2750" / name / f"{number}.jpg")
+            picture(number + 100 * len(name)).save(tmp_path / "eurosat/2750" / name / f"{number}.ppm")
     with pytest.raises(UserError, match="tv:EuroSAT does not say what to validate on"):
         load("EuroSAT", tmp_path)
     train, val = load("EuroSAT", tmp_path, val_fraction=0.3)

@@ -68,6 +68,9 @@ MIXED = {"mixup": 0.4, "cutmix": 1.0, "mix_prob": 0.9, "mix_off_epochs": 1}
 CASES = {
     "mixed": changed(samples=MIXED),
     "mixup, label smoothing": changed(samples={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
+    "weighted, smoothed": changed(optim={"class_weights": "auto", "label_smoothing": 0.1}),
+    "weighted bce, mixed": changed(samples=MIXED, optim={"loss": "bce", "class_weights": "effective:0.9"}),
+    "weighted focal, mixed": changed(samples=MIXED, optim={"loss": "focal:1.5", "class_weights": "1,2.5,8"}),
     "balanced, cutmix": changed(samples={"cutmix": 1.0, "balance": "equal"}),
     "balanced by roots, repeated": changed(batch_size=12, samples={"balance": "sqrt", "aug_repeats": 2}),
     "repeated, mixed": changed(batch_size=12, samples={"aug_repeats": 3, **MIXED}),

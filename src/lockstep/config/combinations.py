@@ -85,6 +85,12 @@ def _samples(config: Settings) -> None:
         f"--aug-repeats {samples.aug_repeats} of each image don't fill a batch of {config.batch_size}",
         f"Use a multiple of {samples.aug_repeats} as --batch-size.",
     )
+    weights = config.optim.class_weights
+    computed, why = weights.startswith(("auto", "effective")), "rare classes would count twice"
+    _exclude(
+        f"--balance {samples.balance}",
+        {f"--class-weights {weights}": (samples.balance != "none" and computed, why)},
+    )
     mix = " and ".join(f"--{name} {alpha:g}" for name in ("mixup", "cutmix") if (alpha := getattr(samples, name)))
     require(
         not mix or config.batch_size > 1,

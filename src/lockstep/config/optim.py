@@ -1,5 +1,7 @@
 """How the weights move."""
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -51,8 +53,12 @@ class OptimConfig:
     """The batch size that --lr is meant for (0: unknown; --scale-lr needs it)."""
     clip_norm: float = 0.0
     """Clip the global gradient norm to this (0: off)."""
+    loss: str = "cross-entropy"
+    """cross-entropy, bce (each class against all others) or focal:GAMMA (right ones count less; focal is focal:2)."""
+    class_weights: str = "none"
+    """Weigh samples by their class: auto (1 / its count), effective:BETA (as effective:0.999), or w1,w2,... (none)."""
     label_smoothing: float = 0.0
-    """Label smoothing of the cross-entropy."""
+    """Label smoothing of the loss."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, which is then what is evaluated (0: off)."""
     ema_warmup: bool = False
@@ -62,6 +68,16 @@ class OptimConfig:
         require_finite(self)
         if self.optimizer not in OPTIMIZERS and ":" not in self.optimizer:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS, "Your own is package.module:factory.")
+        require(
+            re.fullmatch(r"cross-entropy|bce|focal(:\d+(\.\d*)?)?", self.loss) is not None,
+            f"--loss {self.loss} is unknown",
+            "Use cross-entropy, bce, or focal:GAMMA, as focal:2.",
+        )
+        require(
+            _are_weights(self.class_weights),
+            f"--class-weights {self.class_weights} are none",
+            "Use auto, effective:BETA with a BETA between 0 and 1, or positive weights, as 1,2.5,10 for three classes.",
+        )
         require(self.lr > 0, f"--lr {self.lr} is not positive", "Give a positive learning rate, as 0.1.")
         require(self.warmup_epochs >= 0, f"--warmup-epochs {self.warmup_epochs} is negative", "Use 0 for none.")
         require(self.step_epochs > 0, f"--step-epochs {self.step_epochs} is not positive", "Give epochs, as 1.")
@@ -111,3 +127,14 @@ class OptimConfig:
     def spares_norms(self) -> bool:
         """True where weight decay leaves norms and biases alone."""
         return self.decay_norms == "no" or (self.decay_norms == "auto" and self.optimizer in ("adamw", "muon"))
+
+
+def _are_weights(text: str) -> bool:
+    kind, _, rest = text.partition(":")
+    try:
+        values = [float(value) for value in (rest if kind == "effective" else text).split(",")]
+    except ValueError:
+        return text in ("none", "auto")
+    if kind == "effective":
+        return len(values) == 1 and 0 < values[0] < 1
+    return all(value > 0 and math.isfinite(value) for value in values)

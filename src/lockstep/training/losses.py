@@ -83,21 +83,27 @@ def _any(loss: Loss, outputs: Any, labels: Tensor) -> Terms:
 
 
 def cross_entropy(label_smoothing: float) -> Loss:
-    """The loss of the command line's runs; raises UserError for a model that returns anything but one tensor."""
+    """The usual loss of the command line's runs, of class numbers or soft labels."""
 
     def loss(outputs: Any, labels: Tensor) -> Tensor:
-        if not isinstance(outputs, Tensor):
-            several = f" of {len(outputs)}" if isinstance(outputs, tuple | list) else ""
-            raise UserError(
-                f"the model returned a {type(outputs).__name__}{several}, and the loss takes one tensor [b, classes]",
-                "Return the logits alone, as by a module around the model that picks them out.",
-            )
+        outputs = require_logits(outputs)
         if labels.is_floating_point():  # of each class a probability; outputs may be of half precision
             wide = torch.promote_types(outputs.dtype, labels.dtype)
             outputs, labels = outputs.to(wide), labels.to(wide)
         return F.cross_entropy(outputs, labels, label_smoothing=label_smoothing)
 
     return loss
+
+
+def require_logits(outputs: Any) -> Tensor:
+    """A model's outputs; raises UserError where they are anything but one tensor."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    several = f" of {len(outputs)}" if isinstance(outputs, tuple | list) else ""
+    raise UserError(
+        f"the model returned a {type(outputs).__name__}{several}, and the loss takes one tensor [b, classes]",
+        "Return the logits alone, as by a module around the model that picks them out.",
+    )
 
 
 @torch.no_grad()

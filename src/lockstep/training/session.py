@@ -203,7 +203,7 @@ def session(config: Config, world: World, run: Run, folder: Path, began: float |
     state, resumed = resume.resume(config, world, run, folder)
     refuse_single_values(config, world, run)
     found = duplicates(run.train.images, run.val.images, execution.duplicates, world)
-    notes = [*run.train.notes, *found, *probe(config, world, run)]
+    notes = [*run.train.notes, *run.notes, *found, *probe(config, world, run)]
     if main:
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)

@@ -1,0 +1,182 @@
+"""--dataset hf:NAME: sets of the datasets library, from local folders."""
+
+import importlib.util
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.config import DataConfig
+from lockstep.data import sources
+from lockstep.data.duplicates import duplicates
+from lockstep.data.folder import FolderSet
+from lockstep.errors import UserError
+from lockstep.processes.world import World
+from tests.data import test_table as tables
+from tests.data.test_division import pictures, write
+from tests.ranks import run_ranks
+
+ALONE = World.single()
+NAMES = ["bee", "ant"]
+datasets: Any = None  # imported in a process of its own: it and pyarrow start threads, which a fork would lose
+
+
+def test_all_of_it_in_one_process(tmp_path: Path) -> None:
+    if importlib.util.find_spec("datasets") is None:
+        pytest.skip("datasets is not installed")
+    environ = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    run_ranks(_all, 1, str(tmp_path), timeout=240, env=environ)
+
+
+def _all(world: World, root: str) -> None:
+    global datasets
+    import datasets
+
+    datasets.disable_progress_bars()
+    for check in (
+        a_saved_set_reads_as_its_pictures_in_a_folder,
+        parquet_files_and_class_folders_are_sets_too,
+        columns_and_classes_are_found_by_type_or_named,
+        what_can_not_be_used_says_why,
+        a_parquet_table_is_the_same_as_a_csv,
+    ):
+        (Path(root) / check.__name__).mkdir()
+        check(Path(root) / check.__name__)
+
+
+def load(name: str, root: Path, **data: Any) -> tuple[FolderSet, FolderSet]:
+    train, val = sources.load(DataConfig(dataset=f"hf:{name}", image_size=16, **data), root, 0, ALONE)
+    assert isinstance(train, FolderSet)
+    assert isinstance(val, FolderSet)
+    return train, val
+
+
+def encoded(number: int) -> bytes:
+    """In a format that every version of its encoder writes alike: the division goes by these bytes."""
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (30, 40 + number, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, "PPM")
+    return buffer.getvalue()
+
+
+def part(numbers: range, label: Any = None, **more: Any) -> Any:
+    """Rows of pictures of these numbers, labelled by turns."""
+    columns = {
+        "img": [{"bytes": encoded(number), "path": None} for number in numbers],
+        "label": [number % 2 for number in numbers],
+        **{key: [make(number) for number in numbers] for key, make in more.items()},
+    }
+    kinds = {key: datasets.Value("string") for key in more} | {"img": datasets.Image()}
+    features = datasets.Features(kinds | {"label": label or datasets.ClassLabel(names=NAMES)})
+    return datasets.Dataset.from_dict({key: columns[key] for key in features}, features=features)
+
+
+def a_saved_set_reads_as_its_pictures_in_a_folder(tmp_path: Path) -> None:
+    parts = {"train": part(range(10)), "test": part(range(10, 14)), "validation": part(range(14, 20))}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    train, val = load("saved", tmp_path, resized_crop=True)
+    assert (train.classes, len(train), len(val)) == (("bee", "ant"), 10, 6)
+    assert train.notes == ("hf:saved: to train on its part train, to validate on validation; left for the end: test",)
+    for split, numbers in (("train", range(10)), ("val", range(14, 20))):
+        for number in numbers:
+            folder = tmp_path / "set" / split / f"{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number:02}.ppm").write_bytes(encoded(number))
+    # a crop's draws are keyed by the sample's id, so the whole picture is compared
+    folders = sources.load(DataConfig(dataset="folder", image_size=16), tmp_path / "set", 0, ALONE)
+    for ours, theirs in zip((train, val), folders, strict=True):
+        order = np.argsort(ours.labels, kind="stable")
+        for mine, other in zip(ours.read(order, None), theirs.read(np.arange(len(ours)), None), strict=True):
+            assert torch.equal(mine, other)
+    ids = np.array([3, 0])
+    assert torch.equal(pickle.loads(pickle.dumps(train)).read(ids, 1)[0], train.read(ids, 1)[0])
+    assert train.fingerprint == load(str(tmp_path / "saved"), tmp_path)[0].fingerprint
+    assert load("saved:val=test", tmp_path)[1].fingerprint != val.fingerprint
+    assert duplicates(train, val, "auto", ALONE) == []
+    twins = load("saved:val=train", tmp_path)
+    assert duplicates(*twins, "auto", ALONE)[0].startswith("note: 10 of 10 images to validate on are among")
+
+
+def parquet_files_and_class_folders_are_sets_too(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    part(range(20)).to_parquet(tmp_path / "files/train.parquet")
+    with pytest.raises(UserError, match="hf:files does not say what to validate on"):
+        load("files", tmp_path)
+    by_parquet = load("files", tmp_path, val_fraction=0.4)
+    for number in range(20):
+        folder = tmp_path / "folders/train" / NAMES[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:02}.ppm").write_bytes(encoded(number))
+    by_folder = load("folders", tmp_path, val_fraction=0.4)
+    own = sources.load(DataConfig(dataset="folder", image_size=16, val_fraction=0.4), tmp_path / "folders", 0, ALONE)
+    assert own[1].classes == by_folder[1].classes == ("ant", "bee")
+    for images in (by_parquet[1], by_folder[1], own[1]):
+        held = {(images.encoded(i), images.classes[images.labels[i]]) for i in range(len(images))}  # type: ignore[attr-defined]
+        assert held == {(own[1].encoded(i), own[1].classes[own[1].labels[i]]) for i in range(len(own[1]))}  # type: ignore[attr-defined]
+
+
+def columns_and_classes_are_found_by_type_or_named(tmp_path: Path) -> None:
+    text = datasets.Value("string")
+    both = {"train": part(range(6), text), "test": part(range(6, 10), text)}
+    datasets.DatasetDict(both).save_to_disk(tmp_path / "texts")
+    assert load("texts", tmp_path)[0].classes == ("0", "1")
+    two = part(range(20), kind=str).cast_column("kind", datasets.ClassLabel(names=[str(i) for i in range(20)]))
+    two.save_to_disk(tmp_path / "two")
+    with pytest.raises(UserError, match="the columns kind and label could each be the label"):
+        load("two", tmp_path, val_fraction=0.4)
+    assert load("two:label=label", tmp_path, val_fraction=0.4)[0].classes == ("bee", "ant")
+
+
+def what_can_not_be_used_says_why(tmp_path: Path) -> None:
+    whole = part(range(4))
+    hidden = datasets.Dataset.from_dict(
+        {"img": [{"bytes": encoded(1), "path": None}], "label": [-1]}, features=whole.features
+    )
+    datasets.DatasetDict({"train": whole, "test": hidden}).save_to_disk(tmp_path / "hidden")
+    datasets.DatasetDict({"a": whole, "b": whole}).save_to_disk(tmp_path / "odd")
+    datasets.Dataset.from_dict({"x": ["text"], "label": ["a"]}).save_to_disk(tmp_path / "texts")
+    (tmp_path / "empty").mkdir()
+    for name, match in (
+        ("hidden", "row 0 has the label -1, which is no class"),
+        ("odd", "no part to train on among a, b"),
+        ("odd:train=c", "has no part c"),
+        ("texts", "no column is the image"),
+        ("texts:image=y", "has no column y"),
+        ("texts:image=x", "the column x holds no pictures"),
+        ("empty", "the folder .*empty can't be read as a data set"),
+        ("some/set", "is no folder here and can't be had from the hub"),
+        ("hidden:picture=x", "unknown option of hf: 'picture'"),
+    ):
+        with pytest.raises(UserError, match=match) as caught:
+            load(name, tmp_path, val_fraction=0.0)
+        assert caught.value.remedy, name
+
+
+def a_parquet_table_is_the_same_as_a_csv(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    write(tmp_path, pictures(3))
+    columns = [list(column) for column in zip(*tables.ROWS, strict=True)]
+    whole = {"label": columns[1], "path": columns[0], "split": columns[2], "width": [1.5] * 4}
+    parquet.write_table(pyarrow.table(whole), tmp_path / "list.parquet")
+    ours = tables.sets(tmp_path / "list.parquet")
+    assert [each.fingerprint for each in ours] == [
+        each.fingerprint for each in tables.sets(tables.listed(tmp_path, tables.ROWS))
+    ]
+    for change, match in (
+        ({"label": ["ant", None, "bee", "bee"]}, "row 2: no label"),
+        ({"label": [b"x"] * 4}, "column label holds bytes"),
+        ({"path": [{"bytes": b"x"}] * 4}, "column path holds dict"),
+    ):
+        parquet.write_table(pyarrow.table(whole | change), tmp_path / "bad.parquet")
+        with pytest.raises(UserError, match=match):
+            tables.sets(tmp_path / "bad.parquet")
+    (tmp_path / "torn.parquet").write_bytes((tmp_path / "list.parquet").read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"torn.parquet can't be read"):
+        tables.sets(tmp_path / "torn.parquet")
