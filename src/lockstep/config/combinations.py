@@ -30,11 +30,7 @@ def require_sound(config: Settings) -> None:
         "Give --decode-size too, as 256.",
     )
     if execution.strategy == "fsdp":
-        why = "Muon orthogonalises whole matrices, and each process holds a part"
-        _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
-        named = f"--optimizer {optim.optimizer}"
-        why = "timm's optimizers take norms of whole parameters, and each process holds a part"
-        _exclude("--strategy fsdp", {named: (optim.optimizer.startswith("timm:"), why)})
+        _parts(config)
     if model.activation_checkpointing:
         why = "the compiler decides by itself what it computes again"
         _exclude("--activation-checkpointing", {"--compile": (model.compile, why)})
@@ -55,6 +51,8 @@ def require_sound(config: Settings) -> None:
             f"{groups} group(s), which are not cut",
             f"Use --accumulate 1 to {groups}, or smaller groups.",
         )
+    if config.accumulate == 0:
+        _found_by_trying(config)
     if execution.strategy == "dp":
         norm = f"--batch-norm {model.batch_norm}"
         alone = "nn.DataParallel's copies don't talk to each other; ddp's ranks do"
@@ -89,6 +87,30 @@ def _samples(config: Settings) -> None:
         not mix or samples.mix_off_epochs < config.epochs,
         f"{mix} with --mix-off-epochs {samples.mix_off_epochs} of {config.epochs} epochs mixes nothing",
         "Leave some epochs for it.",
+    )
+
+
+def _parts(config: Settings) -> None:
+    """What can't be computed of parts of a parameter."""
+    why = "Muon orthogonalises whole matrices, and each process holds a part"
+    _exclude("--strategy fsdp", {"--optimizer muon": (config.optim.optimizer == "muon", why)})
+    named = f"--optimizer {config.optim.optimizer}"
+    why = "timm's optimizers take norms of whole parameters, and each process holds a part"
+    _exclude("--strategy fsdp", {named: (config.optim.optimizer.startswith("timm:"), why)})
+
+
+def _found_by_trying(config: Settings) -> None:
+    """What `--accumulate auto` can't try."""
+    alone = "it tries steps of a whole model on each process's device"
+    stages = config.execution.model_parallel
+    _exclude(
+        "--accumulate auto",
+        {
+            f"--exact {config.exact}": (config.exact > 0, "exact mode passes its slices, whatever --accumulate is"),
+            f"--strategy {config.execution.strategy}": (config.execution.strategy in ("dp", "fsdp"), alone),
+            f"--model-parallel {stages}": (stages > 1, alone),
+            "--compile": (config.model.compile, "each try would be compiled anew, for minutes"),
+        },
     )
 
 

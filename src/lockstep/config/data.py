@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from lockstep.config.fields import Calls, Floats, require, require_at_least
+from lockstep.config.fields import Calls, Floats, require, require_at_least, require_finite
 
 _LARGEST_SIDE = 8192  # pixels
 
@@ -36,6 +36,10 @@ class DataConfig:
     after the other, before the other flags' crops, flips and cutout."""
     resized_crop: bool = False
     """Train on random crops of random scale and aspect (image folders)."""
+    crop_scale: Floats = (0.08, 1.0)
+    """Least and largest part of a picture's area that --resized-crop takes."""
+    crop_ratio: Floats = (3 / 4, 4 / 3)
+    """Least and largest ratio of width to height of its crops, before they are resized."""
     image_size: int = 0
     """Side of the images that the model sees, in pixels (0: as stored)."""
     train_size: int = 0
@@ -73,6 +77,8 @@ class DataConfig:
             f"--fraction {self.fraction} is not in (0, 1]",
             "Give the part of the training set to use, as 0.25.",
         )
+        require_finite(self)
+        self._require_crops()
         for spec in self.augment:
             require(
                 spec and spec == "".join(spec.split()),
@@ -105,3 +111,16 @@ class DataConfig:
             f"--decode-size {self.decode_size}: images of {seen} pixels would be enlarged from it",
             f"Use {round(seen * 256 / 224)} or more, or a smaller --image-size.",
         )
+
+    def _require_crops(self) -> None:
+        """Raise UserError for ranges of random crops that are none."""
+        for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            require(
+                len(value) == 2 and 0 < value[0] <= value[1] <= most,
+                f"{flag} {','.join(f'{number:g}' for number in value)} is no range"
+                + (" of parts of a picture" if name == "crop_scale" else ""),
+                f"Give the least and the largest, as {flag} {'0.35,1' if name == 'crop_scale' else '0.75,1.33'}.",
+            )
+            usual = type(self).__dataclass_fields__[name].default
+            require(self.resized_crop or value == usual, f"{flag} without --resized-crop changes nothing", "Give both.")

@@ -49,6 +49,8 @@ class FolderSet:
     ends: Ids  # int64 [n], where each path ends
     labels: Ids  # int64 [n]
     crop_pct: float = 224 / 256  # of the short side, that evaluation keeps
+    crop_scale: tuple[float, ...] = _SCALE  # of random crops: part of the area, and
+    crop_ratio: tuple[float, ...] = _RATIO  # width / height
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bilinear"
@@ -151,7 +153,8 @@ class FolderSet:
             if drawn is None:
                 out[row] = centre_crop(image, self.size, self.crop_pct, self.interpolation)
             else:
-                top, left, height, width = crop_box(image.shape[1], image.shape[2], drawn[row])
+                shape = image.shape[1], image.shape[2]
+                top, left, height, width = crop_box(*shape, drawn[row], self.crop_scale, self.crop_ratio)
                 box = image[:, top : top + height, left : left + width]
                 out[row] = resized(box, self.size, self.size, self.interpolation)
         return out, torch.from_numpy(self.labels[ids])
@@ -208,18 +211,20 @@ def centre_crop(image: Tensor, size: int, crop_pct: float, interpolation: str = 
     return image[:, top : top + size, left : left + size]
 
 
-def crop_box(height: int, width: int, draws: Sequence[float]) -> tuple[int, int, int, int]:
+def crop_box(
+    height: int, width: int, draws: Sequence[float], scale: Sequence[float] = _SCALE, ratios: Sequence[float] = _RATIO
+) -> tuple[int, int, int, int]:
     """Top, left, height and width of a random crop, by torchvision's RandomResizedCrop.
 
     draws: 22 numbers in [0, 1): area and aspect ratio of up to ten attempts, then the place. Where no attempt fits,
     the largest centred crop with an allowed ratio.
     """
-    low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
+    low, high = math.log(ratios[0]), math.log(ratios[1])
     for attempt in range(_ATTEMPTS):
-        area = height * width * (_SCALE[0] + (_SCALE[1] - _SCALE[0]) * draws[2 * attempt])
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[2 * attempt])
         ratio = math.exp(low + (high - low) * draws[2 * attempt + 1])
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             return int(draws[-2] * (height - h + 1)), int(draws[-1] * (width - w + 1)), h, w
-    h, w = min(height, round(width / _RATIO[0])), min(width, round(height * _RATIO[1]))
+    h, w = min(height, round(width / ratios[0])), min(width, round(height * ratios[1]))
     return (height - h) // 2, (width - w) // 2, h, w

@@ -39,7 +39,16 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
     _require_decoders(sets)
     if data.train_size:
         sets = _resized(sets[0], data.train_size), sets[1]
+    if data.resized_crop:
+        sets = _cropped(sets[0], data.crop_scale, data.crop_ratio), sets[1]
     return _shrunk(sets, data.decode_size) if data.decode_size else sets
+
+
+def _cropped(images: ImageSet, scale: tuple[float, ...], ratio: tuple[float, ...]) -> ImageSet:
+    """The set with random crops in these ranges, if it takes such."""
+    from lockstep.data.folder import FolderSet  # imports torchvision, 1.5 s
+
+    return replace(images, crop_scale=scale, crop_ratio=ratio) if isinstance(images, FolderSet) else images
 
 
 def _require_decoders(sets: tuple[ImageSet, ImageSet]) -> None:

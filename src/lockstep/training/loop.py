@@ -19,6 +19,7 @@ from lockstep.training.assemble import Run, assemble
 from lockstep.training.by_class import LARGEST_IN_JOURNAL, ClassCounts
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
+from lockstep.training.fit import fitted, line
 from lockstep.training.pretrained import origin, settled
 from lockstep.training.resume import to_assemble
 from lockstep.training.session import Session, session
@@ -45,9 +46,12 @@ def train(config: Config, world: World, folder: Path, began: float | None = None
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
-    config = settled(config)
+    config, fit = fitted(settled(config), world, folder)
     run = assemble(to_assemble(config, world, folder), world)
     with session(config, world, run, folder, began) as live:
+        if fit is not None:
+            live.journal.write(fit)
+            live.bar.write(line(fit))
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
         while not choose.over(config, live.state) and not live.stop:
