@@ -138,7 +138,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
         {"epochs": 9, "samples": SamplesConfig(mixup=0.2, cutmix=1.0, mix_off_epochs=9)},
         "--mixup 0.2 and --cutmix 1 with --mix-off-epochs 9 of 9 epochs mixes nothing",
     ),
-    (Config, {"accumulate": 0}, "--accumulate 0"),
+    (Config, {"accumulate": -1}, "--accumulate -1"),
     (Config, {"batch_size": 4, "accumulate": 5}, "--accumulate 5"),
     (Config, {"batch_size": 3, "execution": Execution(nproc=4)}, "a batch of 3 is smaller than the 4 processes"),
     (

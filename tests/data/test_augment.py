@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lockstep.data import augment as module
 from lockstep.data.augment import Augment
 from lockstep.randomness import integers_np, stream
 
@@ -110,6 +112,19 @@ def test_rows_and_pixels_are_cropped_alike(case: tuple[Augment, Tensor, Tensor, 
         assert torch.equal(plain(typed, ids, epoch), pixels)
     else:
         assert torch.equal(augment._crop_rows(typed, ids, epoch), pixels)
+
+
+@given(case=cases())
+@settings(deadline=None)
+def test_large_images_one_by_one_have_the_bits_of_a_batch(case: tuple[Augment, Tensor, Tensor, int]) -> None:
+    augment, images, ids, number = case
+    for layout in (torch.contiguous_format, torch.channels_last):
+        stored = images.to(memory_format=layout)
+        for epoch in (number, None):
+            together = augment(stored, ids, epoch)
+            with mock.patch.object(module, "_LARGE", 1):
+                assert torch.equal(augment(stored, ids, epoch), together)
+    assert torch.equal(images, case[1])
 
 
 @given(case=cases())

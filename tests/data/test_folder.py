@@ -108,18 +108,19 @@ def test_a_crop_lies_inside_and_has_an_allowed_shape(height: int, width: int, dr
         assert (w + 0.5) / (h - 0.5) >= 3 / 4 - 1e-9
 
 
-def test_crops_have_the_published_distribution() -> None:
+@pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1), (3 / 4, 4 / 3)), ((0.35, 0.6), (0.5, 0.9))])
+def test_crops_have_the_published_distribution(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
     draws = np.random.default_rng(0).random((4000, 22))
-    boxes = np.array([crop_box(400, 500, row) for row in draws])
-    area, ratio = boxes[:, 2] * boxes[:, 3] / 200_000, np.log(boxes[:, 3] / boxes[:, 2])
+    boxes = np.array([crop_box(400, 500, row, scale, ratio) for row in draws])
+    area, shape = boxes[:, 2] * boxes[:, 3] / 200_000, np.log(boxes[:, 3] / boxes[:, 2])
     blank = torch.empty(1, 400, 500)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        theirs = np.array([RandomResizedCrop.get_params(blank, [0.08, 1], [3 / 4, 4 / 3]) for _ in range(4000)])
+        theirs = np.array([RandomResizedCrop.get_params(blank, [*scale], [*ratio]) for _ in range(4000)])
     their_area = theirs[:, 2] * theirs[:, 3] / 200_000
     their_ratio = np.log(theirs[:, 3] / theirs[:, 2])
     quantiles = np.linspace(0.05, 0.95, 19)
-    for ours, reference, tolerance in ((area, their_area, 0.05), (ratio, their_ratio, 0.02)):
+    for ours, reference, tolerance in ((area, their_area, 0.05), (shape, their_ratio, 0.02)):
         assert np.quantile(ours, quantiles) == pytest.approx(np.quantile(reference, quantiles), abs=tolerance)
     for place, room in ((0, 400 - boxes[:, 2]), (1, 500 - boxes[:, 3])):
         fraction = boxes[:, place][room > 20] / room[room > 20]

@@ -1,14 +1,18 @@
 """Runs with --augment: one digest for any number of processes, loader and worker, for each named transform."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
 from lockstep.errors import UserError
 from lockstep.processes.world import World
-from lockstep.training.assemble import assemble, train_loader
+from lockstep.training.assemble import assemble, load_data, train_loader
 from lockstep.training.folder import check
 from tests.data.test_transforms import SPECS
 from tests.ranks import run_ranks
@@ -55,6 +59,35 @@ def test_one_digest_for_each_transform_on_any_number_of_processes() -> None:
         names = [name for name in CONFIGS if name != "in this process"]
         for found in run_ranks(digests, n, names, timeout=120):
             assert found == {name: alone[name] for name in names}, n
+
+
+def test_crops_of_folders_in_the_asked_range_reach_training_alone(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part / "a").mkdir(parents=True)
+        Image.linear_gradient("L").resize((40, 30)).save(tmp_path / part / "a" / "0.png")
+    whole = DataConfig(dataset="folder", resized_crop=True, crop_scale=(1, 1), crop_ratio=(4 / 3, 4 / 3), image_size=16)
+    parts = replace(whole, crop_scale=(0.08, 0.08), crop_ratio=(1, 1))
+    for data, widest in ((whole, True), (parts, False)):
+        config = replace(CONFIG, data=data, execution=replace(CONFIG.execution, data_dir=str(tmp_path)))
+        train, val = load_data(config, World.single())
+        picture, _ = train.read(np.zeros(1, np.int64), 0)
+        assert (int(picture.min()) < 30 and int(picture.max()) > 225) == widest
+        assert (picture != val.read(np.zeros(1, np.int64), 0)[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"crop_scale": (0.5,)}, "--crop-scale 0.5 is no range of parts of a picture\n  .*0.35,1"),
+        ({"crop_scale": (0.5, 1.2)}, "--crop-scale 0.5,1.2 is no range"),
+        ({"crop_ratio": (2, 1)}, "--crop-ratio 2,1 is no range\n  .*0.75,1.33"),
+        ({"crop_ratio": (1, float("inf"))}, "not a finite number"),
+        ({"crop_scale": (0.5, 1), "resized_crop": False}, "--crop-scale without --resized-crop changes nothing"),
+    ],
+)
+def test_ranges_of_crops(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DataConfig(dataset="folder", **{"resized_crop": True, **words})
 
 
 def test_evaluation_sees_the_pictures_as_they_are() -> None:

@@ -27,6 +27,8 @@ class Card:
     tta: str
     eval_batch_size: int  # images of one forward pass: other shapes may round otherwise
     dataset: str
+    interpolation: str = "bilinear"
+    initial_weights: str = ""  # whose the run began with: source and licence
     decode_size: int = 0  # the shorter side that a picture is shrunk to first, upright (0: it is taken as stored)
 
     @property
@@ -35,7 +37,7 @@ class Card:
         return self.image_size or self.shape[1]
 
     @classmethod
-    def of(cls, config: Config, images: ImageSet) -> "Card":
+    def of(cls, config: Config, images: ImageSet, initial_weights: str = "") -> "Card":
         """The card of what a config trains on a set."""
         return cls(
             model=config.model.model,
@@ -49,6 +51,8 @@ class Card:
             tta=config.tta,
             eval_batch_size=config.execution.eval_batch_size,
             dataset=config.data.dataset,
+            interpolation=getattr(images, "interpolation", "bilinear"),
+            initial_weights=initial_weights,
             decode_size=config.data.decode_size,
         )
 

@@ -54,8 +54,13 @@ def load_foreign(model: nn.Module, path: str | Path, adapt: bool = False) -> lis
     Raises:
         UserError: as `read_foreign`, and where names or shapes are not the model's.
     """
+    return take(model, read_foreign(path), str(path), adapt)
+
+
+def take(model: nn.Module, found: Mapping[str, Tensor], path: str, adapt: bool) -> list[str]:
+    """As `load_foreign`, of tensors that were read from `path`."""
     own = state_tensors(model)
-    found = _under_own_names(read_foreign(path), own)
+    found = _under_own_names(dict(found), own)
     changed, done = _adapted(unwrap(model), found, own)
     if done and not adapt:
         unlike = [f"{n} {list(found[n].shape)}, the model has {list(own[n].shape)}" for n in found if n in changed]
@@ -63,7 +68,7 @@ def load_foreign(model: nn.Module, path: str | Path, adapt: bool = False) -> lis
             f"{path} does not fit {type(unwrap(model)).__name__}: another shape: {first(unlike)}",
             f"Build the model that wrote it, or give --adapt-init: {'; '.join(done)}.",
         )
-    fit(model, found | changed, str(path))
+    fit(model, found | changed, path)
     return done
 
 

@@ -57,9 +57,9 @@ class Config(Settings):
         require(self.epochs >= 1, f"--epochs {self.epochs} trains nothing", "Use 1 or more.")
         require(self.batch_size >= 1, f"--batch-size {self.batch_size} is empty", "Use 1 or more.")
         require(
-            1 <= self.accumulate <= self.batch_size,
+            0 <= self.accumulate <= self.batch_size,
             f"--accumulate {self.accumulate} cuts a batch of {self.batch_size} into empty pieces",
-            f"Use 1 to {self.batch_size}.",
+            f"Use 1 to {self.batch_size}, or auto.",
         )
         combinations.require_sound(self)
         if strange := [name for name in self.recovery.override if not _is_entry(name)]:
@@ -94,10 +94,10 @@ class Config(Settings):
         micro = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         groups = f" in groups of {group}" if group > 1 else ""
         require(
-            processes <= -(-self.batch_size // group) // self.accumulate,
+            processes <= -(-self.batch_size // group) // max(1, self.accumulate),
             f"a batch of {self.batch_size}{groups}{micro} is smaller than the {processes} processes that share it",
-            f"--batch-size is global: give at least {processes * self.accumulate * group}, or fewer processes with "
-            "--nproc.",
+            f"--batch-size is global: give at least {processes * max(1, self.accumulate) * group}, or fewer processes "
+            "with --nproc.",
         )
 
     def with_execution(self, **changed: Any) -> "Config":

@@ -55,6 +55,18 @@ def require_sound(config: Settings) -> None:
             f"{groups} group(s), which are not cut",
             f"Use --accumulate 1 to {groups}, or smaller groups.",
         )
+    if config.accumulate == 0:
+        alone = "it tries steps of a whole model on each process's device"
+        stages = execution.model_parallel
+        _exclude(
+            "--accumulate auto",
+            {
+                f"--exact {config.exact}": (config.exact > 0, "exact mode passes its slices, whatever --accumulate is"),
+                f"--strategy {execution.strategy}": (execution.strategy in ("dp", "fsdp"), alone),
+                f"--model-parallel {stages}": (stages > 1, alone),
+                "--compile": (model.compile, "each try would be compiled anew, for minutes"),
+            },
+        )
     if execution.strategy == "dp":
         norm = f"--batch-norm {model.batch_norm}"
         alone = "nn.DataParallel's copies don't talk to each other; ddp's ranks do"

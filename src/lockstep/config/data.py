@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from lockstep.config.fields import Calls, require, require_at_least
+from lockstep.config.fields import Calls, Floats, require, require_at_least, require_finite
 
 _LARGEST_SIDE = 8192  # pixels
 
@@ -36,10 +36,22 @@ class DataConfig:
     after the other, before the other flags' crops, flips and cutout."""
     resized_crop: bool = False
     """Train on random crops of random scale and aspect (image folders)."""
+    crop_scale: Floats = (0.08, 1.0)
+    """Least and largest part of a picture's area that --resized-crop takes."""
+    crop_ratio: Floats = (3 / 4, 4 / 3)
+    """Least and largest ratio of width to height of its crops, before they are resized."""
     image_size: int = 0
     """Side of the images that the model sees, in pixels (0: as stored)."""
     train_size: int = 0
     """Side of the images that it is trained on, where --image-size is for evaluation alone (0: the same)."""
+    mean: Annotated[Floats, arg(help_behavior_hint="(default: the set's, or those of --init pretrained)")] = ()
+    """Mean of each channel, of pixels from 0 to 1, that is subtracted."""
+    std: Annotated[Floats, arg(help_behavior_hint="(default: the set's, or those of --init pretrained)")] = ()
+    """Standard deviation of each channel, that is divided by."""
+    crop_pct: float = 0.0
+    """Part of a photo's short side that evaluation keeps (0: 0.875, or that of --init pretrained)."""
+    interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
+    """How photos are resized (auto: bilinear, or as for --init pretrained)."""
     decode_size: int = 0
     """Turn photos upright and shrink them to this shorter side when they are read, in pixels (0: read as stored)."""
     skip_broken: bool = False
@@ -65,12 +77,20 @@ class DataConfig:
             f"--fraction {self.fraction} is not in (0, 1]",
             "Give the part of the training set to use, as 0.25.",
         )
+        require_finite(self)
+        self._require_crops()
         for spec in self.augment:
             require(
                 spec and spec == "".join(spec.split()),
                 f"--augment {spec!r} is empty or holds a space",
                 "Give NAME or NAME:VALUE,NAME=VALUE, a value for each transform.",
             )
+        require(
+            len(self.mean) == len(self.std) and all(each > 0 for each in self.std),
+            f"--mean {self.mean} and --std {self.std} are not a mean and a positive deviation for each channel",
+            "Give both, as --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5.",
+        )
+        require(0 <= self.crop_pct <= 1, f"--crop-pct {self.crop_pct} is not in (0, 1]", "A usual value is 0.875.")
         require(
             0 <= self.val_fraction < 1,
             f"--val-fraction {self.val_fraction} is not in [0, 1)",
@@ -91,3 +111,16 @@ class DataConfig:
             f"--decode-size {self.decode_size}: images of {seen} pixels would be enlarged from it",
             f"Use {round(seen * 256 / 224)} or more, or a smaller --image-size.",
         )
+
+    def _require_crops(self) -> None:
+        """Raise UserError for ranges of random crops that are none."""
+        for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            require(
+                len(value) == 2 and 0 < value[0] <= value[1] <= most,
+                f"{flag} {','.join(f'{number:g}' for number in value)} is no range"
+                + (" of parts of a picture" if name == "crop_scale" else ""),
+                f"Give the least and the largest, as {flag} {'0.35,1' if name == 'crop_scale' else '0.75,1.33'}.",
+            )
+            usual = type(self).__dataclass_fields__[name].default
+            require(self.resized_crop or value == usual, f"{flag} without --resized-crop changes nothing", "Give both.")

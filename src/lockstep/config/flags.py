@@ -20,6 +20,7 @@ _FIXED = typing.get_args(Fixed[str])[1]
 SHORT = {"--sync-bn": ("--batch-norm", "global"), "--no-sync-bn": ("--batch-norm", "local")}
 
 
+_AUTO = "--accumulate"  # whose 0 is spelt auto too
 _READERS: dict[Any, tuple[Callable[[str], object], str]] = {
     int: (int, "a whole number"),
     float: (float, "a number"),
@@ -129,6 +130,8 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
         if not (equals or queue):
             raise UserError(f"{typed} stands at the end without its value", f"Give it as {typed} VALUE.")
         words = [argument] if equals else [argument, value := queue.popleft()]
+        if value == "auto" and flag.names[0] == _AUTO:
+            words, value = [f"{_AUTO}=0"], "0"
         flag.check(typed, value)
         if not flag.several:
             rest += words

@@ -21,7 +21,8 @@ class ModelConfig:
 
     model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
     init: Annotated[str, arg(help_behavior_hint="(default: random, by --seed)")] = ""
-    """Start from these weights: a safetensors file, or a state_dict by torch.save, with or without `module.`."""
+    """Start from these weights: pretrained or pretrained:TAG, torchvision's or timm's for --model with a new head (a
+    model's tag as resnet18.a1_in1k asks for them too), or a file: safetensors, or a state_dict by torch.save."""
     adapt_init: bool = False
     """Take all of --init but a last layer for other classes, and its first convolution for grey or colour images."""
     freeze: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()

@@ -26,7 +26,7 @@ class Settings:
     batch_size: int = 64
     """Global batch size: samples per optimizer step over all processes."""
     accumulate: int = 1
-    """Cut each global batch into this many micro-batches (less memory, same step)."""
+    """Cut each global batch into this many micro-batches (less memory, same step); auto, or 0: found by trying."""
     exact: int = 0
     """Exact mode: cut each batch into so many slices; the same bits on any number of processes up to that (0: off)."""
     seed: int = 0

@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
+from lockstep.data.arrays import Ids
 from lockstep.randomness import integers, integers_np, stream
+
+_LARGE = 1 << 15  # values of an image, from which on a batch of them is beyond a core's caches
 
 
 @lru_cache
@@ -57,7 +60,10 @@ class Augment:
 
         Returns float32 [b, C, S, S]. Floating-point images are taken as normalised already.
         """
-        if epoch is not None and (self.crop_padding or self.flip or self.alternate_flip):
+        large = images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1:].numel() >= _LARGE
+        if large and not self.crop_padding:
+            images = self._one_by_one(images, ids, epoch)
+        elif epoch is not None and (self.crop_padding or self.flip or self.alternate_flip):
             by_rows = images.device.type == "cpu" and images.dtype != torch.bfloat16  # which numpy lacks
             images = (self._crop_rows if by_rows else self._crop_pixels)(images, ids, epoch)
         out = self._normalise(images) if images.dtype == torch.uint8 else images
@@ -72,6 +78,16 @@ class Augment:
         # two roundings, never a fused multiply-add: a vector loop and its scalar tail then agree on every bit
         return images.to(torch.float32).mul_(scale).add_(shift)
 
+    def _one_by_one(self, images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
+        """Mirrored and normalised while an image is in the caches; for 224x224 in less than half of a batch's time."""
+        scale, shift = _scale_and_shift(self.mean, self.std, images.device)
+        out = torch.empty_like(images, dtype=torch.float32)
+        flips = epoch is not None and (self.flip or self.alternate_flip)
+        mirrored = self._mirrored(ids.numpy(), epoch or 0).tolist() if flips else [0] * len(images)
+        for image, into, flipped in zip(images, out, mirrored, strict=True):
+            into.copy_(image.flip(-1) if flipped else image).mul_(scale).add_(shift)
+        return out
+
     def _crop_rows(self, images: Tensor, ids: Tensor, epoch: int) -> Tensor:
         """On a CPU: whole rows are copied, without an index a pixel; nearly twice as fast there as `_crop_pixels`."""
         b, c, h, w = images.shape
@@ -79,7 +95,7 @@ class Augment:
         padded = self._padded(images).numpy()
         top = integers_np(stream(self.seed, "crop-y", epoch), samples, 2 * pad + 1)
         left = integers_np(stream(self.seed, "crop-x", epoch), samples, 2 * pad + 1)
-        mirrored = integers_np(self._flip_key(epoch), samples, 2) ^ (epoch % 2 if self.alternate_flip else 0)
+        mirrored = self._mirrored(samples, epoch)
         if not (self.flip or self.alternate_flip):
             mirrored[:] = 0
         out = np.empty(images.shape, padded.dtype)
@@ -89,6 +105,10 @@ class Augment:
             here = np.flatnonzero(mirrored == flipped)
             out[here] = view[here, top[here], left[here]]
         return torch.from_numpy(out)
+
+    def _mirrored(self, samples: Ids, epoch: int) -> Ids:
+        """1 for each sample that is mirrored in this epoch, else 0."""
+        return integers_np(self._flip_key(epoch), samples, 2) ^ (epoch % 2 if self.alternate_flip else 0)
 
     def _flip_key(self, epoch: int) -> int:
         return stream(self.seed, "flip", 0 if self.alternate_flip else epoch)

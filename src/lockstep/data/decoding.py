@@ -90,11 +90,11 @@ def short_side_to(short: int, height: int, width: int) -> tuple[int, int]:
     return height * short // least, width * short // least
 
 
-def resized(image: Tensor, height: int, width: int) -> Tensor:
+def resized(image: Tensor, height: int, width: int, interpolation: str = "bilinear") -> Tensor:
     """uint8 [3, h, w] to uint8 [3, height, width]; a fifth to a half faster a sample than with Pillow's resize."""
     if image.shape[1:] == (height, width):
         return image  # the same bits
-    return F.interpolate(image[None], (height, width), mode="bilinear", antialias=True)[0]
+    return F.interpolate(image[None], (height, width), mode=interpolation, antialias=True)[0]
 
 
 def upright(pixels: Tensor, orientation: int) -> Tensor:

@@ -64,7 +64,10 @@ def ensure(release: Release, root: Path) -> None:
 
 
 def verify(path: Path, size: int | None, checksum: str, called: str = "") -> None:
-    """Raise UserError where a file, `called` so or by its path, has not this size (None: any) and checksum."""
+    """Raise UserError where a file, `called` so or by its path, has not this size (None: any) and checksum.
+
+    Of a SHA-256 its beginning will do.
+    """
     called = called or str(path)
     found_size = path.stat().st_size
     if size is not None and found_size != size:
@@ -74,7 +77,7 @@ def verify(path: Path, size: int | None, checksum: str, called: str = "") -> Non
     with path.open("rb") as file:
         # FIPS builds compute MD5 only where it is marked as no security matter
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-    if found != checksum:
+    if not found.startswith(checksum):
         raise UserError(f"{called} is damaged: its {algorithm} is {found} instead of {checksum}", REPLACE)
 
 
@@ -174,6 +177,26 @@ def _download(mirrors: Sequence[str], path: Path, checksum: str) -> dict[str, st
         except (OSError, http.client.HTTPException, UserError) as error:
             reasons[mirror] = str(error)
     return reasons
+
+
+def fetch(url: str, path: Path, checksum: str) -> str:
+    """Download a single file to its place, where it appears whole; returns why that failed, empty where it didn't.
+
+    `checksum`: how its SHA-256 begins.
+    """
+    server, _, name = url.rpartition("/")
+    if reason := _reach([f"{server}/"], name)[f"{server}/"]:
+        return reason
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as scratch:
+            whole = Path(scratch, name)
+            if failed := _download([f"{server}/"], whole, checksum):
+                return next(iter(failed.values()))
+            whole.replace(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
 
 
 def _unavailable(release: Release, root: Path, missing: Sequence[str], reasons: Mapping[str, str]) -> UserError:

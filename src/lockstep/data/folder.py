@@ -35,7 +35,7 @@ class FolderSet:
     """The image files below one folder, decoded when they are read. Sample ids follow classes and paths, sorted.
 
     In training with `resized_crop` an image is a random crop, each draw a hash of (seed, epoch, sample id). Otherwise
-    its short side becomes size * 256 / 224 and the centre is cut out. Resizing is bilinear with antialiasing. With
+    its short side becomes size / `crop_pct` and the centre is cut out. Resizing is antialiased. With
     `decode_size` every image is first turned upright by its EXIF orientation and shrunk to that shorter side; without
     it an orientation is not applied, as in the published recipes.
     """
@@ -49,8 +49,11 @@ class FolderSet:
     ends: Ids  # int64 [n], where each path ends
     labels: Ids  # int64 [n]
     crop_pct: float = 224 / 256  # of the short side, that evaluation keeps
+    crop_scale: tuple[float, ...] = _SCALE  # of random crops: part of the area, and
+    crop_ratio: tuple[float, ...] = _RATIO  # width / height
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bilinear"
     decode_size: int = 0  # in pixels (0: whole, as stored)
     left_out: str = ""  # what in the folder is taken for no image, as "3 .txt, 1 .heic"
     cache: Cache | None = None  # where the pictures are kept as they were decoded,
@@ -148,10 +151,12 @@ class FolderSet:
         for row, sample in enumerate(ids.tolist()):
             image = self._decoded(sample)
             if drawn is None:
-                out[row] = centre_crop(image, self.size, self.crop_pct)
+                out[row] = centre_crop(image, self.size, self.crop_pct, self.interpolation)
             else:
-                top, left, height, width = crop_box(image.shape[1], image.shape[2], drawn[row])
-                out[row] = resized(image[:, top : top + height, left : left + width], self.size, self.size)
+                shape = image.shape[1], image.shape[2]
+                top, left, height, width = crop_box(*shape, drawn[row], self.crop_scale, self.crop_ratio)
+                box = image[:, top : top + height, left : left + width]
+                out[row] = resized(box, self.size, self.size, self.interpolation)
         return out, torch.from_numpy(self.labels[ids])
 
     def pixels(self, data: bytes) -> Tensor:
@@ -194,30 +199,32 @@ def joined(paths: Sequence[bytes]) -> tuple[bytes, Ids]:
     return b"".join(path + b"\0" for path in paths), ends
 
 
-def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
+def centre_crop(image: Tensor, size: int, crop_pct: float, interpolation: str = "bilinear") -> Tensor:
     """The centre [3, size, size] of an image whose short side is first resized to size / crop_pct, rounded."""
     short = round(size / crop_pct)
     height, width = image.shape[1:]
     scale = short / min(height, width)
     # whole pixels, the long side rounded down as torchvision's Resize does
     height, width = (short if side == min(height, width) else int(side * scale) for side in (height, width))
-    image = resized(image, height, width)
+    image = resized(image, height, width, interpolation)
     top, left = round((height - size) / 2), round((width - size) / 2)
     return image[:, top : top + size, left : left + size]
 
 
-def crop_box(height: int, width: int, draws: Sequence[float]) -> tuple[int, int, int, int]:
+def crop_box(
+    height: int, width: int, draws: Sequence[float], scale: Sequence[float] = _SCALE, ratios: Sequence[float] = _RATIO
+) -> tuple[int, int, int, int]:
     """Top, left, height and width of a random crop, by torchvision's RandomResizedCrop.
 
     draws: 22 numbers in [0, 1): area and aspect ratio of up to ten attempts, then the place. Where no attempt fits,
     the largest centred crop with an allowed ratio.
     """
-    low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
+    low, high = math.log(ratios[0]), math.log(ratios[1])
     for attempt in range(_ATTEMPTS):
-        area = height * width * (_SCALE[0] + (_SCALE[1] - _SCALE[0]) * draws[2 * attempt])
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[2 * attempt])
         ratio = math.exp(low + (high - low) * draws[2 * attempt + 1])
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             return int(draws[-2] * (height - h + 1)), int(draws[-1] * (width - w + 1)), h, w
-    h, w = min(height, round(width / _RATIO[0])), min(width, round(height * _RATIO[1]))
+    h, w = min(height, round(width / ratios[0])), min(width, round(height * ratios[1]))
     return (height - h) // 2, (width - w) // 2, h, w

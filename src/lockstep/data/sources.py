@@ -9,6 +9,7 @@ from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
 from lockstep.data.agreement import require_same, seeded
 from lockstep.data.arrays import ArraySet, ImageSet
+from lockstep.data.given import as_given
 from lockstep.data.named import is_code, kind_of
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import user_sets
@@ -34,11 +35,20 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[Ima
             sets can't do.
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
-    sets = _named(data, data_dir, seed, world)
+    sets = as_given(data, _named(data, data_dir, seed, world))
     _require_decoders(sets)
     if data.train_size:
         sets = _resized(sets[0], data.train_size), sets[1]
+    if data.resized_crop:
+        sets = _cropped(sets[0], data.crop_scale, data.crop_ratio), sets[1]
     return _shrunk(sets, data.decode_size) if data.decode_size else sets
+
+
+def _cropped(images: ImageSet, scale: tuple[float, ...], ratio: tuple[float, ...]) -> ImageSet:
+    """The set with random crops in these ranges, if it takes such."""
+    from lockstep.data.folder import FolderSet  # imports torchvision, 1.5 s
+
+    return replace(images, crop_scale=scale, crop_ratio=ratio) if isinstance(images, FolderSet) else images
 
 
 def _require_decoders(sets: tuple[ImageSet, ImageSet]) -> None:

@@ -96,7 +96,10 @@ def fitted(picture: Any, card: Card) -> Tensor:
     image = _pixels(picture, card.decode_size)
     channels, height, width = card.shape
     if tuple(image.shape[1:]) != (height, width) or card.crop_pct < 1:
-        image = centre_crop(image, height, card.crop_pct) if height == width else resized(image, height, width)
+        how = card.interpolation
+        image = (
+            centre_crop(image, height, card.crop_pct, how) if height == width else resized(image, height, width, how)
+        )
     if channels == 1:
         red, green, blue = image.to(torch.int32)
         grey: Tensor = (red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2] + 0x8000) >> 16

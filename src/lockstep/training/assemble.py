@@ -24,7 +24,7 @@ from lockstep.parallel import repeatable
 from lockstep.parallel.strategy import spread
 from lockstep.processes.world import World
 from lockstep.randomness import stream
-from lockstep.training import optimizers, precision, schedules
+from lockstep.training import optimizers, precision, pretrained, schedules
 from lockstep.training.average import Average
 from lockstep.training.class_losses import loss_of
 from lockstep.training.freezing import Freezing, freeze
@@ -140,8 +140,13 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
     return EvalLoader(images, augment, world, read, execution.eval_batch_size)
 
 
-def build_model(config: Config, images: ImageSet, say: Callable[[str], object] = lambda _: None) -> nn.Module:
-    """The model on the host, its initial weights a function of the seed alone. `say`: how others' are adapted."""
+def build_model(
+    config: Config, images: ImageSet, say: Callable[[str], object] = lambda _: None, world: World | None = None
+) -> nn.Module:
+    """The model on the host, its initial weights a function of the seed alone. `say`: how others' are adapted.
+
+    `world`: whose ranks all call it, of which one a host downloads published weights.
+    """
     torch.manual_seed(stream(config.seed, "weights"))
     name, channels, size = config.model.model, images.shape[0], config.data.image_size or images.shape[1]
     model = models.build(name, in_channels=channels, num_classes=len(images.classes), image_size=size)
@@ -151,7 +156,12 @@ def build_model(config: Config, images: ImageSet, say: Callable[[str], object] =
         first = np.arange(min(5000, len(images)))
         pixels, _ = images.read(first, None)
         fit_to(Augment(images.mean, images.std, image_size=size)(pixels, torch.from_numpy(first), None))
-    if config.model.init:
+    if pretrained.asked(config):
+        weights = pretrained.weights_of(config)
+        pretrained.begin(
+            model, weights, pretrained.file_of(weights, world or World.single()), (channels, size, size), say
+        )
+    elif config.model.init:
         for line in load_foreign(model, config.model.init, config.model.adapt_init):
             say(f"--init {config.model.init}: {line}")
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
@@ -167,7 +177,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         repeatable.configure(world)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
-    model, optim = build_model(config, train_set, world.print).to(dtype=dtype), config.optim
+    model, optim = build_model(config, train_set, world.print, world).to(dtype=dtype), config.optim
     freezing = freeze(model, config.model)
     ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())

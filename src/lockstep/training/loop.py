@@ -19,6 +19,8 @@ from lockstep.training.assemble import Run, assemble
 from lockstep.training.by_class import LARGEST_IN_JOURNAL, ClassCounts
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
+from lockstep.training.fit import fitted, line
+from lockstep.training.pretrained import origin, settled
 from lockstep.training.resume import to_assemble
 from lockstep.training.session import Session, session
 from lockstep.training.state import State
@@ -44,8 +46,12 @@ def train(config: Config, world: World, folder: Path, began: float | None = None
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
+    config, fit = fitted(settled(config), world, folder)
     run = assemble(to_assemble(config, world, folder), world)
     with session(config, world, run, folder, began) as live:
+        if fit is not None:
+            live.journal.write(fit)
+            live.bar.write(line(fit))
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
         while not choose.over(config, live.state) and not live.stop:
@@ -190,7 +196,7 @@ def evaluate_and_keep(live: Session) -> None:
     best = choose.note(config.choose, state, found)
     if choose.out_of_patience(config, state) and state.epochs + 1 < config.epochs:
         live.note_end("patience", state.epochs)
-    card = Card.of(config, run.val.images)
+    card = Card.of(config, run.val.images, origin(config))
     for name in ("final", "best") if best else ("final",):
         save_weights(run, state, card, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
 

@@ -66,7 +66,7 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
         )
     if loaded.path.resolve().parent.parent != folder.resolve() and not _bring_best(state, world, loaded, folder):
         state.best, state.best_step = None, 0  # the best is then that of what this run will have seen
-    if loaded.state["config"].get("choose", {}) != config.to_dict()["choose"]:  # by --override, or older
+    if loaded.state["config"].get("choose", {}).get("keep_best") != config.choose.keep_best:  # --override
         state.goal, state.waited = None, 0
         state.best, state.best_step = None, 0
     bad = "".join(f"\ndamaged and set aside: {name} ({reason})" for name, reason in loaded.set_aside)

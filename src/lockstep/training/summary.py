@@ -13,7 +13,7 @@ from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.devices import device_name, own_devices
 from lockstep.processes.listening import described
 from lockstep.processes.world import World
-from lockstep.training import groups
+from lockstep.training import groups, pretrained
 from lockstep.training.assemble import Run
 from lockstep.watch.hang import name_ranks
 from lockstep.watch.records import RunRecord
@@ -99,7 +99,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
         )
-    lines += run.freezing.lines(run.model) + groups.lines(run.model, optim, config.lr)
+    lines += pretrained.lines(config) + run.freezing.lines(run.model) + groups.lines(run.model, optim, config.lr)
     lines += _spread(config, world) + _gives_up(config, world)
     if optim.scale_lr != "none":
         lines.append(

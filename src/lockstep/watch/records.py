@@ -85,6 +85,16 @@ class ClassesRecord(TypedDict):
     confusion: NotRequired[list[list[int]]]  # by true class (row) and what it was taken for; of 100 classes at most
 
 
+class FitRecord(TypedDict):
+    """How many micro-batches `--accumulate auto` found."""
+
+    kind: Literal["fit"]
+    accumulate: int
+    tried: list[int]  # empty where nothing is tried, on a CPU
+    peak_gib: float  # of the rank whose trial took most
+    free_gib: float  # of the device, before
+
+
 class StopRecord(TypedDict):
     """The run ends before its last epoch, for a reason of its own."""
 
@@ -166,5 +176,15 @@ class EndRecord(TypedDict):
 
 
 FaultRecord = HangRecord | RollbackRecord | SkipRecord | TroubleRecord
-Record = RunRecord | StepRecord | EvalRecord | ClassesRecord | StopRecord | CheckpointRecord | FaultRecord | EndRecord
+Record = (
+    RunRecord
+    | StepRecord
+    | EvalRecord
+    | ClassesRecord
+    | FitRecord
+    | StopRecord
+    | CheckpointRecord
+    | FaultRecord
+    | EndRecord
+)
 Mirror = Callable[[Record], None]

@@ -93,8 +93,30 @@ def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str
     names, rest = split_arguments(args, cls)
     name = one_name(command, "recipe", names) or str(values.get("recipe", "digits"))
     config = applied(values, recipe(name), file) if file else recipe(name)
+    if command in ("verify", "compare", "tune", "forecast", "lr-find") and _finds(config, rest):
+        raise UserError(f"{command} with --accumulate auto: that is found by `lockstep train`", "Give a number.")
     about = f"{description.format(name)} --config FILE.toml, or a run's config.json, gives values that flags change."
-    return parse(cls, of(config), rest, f"lockstep {command} {name}", about)
+    return _settled(parse(cls, of(config), rest, f"lockstep {command} {name}", about))
+
+
+def _settled(plan: Any) -> Any:
+    """The plan with what published weights decide, where its config may ask for some: that imports torch."""
+    config: Config = plan if isinstance(plan, Config) else plan.config
+    if not (config.model.init.startswith("pretrained") or "." in config.model.model):
+        return plan
+    from lockstep.training.pretrained import settled
+
+    return settled(config) if isinstance(plan, Config) else dataclasses.replace(plan, config=settled(config))
+
+
+def _finds(config: Config, words: list[str]) -> bool:
+    """Whether the last word on --accumulate is auto."""
+    said = [
+        following if word == "--accumulate" else word.removeprefix("--accumulate=")
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+        if word == "--accumulate" or word.startswith("--accumulate=")
+    ]
+    return said[-1] == "0" if said else config.accumulate == 0
 
 
 def refuse_launched(command: str, remedy: str = "Run it without torchrun or mpirun.") -> None:

@@ -31,6 +31,7 @@ from lockstep.processes.world import World
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import save_weights, steps
+from lockstep.training.pretrained import origin
 from lockstep.training.state import State
 
 _ENOUGH = 16  # sample ids by which two epochs' orders are compared
@@ -68,7 +69,7 @@ def _trace(world: World, job: Job) -> Trace:
     if job.evaluate:
         state.metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
         trace.metrics = asdict(state.metrics)
-        trace.file_sha256 = _file_sha256(run, state, Card.of(config, run.val.images), world)
+        trace.file_sha256 = _file_sha256(run, state, Card.of(config, run.val.images, origin(config)), world)
     trace.weights_sha256 = weights.digest(run.model)
     return trace
 
