@@ -56,17 +56,7 @@ def require_sound(config: Settings) -> None:
             f"Use --accumulate 1 to {groups}, or smaller groups.",
         )
     if config.accumulate == 0:
-        alone = "it tries steps of a whole model on each process's device"
-        stages = execution.model_parallel
-        _exclude(
-            "--accumulate auto",
-            {
-                f"--exact {config.exact}": (config.exact > 0, "exact mode passes its slices, whatever --accumulate is"),
-                f"--strategy {execution.strategy}": (execution.strategy in ("dp", "fsdp"), alone),
-                f"--model-parallel {stages}": (stages > 1, alone),
-                "--compile": (model.compile, "each try would be compiled anew, for minutes"),
-            },
-        )
+        _found_by_trying(config)
     if execution.strategy == "dp":
         norm = f"--batch-norm {model.batch_norm}"
         alone = "nn.DataParallel's copies don't talk to each other; ddp's ranks do"
@@ -101,6 +91,21 @@ def _samples(config: Settings) -> None:
         not mix or samples.mix_off_epochs < config.epochs,
         f"{mix} with --mix-off-epochs {samples.mix_off_epochs} of {config.epochs} epochs mixes nothing",
         "Leave some epochs for it.",
+    )
+
+
+def _found_by_trying(config: Settings) -> None:
+    """What `--accumulate auto` can't try."""
+    alone = "it tries steps of a whole model on each process's device"
+    stages = config.execution.model_parallel
+    _exclude(
+        "--accumulate auto",
+        {
+            f"--exact {config.exact}": (config.exact > 0, "exact mode passes its slices, whatever --accumulate is"),
+            f"--strategy {config.execution.strategy}": (config.execution.strategy in ("dp", "fsdp"), alone),
+            f"--model-parallel {stages}": (stages > 1, alone),
+            "--compile": (config.model.compile, "each try would be compiled anew, for minutes"),
+        },
     )
 
 
