@@ -30,11 +30,7 @@ def require_sound(config: Settings) -> None:
         "Give --decode-size too, as 256.",
     )
     if execution.strategy == "fsdp":
-        why = "Muon orthogonalises whole matrices, and each process holds a part"
-        _exclude("--strategy fsdp", {"--optimizer muon": (optim.optimizer == "muon", why)})
-        named = f"--optimizer {optim.optimizer}"
-        why = "timm's optimizers take norms of whole parameters, and each process holds a part"
-        _exclude("--strategy fsdp", {named: (optim.optimizer.startswith("timm:"), why)})
+        _parts(config)
     if model.activation_checkpointing:
         why = "the compiler decides by itself what it computes again"
         _exclude("--activation-checkpointing", {"--compile": (model.compile, why)})
@@ -92,6 +88,15 @@ def _samples(config: Settings) -> None:
         f"{mix} with --mix-off-epochs {samples.mix_off_epochs} of {config.epochs} epochs mixes nothing",
         "Leave some epochs for it.",
     )
+
+
+def _parts(config: Settings) -> None:
+    """What can't be computed of parts of a parameter."""
+    why = "Muon orthogonalises whole matrices, and each process holds a part"
+    _exclude("--strategy fsdp", {"--optimizer muon": (config.optim.optimizer == "muon", why)})
+    named = f"--optimizer {config.optim.optimizer}"
+    why = "timm's optimizers take norms of whole parameters, and each process holds a part"
+    _exclude("--strategy fsdp", {named: (config.optim.optimizer.startswith("timm:"), why)})
 
 
 def _found_by_trying(config: Settings) -> None:
