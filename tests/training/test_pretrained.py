@@ -259,6 +259,14 @@ def test_a_run_from_published_weights_knows_them_and_goes_on_without_their_file(
     alone = weights_sha256(folder)
     run_ranks(on_ranks, 2, config, str(tmp_path / "two"), env={"TORCH_HOME": str(hub.parent.parent)})
     assert weights_sha256(tmp_path / "two") == alone
+    notes = "\n".join(read(folder / "journal.jsonl")[0]["notes"])
+    for line in (
+        "begun with torchvision shufflenet_v2_x0_5.IMAGENET1K_V1",
+        "images: 64 pixels a side, mean 0.485 0.456 0.406",
+        "frozen: 123 of 170 parameters (53,184 of 344,867 numbers), and 41 batch norm(s)",
+        "layer decay 0.7 over 18 depths, by blocks: rates 0.0024 to 0.01",
+    ):
+        assert line in notes
     card = Card.read(folder / "weights" / "final.safetensors")
     assert (card.interpolation, card.mean, card.classes) == (
         "bilinear",

@@ -68,8 +68,9 @@ def lines(config: Config) -> list[str]:
         return []
     mean, std = (" ".join(f"{each:.4g}" for each in values) for values in (data.mean, data.std))
     return [
-        f"begun with {config.model.init}, so images have {data.image_size} pixels a side, mean {mean}, std {std}; "
-        f"photos are resized by {data.interpolation}, and evaluation keeps {data.crop_pct:.4g} of the short side"
+        f"begun with {origin(config)}",
+        f"images: {data.image_size} pixels a side, mean {mean}, std {std}; photos are resized by {data.interpolation}, "
+        f"and evaluation keeps {data.crop_pct:.4g} of the short side",
     ]
 
 
@@ -130,7 +131,7 @@ def begin(
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     done = take(model, found, str(path), adapt=True)
-    say(f"weights: {weights}; {path.name}, SHA-256 {digest[:12]}...")
+    say(f"weights: {path.name}, SHA-256 {digest[:12]}...")
     head = [line for line in done if line.endswith("is drawn anew")] or [
         f"the head is the weights' own, for as many classes ({weights.classes}) as the data has"
     ]

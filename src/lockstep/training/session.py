@@ -32,7 +32,7 @@ from lockstep.training.control import OUT_OF_TIME, Control, stop_requests
 from lockstep.training.cuts import probe
 from lockstep.training.single import refuse_single_values
 from lockstep.training.state import State
-from lockstep.training.summary import run_record, summary
+from lockstep.training.summary import fine_tuning, run_record, summary
 from lockstep.training.window import NonFinite
 from lockstep.watch.heartbeat import Heartbeat, run_store
 from lockstep.watch.journal import Journal, append, mend
@@ -203,7 +203,7 @@ def session(config: Config, world: World, run: Run, folder: Path, began: float |
     state, resumed = resume.resume(config, world, run, folder)
     refuse_single_values(config, world, run)
     found = duplicates(run.train.images, run.val.images, execution.duplicates, world)
-    notes = [*run.train.notes, *run.notes, *found, *probe(config, world, run)]
+    notes = [*fine_tuning(config, run), *run.train.notes, *run.notes, *found, *probe(config, world, run)]
     if main:
         write_json(folder / "config.json", config.to_dict())
     total = config.epochs * len(run.train)

@@ -99,7 +99,6 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
         lines.append(
             f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
         )
-    lines += pretrained.lines(config) + run.freezing.lines(run.model) + groups.lines(run.model, optim, config.lr)
     lines += _spread(config, world) + _gives_up(config, world)
     if optim.scale_lr != "none":
         lines.append(
@@ -107,6 +106,12 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
             f"{optim.base_batch_size} = {config.lr:g}"
         )
     return lines + _unequal(world.gather(device_name(world.device))) + _statistics(config, world, run, copies)
+
+
+def fine_tuning(config: Config, run: Run) -> list[str]:
+    """Lines about what a run begins with, what of it is trained, and at which rates; the journal has them too."""
+    rates = groups.lines(run.model, config.optim, config.lr)
+    return pretrained.lines(config) + run.freezing.lines(run.model) + rates
 
 
 def _unequal(names: list[str]) -> list[str]:
