@@ -12,7 +12,7 @@ from PIL import Image
 from lockstep.cli import main
 from lockstep.commands.preview.sheet import drawn
 from lockstep.commands.preview.views import Views, views
-from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesConfig
 from lockstep.processes.world import World
 from lockstep.training.assemble import load_data, train_loader
 
@@ -94,6 +94,27 @@ def test_a_run_folder_and_the_code_that_it_names(
     assert stop("run", "--views", "1", "--augment=", "--crop-padding", "0", "--trust-code") == 0
     assert Path("preview.png").read_bytes() != before
     assert "nothing is changed" in capsys.readouterr().out
+
+
+def test_a_file_gives_what_the_flags_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "mine.toml", tmp_path / "x.png"
+    file.write_text('[data]\ndataset = "digits"\naugment = ["randaugment:2,9", "gaussianblur:3,p=0.5"]\n')
+    assert stop("digits", "--config", str(file), "--views", "1", "--out", str(out)) == 0
+    assert "--augment randaugment:2,9 gaussianblur:3,p=0.5" in capsys.readouterr().out
+    before = out.read_bytes()
+    flags = "--augment", "randaugment:2,9", "gaussianblur:3,p=0.5"
+    assert stop("digits", *flags, "--views", "1", "--out", str(out)) == 0
+    assert out.read_bytes() == before
+
+
+def test_another_size_in_training_and_samples_that_come_again() -> None:
+    data = replace(DIGITS.data, image_size=8, train_size=12)
+    shown = views(replace(DIGITS, batch_size=6, data=data, samples=SamplesConfig(aug_repeats=3)), 6, 2)
+    assert (shown.before.shape, shown.after.shape) == ((6, 1, 12, 12), (2, 6, 1, 12, 12))
+    rows = [row for row, title in enumerate(shown.titles) if title == shown.titles[0]]
+    assert len(rows) > 1
+    assert all(torch.equal(shown.before[row], shown.before[rows[0]]) for row in rows)
+    assert not any(torch.equal(shown.after[0, row], shown.after[0, rows[0]]) for row in rows[1:])
 
 
 def test_pictures_that_are_normalised_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

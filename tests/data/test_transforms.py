@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms import v2
 
+from lockstep.data import readers
 from lockstep.data.arrays import ArraySet
+from lockstep.data.readers import answerer
 from lockstep.data.transform_names import built, known
 from lockstep.data.transforms import Transforms, transforms, tried_transforms
 from lockstep.errors import UserError
@@ -67,6 +69,7 @@ def test_a_sample_looks_the_same_in_any_batch_order_process_and_number_of_thread
     ids = np.array([5, 0, 2**40, 17, 3])
     transform, stored = made(spec, "colorjitter:0.2"), pictures(5)
     whole = transform(stored.clone(), ids, 4)
+    torch.rand(3), random.random(), np.random.rand()
     before = (torch.get_rng_state(), random.getstate(), np.random.get_state())
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -120,6 +123,42 @@ def test_seed_epoch_id_and_place_each_change_the_draws(spec: str) -> None:
     assert len(base.flatten(1).unique(dim=0)) > 8
     twice = made("randomhorizontalflip", "randomhorizontalflip")(stored.clone(), ids, 0)
     assert 0.2 < (twice != stored).flatten(1).any(1).float().mean() < 0.8, "one and the same draw would undo itself"
+
+
+def test_a_sample_that_comes_again_has_draws_of_its_own() -> None:
+    images = ArraySet("some", ("a",), MEAN, MEAN, (pictures(9).numpy(),), np.zeros(9, np.int64), "")
+    transform = made("randaugment:2,9", "tests.data.test_transforms:own")
+    answer, numbers = answerer(images, transform), np.array([2, 11, 20, 2])  # sample 2, thrice
+    looks, labels = answer(numbers, 0)
+    assert len(looks[:3].flatten(1).unique(dim=0)) == 3
+    assert torch.equal(looks[0], looks[3])
+    assert torch.equal(answer(np.array([20]), 0)[0][0], looks[2])
+    assert torch.equal(answer(numbers, None)[0], pictures(4)), "evaluation sees it as it is"
+    assert len(labels) == 4
+
+
+@pytest.mark.parametrize(
+    ("loader", "device", "expected"),
+    [
+        ("auto", "cpu", "resident"),
+        ("auto", "cuda", "streaming"),
+        ("resident", "cuda", "resident"),
+        ("streaming", "cpu", "streaming"),
+    ],
+)
+def test_beside_an_accelerator_workers_transform(
+    loader: str, device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = ArraySet("some", ("a",), MEAN, MEAN, (pictures(2).numpy(),), np.zeros(2, np.int64), "")
+    monkeypatch.setattr(readers, "_fits", lambda *_: True)
+    for name in ("resident", "streaming"):
+        monkeypatch.setattr(readers, name, lambda *args, name=name: (name, args[-1]))
+    transform = made("randaugment")
+    chosen: Any = readers.reader(images, torch.device(device), loader, 2, transform)
+    assert chosen == (expected, transform)
+    if (loader, device) == ("auto", "cuda"):
+        chosen = readers.reader(images, torch.device(device), loader, 2)
+        assert chosen == ("resident", None)
 
 
 def test_a_transforms_draws_do_not_depend_on_the_others() -> None:

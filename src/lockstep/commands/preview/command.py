@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.commands.shared.arguments import one_name, parse
+from lockstep.commands.shared.arguments import one_name, parse, planned
 from lockstep.config import Config, DataConfig
 from lockstep.config.fields import require, require_at_least
 from lockstep.config.flags import changed_flags, split_arguments
-from lockstep.config.recipes import recipe
+from lockstep.config.toml import take_file
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,16 @@ class Preview:
 
 def main(args: list[str]) -> int:
     """Draw what the network sees."""
-    names, rest = split_arguments(args, Preview)
-    name = one_name("preview", "recipe or run folder", names) or "digits"
-    of_run = (Path(name) / "config.json").exists()
-    config = _config_of(name) if of_run else recipe(name)
-    about = f"Draw what the network sees of `{name}`: some pictures as they are, and in several epochs."
-    chosen: Preview = parse(Preview, Preview(config=config), rest, f"lockstep preview {name}", about)
-    if of_run:
-        _require_trusted(config, name, chosen.trust_code)
+    about = "Draw what the network sees by `{}`: some pictures as they are, and in several epochs."
+    file, words = take_file(args)
+    names, rest = split_arguments(words, Preview)
+    name = one_name("preview", "recipe or run folder", names)
+    if not (name and (Path(name) / "config.json").exists()):
+        return _written(planned("preview", Preview, lambda config: Preview(config=config), args, about))
+    require(not file, f"preview of {name} has that run's config", "Leave --config out.")
+    config = _config_of(name)
+    chosen: Preview = parse(Preview, Preview(config=config), rest, f"lockstep preview {name}", about.format(name))
+    _require_trusted(config, name, chosen.trust_code)
     return _written(chosen)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lockstep.config import Config
 from lockstep.data.arrays import ImageSet
 from lockstep.processes.world import World
-from lockstep.training.assemble import eval_loader, load_data, train_loader
+from lockstep.training.assemble import load_data, train_loader
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Views:
 
     name: str  # of the set
     titles: tuple[str, ...]  # class and sample id of each row
-    before: Tensor  # uint8 [n, C, H, W], as in evaluation
+    before: Tensor  # uint8 [n, C, H, W], with nothing random
     after: Tensor  # uint8 [epochs, n, C, H, W]
 
 
@@ -29,11 +29,11 @@ def views(config: Config, samples: int, epochs: int) -> Views:
     """
     config, world = config.with_execution(device="cpu", workers=0), World.single()
     images, _ = load_data(config, world)
-    train, plain = train_loader(config, images, world), eval_loader(config, images, world).augment
+    train = train_loader(config, images, world)
     order = train.order
     ids = np.concatenate([order.step(0, t) for t in range(min(len(train), -(-samples // order.batch_size)))])[:samples]
     pixels, labels, numbers = next(iter(train.read([(ids, None)])))
-    shown = [plain(pixels, numbers, None)]
+    shown = [train.augment(pixels, numbers, None)]
     for stored, _, numbers in train.read([(ids, epoch) for epoch in range(epochs)]):
         shown.append(train.augment(stored, numbers, len(shown) - 1))
     pictures = _stored(torch.stack(shown), images, normalised=pixels.dtype != torch.uint8)
