@@ -15,6 +15,7 @@ from typing import Any
 import gpu
 import numpy as np
 import order
+import photos
 import pytest
 import torch
 from torch import nn
@@ -71,6 +72,17 @@ def test_augmentation_is_raced_against_equal_results() -> None:
     assert set(found["images_per_s"]) == {"torchvision", "lockstep", "lockstep again"}
     assert found["over_torchvision"]["low"] <= found["over_torchvision"]["ratio"] <= found["over_torchvision"]["high"]
     assert "random 32x32 images" in found["table"]["notes"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # timm leaves the files open
+def test_photos_are_raced_at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "BATCH", 2)
+    found = photos.measure((320, 240), count=4, workers=0, rounds=1, data_dir="nowhere")
+    assert {"Lockstep, as stored", "--decode-size 256", "--decode-size 256 --cache", "DataLoader, Pillow"} < set(
+        found["images_per_s"]
+    )
+    assert len(found["table"]["rows"]) == len(found["images_per_s"])
 
 
 def test_an_augmentation_that_differs_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
