@@ -74,6 +74,7 @@ def test_a_sample_looks_the_same_in_any_batch_order_process_and_number_of_thread
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     again = pickle.loads(pickle.dumps(transform))(stored.clone(), ids[::-1].copy(), 4).flip(0)
+    assert torch.get_num_threads() == 2
     torch.set_num_threads(threads)
     assert torch.equal(again, whole)
     for row in range(5):
