@@ -55,6 +55,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "exact, fp16": {"exact": 3, "precision": "fp16"},
     "exact, a buffer that is replaced": {"exact": 3, "model": "centred_net"},
     "plain, mixed": {"batch_size": 23, "mixup": 0.4, "cutmix": 1.0, "flip": True},
+    "exact, balanced and repeated": {"exact": 5, "balance": "equal", "aug_repeats": 2, "loss": "focal", "mixup": 0.4},
+    "plain, weighted": {"class_weights": "auto", "loss": "bce", "balance": "none", "batch_size": 23},
     "plain, dropout and batch norm": {"model": "dropping_net"},
     "plain, batch norm over groups": {"model": "normed_net", "batch_norm": "groups:5"},
     "plain": {"flip": True, "ema": 0.9, "clip_norm": 0.1},

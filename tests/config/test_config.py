@@ -196,3 +196,11 @@ def test_help_lists_our_models_and_data_sets() -> None:
     listed = re.findall(r'dataset: str = "digits"\n\s+"""(.*), or package', source)[0]
     assert sorted(listed.rstrip(",").split(", ")) == sorted(DATASETS)
     assert ModelConfig().model in models.names()
+
+
+def test_a_trial_of_one_share_has_a_batch_of_any_size() -> None:
+    samples = SamplesConfig("equal", 4, mixup=0.2, cutmix=1.0)
+    for size in (1, 2, 13):
+        trial = Config(batch_size=size, samples=samples.for_batch(size))
+        assert trial.samples.mixes == (size > 1)
+        assert trial.samples.balance == "equal"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep import recipe
 from lockstep.checkpoint.snapshot import snapshot
-from lockstep.config import Config
+from lockstep.config import Config, SamplesConfig
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
 from lockstep.parallel.norms import convert_sync_batchnorm
@@ -57,8 +57,10 @@ def _trained(world: World, seen: Seen, config: Config) -> dict[str, list[str]]:
 def _alone(world: World, seen: Seen) -> dict[str, dict[str, list[str]]]:
     """The ways to train that one process has on its own device."""
     single = World.single(world.device)
-    model = _config().model
+    model, optim = _config().model, _config().optim
     configs = {
+        "mixed, balanced": _config(samples=SamplesConfig("equal", 2, mixup=0.4, cutmix=1.0)),
+        "weighted focal loss": replace(_config(), optim=replace(optim, loss="focal", class_weights="auto")),
         "accumulate": _config(accumulate=2, model=replace(model, batch_norm="global")),
         "groups": _config(model=replace(model, batch_norm="groups:8")),
     }

@@ -1,6 +1,6 @@
 """How often samples come, and how those of a batch are mixed with each other."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -31,6 +31,11 @@ class SamplesConfig:
     def mixes(self) -> bool:
         """True where samples are mixed at all."""
         return bool(self.mixup or self.cutmix)
+
+    def for_batch(self, size: int) -> "SamplesConfig":
+        """The same for a batch of any size, as a trial of one rank's share has it: it may be odd, or a single image."""
+        mixup, cutmix = (self.mixup, self.cutmix) if size > 1 else (0.0, 0.0)
+        return replace(self, aug_repeats=1, mixup=mixup, cutmix=cutmix)
 
     def __post_init__(self) -> None:
         require_finite(self)

@@ -49,7 +49,7 @@ class ClassLoss:
         soft = labels if labels.is_floating_point() else labels[:, None] == torch.arange(classes, device=labels.device)
         soft = soft.to(logits.dtype)
         target = soft * (1 - self.smoothing) + self.smoothing / classes if self.smoothing else soft
-        weights = None if self.weights is None else self.weights.to(logits)
+        weights = None if self.weights is None else self.weights.to(logits.dtype)
         if self.kind == "bce":
             losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1)
             losses = losses if weights is None else losses * (soft * weights).sum(1)

@@ -111,6 +111,7 @@ def attempt(trial: Config, world: World) -> float:
     alone = replace(
         trial,
         batch_size=share * passes,
+        samples=trial.samples.for_batch(share * passes),
         accumulate=passes,
         link=type(trial.link)(),
         execution=replace(trial.execution, strategy="ddp", nproc=1, nnodes=1, loader="streaming", workers=0),

@@ -98,7 +98,8 @@ class Plan:
     def config_for(self, piece: int) -> Config:
         """One process's own part as a run of its own: `piece` images a micro-batch."""
         alone = self.config.with_execution(nproc=1, nnodes=1, node_rank=0)
-        return replace(alone, batch_size=piece * self.config.accumulate)
+        size = piece * self.config.accumulate
+        return replace(alone, batch_size=size, samples=alone.samples.for_batch(size))
 
 
 class Group(NamedTuple):
