@@ -1,11 +1,17 @@
 """`lockstep eval`: evaluate a run's saved weights again."""
 
 import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.commands.shared.arguments import launched, one_name, parse
 from lockstep.config import Config, Execution
+from lockstep.config.fields import require
 from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
+
+if TYPE_CHECKING:
+    from lockstep.training.folder import Evaluation
 
 
 def main(args: list[str]) -> int:
@@ -17,11 +23,32 @@ def main(args: list[str]) -> int:
     run_folder = one_name("eval", "run folder", names)
     if not run_folder and not {"-h", "--help"} & set(rest):
         raise UserError("eval needs a run folder", "As `lockstep eval runs/digits-20260101-120000`.")
-    config = read_config(run_folder) if run_folder else Config()
+    alone = Path(run_folder).is_file()  # weights, or a program, which are enough for other data
+    config = read_config(run_folder) if run_folder and not alone else Config()
     default = Evaluation(execution=dataclasses.replace(Execution(), data_dir=config.execution.data_dir))
     chosen: Evaluation = parse(
         Evaluation, default, rest, "lockstep eval RUN", "Evaluate a run's saved weights, on any number of processes."
     )
-    require_trusted(config, run_folder, chosen.trust_code)
     require_ending(chosen.report)
+    if chosen.data:
+        return _elsewhere(run_folder, chosen)
+    if alone:
+        raise UserError(f"{run_folder} is a file, which does not say where its data is", "Name that with --data.")
+    require_trusted(config, run_folder, chosen.trust_code)
     return launched(evaluate_run, config, run_folder, chosen, execution=chosen.execution)
+
+
+def _elsewhere(run: str, chosen: "Evaluation") -> int:
+    """Evaluate on other data than the run's."""
+    from lockstep.data.named import is_code
+    from lockstep.inference.elsewhere import evaluate_elsewhere
+    from lockstep.inference.loading import require_usable, weights_file
+
+    path = weights_file(run, chosen.weights)
+    require_usable(path, chosen.trust_code)
+    require(
+        chosen.trust_code or not is_code(chosen.data) or Path(chosen.data).exists(),
+        f"--data {chosen.data} is code that this would run",
+        "Read it; if you trust it, give --trust-code.",
+    )
+    return launched(evaluate_elsewhere, str(path), chosen, execution=chosen.execution)

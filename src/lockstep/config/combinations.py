@@ -12,22 +12,13 @@ def require_sound(config: Settings) -> None:
         _compressed(config)
     if config.link.sync_every > 1:
         _local(config)
+    _pictures(config)
     _samples(config)
     model, execution, optim = config.model, config.execution, config.optim
-    require(
-        not config.data.val_fraction or config.data.is_divisible,
-        f"--val-fraction with --dataset {config.data.dataset}: that set has a validation part, or is code of your own",
-        "Leave the flag out; it divides folders and tables of pictures.",
-    )
     require(
         optim.scale_lr == "none" or optim.base_batch_size > 0,
         f"--scale-lr {optim.scale_lr} needs the batch size that --lr {optim.lr:g} was made for",
         "Give it with --base-batch-size.",
-    )
-    require(
-        not execution.cache or config.data.decode_size,
-        f"--cache {execution.cache} keeps pictures as they are shrunk, and nothing shrinks them",
-        "Give --decode-size too, as 256.",
     )
     if execution.strategy == "fsdp":
         _parts(config)
@@ -61,6 +52,20 @@ def require_sound(config: Settings) -> None:
             "--strategy dp",
             {norm: (model.batch_norm not in ("auto", "local"), alone), "--compile": (model.compile, first)},
         )
+
+
+def _pictures(config: Settings) -> None:
+    """What a set has to be for what is done with its pictures."""
+    require(
+        not config.data.val_fraction or config.data.is_divisible,
+        f"--val-fraction with --dataset {config.data.dataset}: that set has a validation part, or is code of your own",
+        "Leave the flag out; it divides folders and tables of pictures.",
+    )
+    require(
+        not config.execution.cache or config.data.decode_size,
+        f"--cache {config.execution.cache} keeps pictures as they are shrunk, and nothing shrinks them",
+        "Give --decode-size too, as 256.",
+    )
 
 
 def _samples(config: Settings) -> None:

@@ -69,6 +69,12 @@ def load_undivided(root: Path, size: int, seed: int, resized_crop: bool, follow_
     return replace(found, notes=notes)
 
 
+def part_of(root: Path) -> Path:
+    """Where the class folders to evaluate on are: `root/val`, `root/test`, or `root` itself where it has no parts."""
+    parts = [root / name for name in ("val", "test", "train") if _holds_folders(root / name)]
+    return parts[0] if parts else root
+
+
 def _holds_folders(folder: Path) -> bool:
     """True for a folder with others in it, as that of a part has them, and a class called `train` mostly not."""
     if not folder.is_dir():

@@ -140,3 +140,31 @@ def _with_validation(data: DataConfig, data_dir: Path, seed: int, world: World) 
     from lockstep.data.division import divided
 
     return divided(train, data.val_fraction, world)
+
+
+def to_evaluate(data: str, data_dir: str, side: int, follow_links: bool, world: World) -> ImageSet:
+    """Labelled pictures by a folder, a table's file, or a name that --dataset takes; all ranks call it together.
+
+    Of a set with several parts those to validate on, else those for the test. `side`: of its pictures, in pixels.
+
+    Raises:
+        UserError: for a name that is nothing, and whatever is wrong with the pictures.
+    """
+    folder = resolve_data_dir(data_dir)
+    place = folder if data == "folder" else Path(data).expanduser()
+    name = f"table:{data}" if place.is_file() else data
+    config = DataConfig(dataset=name, image_size=side, follow_links=follow_links)
+    if place.is_dir():
+        from lockstep.data.layout import class_names, part_of, scan
+
+        part = part_of(place.absolute())
+        return scan(part, class_names(part), side, 0, False, follow_links)
+    if kind_of(name):
+        train, val = stored(config, folder, 0, world)
+        return val or train
+    if name in OFFICIAL or is_code(name):
+        return _named(config, folder, 0, world)[1]
+    raise UserError(
+        f"--data {data}: there is no such folder, table or data set",
+        "Name a folder of class folders, a table of (path, label), or a source as --dataset takes it.",
+    )

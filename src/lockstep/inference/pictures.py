@@ -88,7 +88,7 @@ def fitted(picture: Any, card: Card) -> Tensor:
     short side resized to height / crop_pct, then the centre; to a shape that is no square the whole picture is resized.
 
     Args:
-        picture: a path, a PIL image, or uint8 [3, h, w].
+        picture: a path, a file's bytes, a PIL image, or uint8 [3, h, w].
 
     Raises:
         UserError: for what can't be read as a picture, or a model whose images had neither one nor three channels.
@@ -118,6 +118,8 @@ def _pixels(picture: Any, decode_size: int) -> Tensor:
         if decode_size:
             return shrunk(picture, decode_size)
         return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
+    if isinstance(picture, bytes):
+        return decode_shrunk(picture, decode_size) if decode_size else decode(picture)
     try:
         data = Path(picture).read_bytes()
         return decode_shrunk(data, decode_size) if decode_size else decode(data)

@@ -29,6 +29,10 @@ class Evaluation:
 
     weights: Literal["best", "final"] = "best"
     """Which of the run's saved weights."""
+    data: Annotated[str, arg(help_behavior_hint="(default: the run's)")] = ""
+    """Other labelled pictures: a folder, a table, or what --dataset takes; classes are matched by their names."""
+    follow_links: bool = False
+    """Follow links that lead out of that folder, or the table's."""
     report: Annotated[str, arg(help_behavior_hint="(default: none)")] = ""
     """Scores by class as a file: .csv (precision, recall, F1), .json (and the confusion matrix), .png (its picture)."""
     trust_code: bool = False
@@ -180,8 +184,9 @@ def require_trusted(config: Config, folder: str, trust_code: bool) -> None:
     """Raise UserError where evaluating a run would import code that its config.json names, and nobody allowed that."""
     from lockstep.data.named import is_code
 
-    named = {"model": config.model.model, "dataset": config.data.dataset}
-    if code := [f"{what} {name}" for what, name in named.items() if is_code(name)]:
+    model, dataset = config.model.model, config.data.dataset
+    named = {f"model {model}": ":" in model, f"dataset {dataset}": is_code(dataset)}
+    if code := [name for name, is_so in named.items() if is_so]:
         require(
             trust_code,
             f"{folder}/config.json names code that this would run: {', '.join(code)}",

@@ -1,0 +1,177 @@
+"""`lockstep eval RUN --data OTHER`: a trained model on labelled pictures from elsewhere, classes matched by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checkpoint.card import Card
+from lockstep.data.arrays import Array, Ids, ImageSet
+from lockstep.data.folder import FolderSet
+from lockstep.data.loaders import EvalLoader
+from lockstep.data.readers import reader
+from lockstep.data.sources import to_evaluate
+from lockstep.errors import UserError, reason
+from lockstep.inference.classifier import Classifier
+from lockstep.inference.loading import load as load_classifier
+from lockstep.inference.pictures import fitted
+from lockstep.processes.world import World
+from lockstep.training.by_class import ByClass, ClassCounts, write
+from lockstep.training.evaluation import Metrics, evaluate
+from lockstep.training.folder import Evaluation
+
+_NAMED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """Another set's samples of the classes that a model knows, prepared and labelled as it wants them."""
+
+    other: ImageSet
+    card: Card
+    samples: Ids  # of the other set
+    labels: Ids  # int64 [n], the model's
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def name(self) -> str:
+        """The other set's."""
+        return self.other.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The model's."""
+        return self.card.classes
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width, as they were in training."""
+        return self.card.shape
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The model's."""
+        return self.card.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """The model's."""
+        return self.card.std
+
+    @property
+    def fingerprint(self) -> str:
+        """The other set's."""
+        return self.other.fingerprint
+
+    def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Images [b, C, H, W] and the model's labels int64 [b].
+
+        Raises:
+            UserError: for what can't be read as a picture, or has another shape than the model takes.
+        """
+        asked = self.samples[ids]
+        labels = torch.from_numpy(self.labels[ids])
+        if isinstance(self.other, FolderSet):
+            images = torch.empty(len(ids), *self.shape, dtype=torch.uint8)
+            for row, sample in enumerate(asked.tolist()):
+                images[row] = self._fitted(self.other, sample)
+            return images, labels
+        images, _ = self.other.read(asked, None)
+        if tuple(images.shape[1:]) == self.shape:
+            return images, labels
+        if images.dtype != torch.uint8 or images.shape[1] not in (1, 3):
+            raise UserError(
+                f"{self.name} has images {images.dtype} {list(images.shape[1:])}, and the model takes "
+                f"{list(self.shape)}",
+                "Name a folder, a table, or a set of pictures.",
+            )
+        whole = images.expand(-1, 3, -1, -1)
+        fits = [fitted(image.contiguous(), self.card) for image in whole]
+        return torch.stack(fits) if fits else images.new_empty(0, *self.shape), labels
+
+    def _fitted(self, other: FolderSet, sample: int) -> Tensor:
+        try:
+            return fitted(other.encoded(sample), self.card)
+        except Exception as error:  # whatever a decoder makes of a broken file
+            raise UserError(
+                f"{other.where(sample)} cannot be read as an image: {reason(error)}", "Replace or remove the file."
+            ) from error
+
+
+def evaluate_elsewhere(world: World, path: str, chosen: Evaluation) -> None:
+    """Evaluate the weights in a file on `chosen.data`, on this process, as one of the world's."""
+    classifier = load_classifier(path, device=str(world.device), trust_code=chosen.trust_code)
+    side = classifier.card.shape[1]
+    other = to_evaluate(chosen.data, chosen.execution.data_dir, side, chosen.follow_links, world)
+    images, notes = matched(other, classifier.card)
+    metrics, scores = scored(classifier, images, world, chosen.execution.workers)
+    for note in notes:
+        world.print(note)
+    world.print(f"{path} on {images.name}: {metrics}")
+    world.print(scores)
+    if chosen.report and world.rank == 0:
+        write(scores, Path(chosen.report))
+
+
+def scored(classifier: Classifier, images: Matched, world: World, workers: int = 0) -> tuple[Metrics, ByClass]:
+    """What the classifier makes of the samples, the same on every rank; all of them call it together."""
+    card = classifier.card
+    read = reader(images, world.device, "streaming", workers if len(images) > card.eval_batch_size else 0)
+    loader = EvalLoader(images, classifier.prepare, world, read, card.eval_batch_size)
+    counts = ClassCounts(len(card.classes), world.device)
+    metrics = evaluate(
+        classifier.model, loader, world, card.precision, tta=card.tta, synchronized=True, observe=counts.add
+    )
+    return metrics, counts.scores(images.classes, world)
+
+
+def matched(other: ImageSet, card: Card) -> tuple[Matched, list[str]]:
+    """The samples whose class, by its name, the model knows; and lines on classes that only one of the two has.
+
+    Raises:
+        UserError: where they have no class in common.
+    """
+    places = {name: place for place, name in enumerate(card.classes)}
+    to_card = np.array([places.get(name, -1) for name in other.classes], np.int64)
+    labels = _labels(other)
+    known = to_card[labels]
+    if not (known >= 0).any():
+        raise UserError(
+            f"{other.name} and the model have no class in common: there {_some(other.classes)}; here "
+            f"{_some(card.classes)}",
+            "Classes are matched by their names: name the folders, or the labels of the table, as the model does.",
+        )
+    notes = []
+    counts = np.bincount(labels, minlength=len(other.classes))
+    if strange := [name for place, name in enumerate(other.classes) if to_card[place] < 0]:
+        left_out = int(counts[to_card < 0].sum())
+        notes.append(
+            f"note: the model does not know {len(strange)} class(es) of {other.name}, whose {left_out:,} images are "
+            f"left out: {_some(strange)}"
+        )
+    there = {other.classes[place] for place in np.flatnonzero(counts)}
+    if absent := [name for name in card.classes if name not in there]:
+        notes.append(
+            f"note: {other.name} has no image of {len(absent)} of the model's {len(card.classes)} classes: "
+            f"{_some(absent)}"
+        )
+    samples = np.flatnonzero(known >= 0)
+    return Matched(other, card, samples, known[samples]), notes
+
+
+def _labels(other: ImageSet) -> Array:
+    """All labels, int64 [n]; where the set does not hold them, by reading every image."""
+    held = getattr(other, "labels", None)
+    if isinstance(held, np.ndarray):
+        return held
+    parts = np.array_split(np.arange(len(other)), max(1, len(other) // 250))
+    return np.concatenate([other.read(ids, None)[1].numpy() for ids in parts])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
