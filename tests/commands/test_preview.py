@@ -3,11 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFont
 
 from lockstep.cli import main
 from lockstep.commands.preview.sheet import drawn
@@ -73,6 +74,26 @@ def test_sheets_of_any_shape_with_long_names(shape: tuple[int, int, int]) -> Non
     pictures = torch.zeros(3, *shape, dtype=torch.uint8)
     sheet = drawn(Views("x", ("n" * 200, "花", ""), pictures, pictures[None]), "a caption " * 30 + "w" * 500)
     assert min(sheet.size) > 100
+
+
+def test_letters_that_pillows_own_font_lacks_take_one_of_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, own = list[str](), ImageFont.load_default(14)
+    truetype_ = ImageFont.truetype
+
+    def truetype(name: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(name, str):  # Pillow's own font
+            return truetype_(name, *args, **kwargs)
+        asked.append(name)
+        if name != "DejaVuSans.ttf":
+            raise OSError("cannot open resource")
+        return own
+
+    monkeypatch.setattr(ImageFont, "truetype", truetype)
+    pictures = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    drawn(Views("x", ("Blüte",), pictures, pictures[None]), "")
+    assert not asked
+    drawn(Views("x", ("花",), pictures, pictures[None]), "")
+    assert asked[-1] == "DejaVuSans.ttf"
 
 
 def test_a_run_folder_and_the_code_that_it_names(

@@ -80,6 +80,7 @@ def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag_and_comes_
     assert parsed(config, ["--augment="]).data.augment == ()
     assert parsed(config, ["--augment", "one"]).data.augment == ("one",)  # in place of the recipe's
     assert Config.from_dict(config.to_dict()) == config
+    assert DataConfig(augment=["a", "b"]) == DataConfig(augment="a b") == DataConfig(augment=("a", "b"))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="holds a space"):
         DataConfig(augment=("colorjitter:0.4, 0.4",))
 

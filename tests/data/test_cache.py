@@ -1,6 +1,8 @@
 """Kept pictures: the same bits with and without, on any number of processes, and whatever becomes of the files."""
 
+import errno
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +34,7 @@ from lockstep.processes.world import World
 from lockstep.training.assemble import eval_loader, load_data, train_loader
 from tests.data.photos import photo, turned
 from tests.ranks import run_ranks
+from tests.subprocesses import run_lockstep
 
 SINGLE = World.single()
 BROKEN = ("a/3.jpg", "b/0.jpg")  # of 36, where `harm` has been
@@ -273,6 +276,36 @@ def test_a_killed_build_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytes
     }
 
 
+def test_a_stop_and_a_full_disk_end_a_build_at_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, _ = sets(photos)
+    decoded: list[int] = []
+    pixels = FolderSet.pixels
+
+    def stopped(self: FolderSet, data: bytes) -> Tensor:
+        decoded.append(len(data))
+        if len(decoded) == 2:
+            raise MemoryError
+        time.sleep(0.01)
+        return pixels(self, data)
+
+    monkeypatch.setattr(FolderSet, "pixels", stopped)
+    monkeypatch.setattr(cache_build, "_FEWEST", 36)  # all in one block
+    with pytest.raises(MemoryError):
+        fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE, durable=True)
+    assert len(decoded) < 36
+    monkeypatch.undo()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Cache, "write", full)
+    with pytest.raises(UserError, match=r"can't write the cache .*: No space left") as caught:
+        fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE, durable=True)
+    assert "Free some space" in caught.value.remedy
+
+
 HOLDER = """
 import fcntl, os, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -365,6 +398,35 @@ def test_memory_is_given_back_by_the_last_who_leaves_and_after_a_kill(
         assert (tmp_path / "mine/block").exists(), number
         cache_place._leave(*arguments)
     assert not [*tmp_path.iterdir()]
+
+
+def trained(root: Path, run: Path, *flags: str) -> str:
+    small = ["--image-size", "16", "--decode-size", "24", "--resized-crop", "--model", "digits_net", "--exact", "3"]
+    few = ["--epochs", "2", "--batch-size", "8", "--device", "cpu", "--out", str(run), "--checkpoint-every", "0"]
+    command = ["train", "folder", "--data-dir", str(root), *small, *few, *flags]
+    ended = run_lockstep(*command, cwd=root.parent, env={"XDG_CACHE_HOME": str(root.parent / "home")}, timeout=300)
+    assert ended.code == 0, ended.text
+    (record,) = (
+        line for line in map(json.loads, (run / "journal.jsonl").read_text().splitlines()) if line["kind"] == "run"
+    )
+    (last,) = (
+        line for line in map(json.loads, (run / "journal.jsonl").read_text().splitlines()) if line["kind"] == "end"
+    )
+    assert any("--skip-broken leaves out 2 of 36" in note for note in record["notes"]) == ("--skip-broken" in flags)
+    return str(last["weights_sha256"])
+
+
+@pytest.mark.slow
+def test_weights_are_the_same_with_and_without_a_cache_and_without_broken_files(photos: Path, tmp_path: Path) -> None:
+    without = Path(shutil.copytree(photos, tmp_path / "without"))
+    for name in BROKEN:
+        (without / "train" / name).unlink()
+    harm(photos)
+    plain = trained(without, tmp_path / "run0", "--nproc", "1", "--workers", "0")
+    kept = ("--cache", str(tmp_path / "kept"), "--skip-broken")
+    assert trained(photos, tmp_path / "run1", "--nproc", "1", "--workers", "2", *kept) == plain
+    assert trained(photos, tmp_path / "run2", "--nproc", "2", "--workers", "1", "--skip-broken") == plain
+    assert trained(photos, tmp_path / "run3", "--nproc", "3", "--workers", "0", *kept) == plain
 
 
 def test_settings_without_sense_are_refused(photos: Path) -> None:

@@ -162,6 +162,15 @@ def test_an_orientation_is_read_in_both_byte_orders(order: str, orientation: int
     assert found == (orientation if 1 <= orientation <= 8 else 1)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "AVIF"])
+def test_a_torn_picture_is_no_picture(kind: str) -> None:
+    whole = encoded(photo(300, 200), kind)
+    assert decode_shrunk(whole, 50).shape == (3, 50, 75)
+    for torn in (b"", whole[:3], whole[:40], whole[: len(whole) // 2], b"no picture at all"):
+        with pytest.raises((ValueError, OSError, SyntaxError, RuntimeError, struct.error)):
+            decode_shrunk(torn, 50)
+
+
 def test_a_set_reads_shrunk_pictures_whatever_their_company(tmp_path: Path) -> None:
     write_folders(tmp_path, count=4)
     asked = DataConfig(dataset="folder", image_size=16, resized_crop=True, decode_size=20)

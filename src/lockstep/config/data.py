@@ -1,11 +1,11 @@
 """Which images are learned from, and how they are changed on the way."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from lockstep.config.fields import Calls, Floats, require, require_at_least, require_finite
+from lockstep.config.fields import Calls, Floats, require, require_at_least, require_finite, split_spaces
 
 _LARGEST_SIDE = 8192  # pixels
 
@@ -79,6 +79,9 @@ class DataConfig:
         )
         require_finite(self)
         self._require_crops()
+        given: Any = self.augment
+        listed = split_spaces(given) if isinstance(given, str) else tuple(given)
+        object.__setattr__(self, "augment", listed)  # one text, or a list, as a loop of one's own may give it
         for spec in self.augment:
             require(
                 spec and spec == "".join(spec.split()),

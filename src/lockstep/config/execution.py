@@ -11,7 +11,7 @@ from lockstep.errors import UserError, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
 ONE_PROCESS = ("single", "dp")  # whatever --nproc says
-LOG_MIRRORS = ("csv", "tensorboard", "wandb")
+LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 
 
 _LONGEST_S = 10_000_000  # four months
@@ -62,7 +62,7 @@ class Execution:
     eval_every: int = 1
     """Epochs between two evaluations; the last epoch has one in any case."""
     log: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
-    """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb."""
+    """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb, mlflow, trackio."""
     probe: bool = True
     """Before the first step, look for parts of the model whose result depends on --nproc, and name them."""
     duplicates: Literal["auto", "always", "never"] = "auto"

@@ -213,6 +213,7 @@ def loaders(
     batch_norm: str = "auto",
     data_dir: str = "",
     workers: int = 2,
+    cache: str = "",
     epochs: int = 1 << 30,
     **data: Any,
 ) -> tuple[TrainLoader, EvalLoader]:
@@ -225,6 +226,7 @@ def loaders(
         exact: for exact mode: cut each batch into so many slices.
         batch_norm: as passed to `parallelize`: the batch is cut between its groups alone.
         epochs: how many there will be, which `mix_off_epochs` alone asks for.
+        cache: keep pictures that `decode_size` shrank: in a folder, "ram" or "auto".
         data: further fields of DataConfig and SamplesConfig, as crop_padding=4, flip=True, fraction=0.25, mixup=0.2.
     """
     samples = {name: data.pop(name) for name in [*data] if name in SamplesConfig.__dataclass_fields__}
@@ -237,7 +239,7 @@ def loaders(
         model=ModelConfig(batch_norm=batch_norm),
         data=DataConfig(dataset=dataset, **data),
         samples=SamplesConfig(**samples),
-        execution=Execution(data_dir=data_dir, workers=workers),
+        execution=Execution(data_dir=data_dir, workers=workers, cache=cache),
     )
     train_set, val_set = load_data(config, world)
     return train_loader(config, train_set, world), eval_loader(config, val_set, world)

@@ -1,15 +1,15 @@
 """`lockstep preview`: a picture of what the network sees, before and after augmentation."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lockstep.commands.shared.arguments import one_name, parse, planned
 from lockstep.config import Config, DataConfig
 from lockstep.config.fields import require, require_at_least
 from lockstep.config.flags import changed_flags, split_arguments
 from lockstep.config.toml import take_file
+
+_WHICH = ("dataset", "fraction", "val_fraction", "drop_last", "skip_broken", "follow_links")  # and not how they look
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,5 @@ def _written(chosen: Preview) -> int:
 
 def _settings(data: DataConfig) -> str:
     """What changes the pictures, as flags."""
-    usual: Any = dataclasses.replace(DataConfig(), dataset=data.dataset, fraction=data.fraction)
-    flags = [" ".join(flag) for flag in changed_flags(data, usual)]
+    flags = [" ".join(flag) for flag in changed_flags(data, DataConfig(), hidden=_WHICH)]
     return " ".join(flags) or "nothing is changed"

@@ -1,5 +1,7 @@
 """A contact sheet: a row for each picture, as it is and in each epoch, by Pillow."""
 
+from contextlib import suppress
+
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -7,7 +9,13 @@ from lockstep.commands.preview.views import Views
 
 _CELL = (96, 256)  # pixels a side: smaller pictures are enlarged by whole numbers, larger ones shrunk
 _GAP, _TEXT = 6, 14  # pixels
+_LATIN = 0x24F  # the last of Unicode's Latin letters
+_FONTS = (
+    *("NotoSansCJK-Regular.ttc", "wqy-microhei.ttc", "DroidSansFallbackFull.ttf", "msyh.ttc", "PingFang.ttc"),
+    *("Arial Unicode.ttf", "NotoSans-Regular.ttf", "DejaVuSans.ttf"),
+)
 _INK, _QUIET, _GROUND = "#1f2328", "#59636e", "#ffffff"
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def drawn(views: Views, caption: str) -> Image.Image:
@@ -16,7 +24,7 @@ def drawn(views: Views, caption: str) -> Image.Image:
     factor = max(1, -(-_CELL[0] // max(height, width))) if max(height, width) <= _CELL[1] else 0
     scale = factor or _CELL[1] / max(height, width)
     cell = round(width * scale), round(height * scale)
-    font = ImageFont.load_default(_TEXT)
+    font = _font(f"{caption} {' '.join(views.titles)}")
     columns = ["as it is", *(f"epoch {epoch + 1}" for epoch in range(len(views.after)))]
     across = len(columns) * (cell[0] + _GAP) + 3 * _GAP
     about = _lines(caption, across - 2 * _GAP, font)
@@ -38,7 +46,16 @@ def drawn(views: Views, caption: str) -> Image.Image:
     return sheet
 
 
-def _lines(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+def _font(text: str) -> Font:
+    """Pillow's own for Latin letters; for others the first of some fonts that the system has, if it has one."""
+    if any(ord(letter) > _LATIN for letter in text):
+        for name in _FONTS:
+            with suppress(OSError):  # it is not installed
+                return ImageFont.truetype(name, _TEXT)
+    return ImageFont.load_default(_TEXT)
+
+
+def _lines(text: str, width: int, font: Font) -> list[str]:
     """The text in lines of so many pixels at most, cut between words where that does."""
     lines = [""]
     for word in text.split():
@@ -47,7 +64,7 @@ def _lines(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Image
     return [_fitted(line, width, font) for line in lines if line]
 
 
-def _fitted(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _fitted(text: str, width: int, font: Font) -> str:
     """The text, cut where it is wider than so many pixels."""
     if font.getlength(text) <= width:
         return text

@@ -27,7 +27,7 @@ def views(config: Config, samples: int, epochs: int) -> Views:
 
     What mixes pictures of a batch with each other comes after this, and is not shown.
     """
-    config, world = config.with_execution(device="cpu", workers=0), World.single()
+    config, world = config.with_execution(device="cpu", workers=0, cache=""), World.single()  # to fill one takes hours
     images, _ = load_data(config, world)
     train = train_loader(config, images, world)
     order = train.order
