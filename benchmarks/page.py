@@ -28,6 +28,7 @@ ORDER = (
     "forecast",
     "slow_link",
     "cifar10_speed",
+    "rare",
     "gpu",
 )
 AIMS = {  # what a result was meant to be, and why it is not where it is not
