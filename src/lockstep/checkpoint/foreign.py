@@ -123,8 +123,9 @@ def _inside(path: Path) -> Path:
     found = sorted(file.name for file in path.iterdir() if file.suffix in _ENDINGS)
     if len(found) == 1:
         return path / found[0]
-    what = f"several files of weights: {first(found)}" if found else "no file of weights"
-    raise UserError(f"the folder {path} holds {what}", "Name the file.")
+    if not found:
+        raise UserError(f"no weights at {path}: the folder holds no {', '.join(_OF_A_FOLDER)}", "Name the file.")
+    raise UserError(f"the folder {path} holds several files of weights: {first(found)}", "Name the file.")
 
 
 def _looks_like_safetensors(path: Path) -> bool:
