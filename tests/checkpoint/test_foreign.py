@@ -228,7 +228,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_folder_means_the_weights_in_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no weights at .* holds no model.safetensors"):
+    with pytest.raises(UserError, match=r"no weights at .* holds no model\.safetensors"):
         read_foreign(tmp_path)
     torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
     assert read_foreign(tmp_path)["weight"] == 1
