@@ -32,6 +32,8 @@ AXES: dict[str, tuple[Any, ...]] = {
     "model.batch_norm": ("global", "local", "groups:2"),
     "model.channels_last": (True,),
     "model.activation_checkpointing": (True,),
+    "model.freeze": (("*.bias",),),
+    "optim.layer_decay": (0.5,),
     "exact": (4,),
     "data.augment": (("randaugment:2,9", "gaussianblur:3,p=0.5"),),
     "samples.mixup": (0.4,),

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 from unittest import mock
 
@@ -171,6 +172,8 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
     train_set, _ = load_data(config, alone)
     pixels, targets = train_set.read(np.arange(SAMPLES), None)
     first = build_model(config, train_set)
+    for name, parameter in first.named_parameters():
+        parameter.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in config.model.freeze))
     loops = [_Loop(copy.deepcopy(first), config, ranks, rank) for rank in range(ranks)]
     average = copy.deepcopy(first) if config.optim.ema else None
     momentum = [torch.zeros_like(p.detach()) for p in first.parameters()]
