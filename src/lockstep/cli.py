@@ -88,7 +88,7 @@ examples:
   lockstep train                                        the bundled digits, on all cores
   lockstep train mnist --nproc 2 --epochs 3             two processes on this machine
   lockstep train cifar10 --gpus 0,2 --precision bf16    two GPUs of it
-  lockstep train folder --data-dir ~/flowers            your own train/ and val/ class folders
+  lockstep train folder --data-dir ~/flowers            your own class folders; without val/: --val-fraction 0.1
   torchrun --nproc-per-node 4 -m lockstep train mnist   started by another launcher
   lockstep preview folder --data-dir ~/flowers --augment randaugment:2,9
   lockstep eval runs/digits-20260101-120000 --nproc 1

@@ -13,6 +13,7 @@ from PIL import Image
 
 from lockstep.config import DataConfig
 from lockstep.data import sources
+from lockstep.data.cache_build import key_of
 from lockstep.data.duplicates import duplicates
 from lockstep.data.folder import FolderSet
 from lockstep.errors import UserError
@@ -40,6 +41,7 @@ def _all(world: World, root: str) -> None:
     datasets.disable_progress_bars()
     for check in (
         a_saved_set_reads_as_its_pictures_in_a_folder,
+        what_is_written_anew_is_no_longer_the_set_that_was_kept,
         parquet_files_and_class_folders_are_sets_too,
         columns_and_classes_are_found_by_type_or_named,
         what_can_not_be_used_says_why,
@@ -56,10 +58,10 @@ def load(name: str, root: Path, **data: Any) -> tuple[FolderSet, FolderSet]:
     return train, val
 
 
-def encoded(number: int) -> bytes:
+def encoded(number: int, seed: int = 0) -> bytes:
     """In a format that every version of its encoder writes alike: the division goes by these bytes."""
     buffer = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (30, 40 + number, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(number + seed).integers(0, 256, (30, 40 + number, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(buffer, "PPM")
     return buffer.getvalue()
 
@@ -100,6 +102,21 @@ def a_saved_set_reads_as_its_pictures_in_a_folder(tmp_path: Path) -> None:
     assert duplicates(train, val, "auto", ALONE) == []
     twins = load("saved:val=train", tmp_path)
     assert duplicates(*twins, "auto", ALONE)[0].startswith("note: 10 of 10 images to validate on are among")
+
+
+def what_is_written_anew_is_no_longer_the_set_that_was_kept(tmp_path: Path) -> None:
+    """Also where sizes and labels are the same, which is all that the fingerprint knows."""
+    keys, fingerprints = set(), set()
+    for seed in (0, 1000):
+        rows = [{"bytes": encoded(number, seed), "path": None} for number in range(4)]
+        features = part(range(1)).features
+        made = datasets.Dataset.from_dict({"img": rows, "label": [0, 1, 0, 1]}, features=features)
+        datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "again")
+        train, _ = load("again", tmp_path, decode_size=18)
+        keys.add(key_of(train))
+        fingerprints.add(train.fingerprint)
+        assert key_of(train) in keys
+    assert (len(keys), len(fingerprints)) == (2, 1)
 
 
 def parquet_files_and_class_folders_are_sets_too(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class HeldSet(ListedSet):
     source: Any = None
     fetch: Callable[[Any, int], bytes] | None = None  # a picture as it is stored, of a row of the source
     sizes: Ids | None = None  # int64 by row, in bytes, where they are known without reading
+    file: str = ""  # the newest of those that hold the rows
     digest: str = ""  # of what the source holds, where they are not
 
     @cached_property
@@ -49,8 +51,8 @@ class HeldSet(ListedSet):
         return self.sizes is not None
 
     def stat(self, sample: int) -> os.stat_result | None:  # noqa: ARG002
-        """None: it is no file."""
-        return None
+        """Of the file that holds the rows: who rewrites one, changes its time. None: it is not known which."""
+        return Path(self.file).stat() if self.file else None
 
     def size_of(self, sample: int) -> int:
         """Bytes of a picture as it is stored; of a set that doesn't know, 0."""

@@ -123,7 +123,7 @@ def _as_set(
     paths, ends = joined([str(row).encode() for row in range(len(labels))])
     return HeldSet(
         data_dir, classes, size, seed, resized_crop, paths, ends, labels,
-        called=name, source=source, fetch=_stored, sizes=sizes,
+        called=name, source=source, fetch=_stored, sizes=sizes, file=_newest(source),
     )  # fmt: skip
 
 
@@ -179,6 +179,12 @@ def _sizes(source: Any) -> Ids:
         for length, file in zip(lengths, files, strict=True):
             sizes.append(os.stat(file).st_size if length is None and file else length or 0)  # noqa: PTH116
     return np.array(sizes, np.int64)
+
+
+def _newest(source: Any) -> str:
+    """Of the files that hold the table's rows."""
+    files = [file["filename"] for file in source.cache_files]
+    return str(max(files, key=lambda file: Path(file).stat().st_mtime_ns)) if files else ""
 
 
 def _stored(source: Any, row: int) -> bytes:

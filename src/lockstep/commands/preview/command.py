@@ -55,10 +55,11 @@ def _config_of(folder: str) -> Config:
 
 def _require_trusted(config: Config, folder: str, trusted: bool) -> None:
     """Raise UserError where the folder's config.json names code that this would run, and nobody allowed that."""
+    from lockstep.data.named import is_code
     from lockstep.data.transform_names import is_own
 
     named = [f"augment {spec}" for spec in config.data.augment if is_own(spec)]
-    named += [f"dataset {config.data.dataset}"] if ":" in config.data.dataset else []
+    named += [f"dataset {config.data.dataset}"] if is_code(config.data.dataset) else []
     require(
         trusted or not named,
         f"{folder}/config.json names code that this would run: {', '.join(named)}",
