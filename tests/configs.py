@@ -52,6 +52,7 @@ data = st.builds(
     image_size=st.integers(0, 512),
     drop_last=flags,
     decode_size=st.just(0) | st.integers(512, 4096),
+    skip_broken=flags,
 )
 samples = st.builds(
     SamplesConfig,

@@ -225,3 +225,18 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
             cli.main(words)
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_folder_means_the_weights_in_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no weights at .* holds no model\.safetensors"):
+        read_foreign(tmp_path)
+    torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
+    assert read_foreign(tmp_path)["weight"] == 1
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "b.pt")
+    with pytest.raises(UserError, match=r"holds several files of weights: a\.pth, b\.pt\n  Name the file"):
+        read_foreign(tmp_path)
+    (tmp_path / "weights").mkdir()
+    save_file({"weight": torch.full((1,), 2.0)}, tmp_path / "weights/best.safetensors")
+    assert read_foreign(tmp_path)["weight"] == 2
+    save_file({"weight": torch.full((1,), 3.0)}, tmp_path / "model.safetensors")
+    assert read_foreign(tmp_path)["weight"] == 3

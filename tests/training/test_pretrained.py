@@ -32,6 +32,7 @@ from lockstep.training.loop import train
 from tests.journals import read
 from tests.ranks import run_ranks
 
+pytest.importorskip("timm")
 SINGLE = World.single()
 NET, TIMM_NET = "shufflenet_v2_x0_5", "test_resnet.r160_in1k"
 

@@ -12,6 +12,8 @@ from lockstep.errors import UserError, reason
 from lockstep.parallel.strategy import unwrap
 
 _NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put the weights among other things
+_OF_A_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
+_ENDINGS = (".safetensors", ".bin", ".pth", ".pt")
 _SAVE = "Save the weights alone: torch.save(model.state_dict(), path), or as safetensors."
 
 
@@ -20,12 +22,13 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
 
     Read are safetensors files and those of torch.save, the latter by `torch.load(weights_only=True)` alone, which
     builds tensors and plain containers and calls nothing else. The state_dict may lie under "state_dict",
-    "model_state_dict", "model" or "net". The content decides, not the file's name.
+    "model_state_dict", "model" or "net". The content decides, not the file's name. Of a folder it is the one file of
+    weights in it, as the Hugging Face hub names it, or the best ones of a run.
 
     Raises:
         UserError: for a missing file, and for one that holds anything else.
     """
-    path = Path(path)
+    path = _inside(Path(path))
     try:
         by_torch = path.is_file() and not _looks_like_safetensors(path)
         found: Any = _read_torch(path) if by_torch else read(path)
@@ -108,6 +111,21 @@ def _adapted(
         else:
             return {}, []
     return instead, list(dict.fromkeys(done))
+
+
+def _inside(path: Path) -> Path:
+    """The file itself, or the file of weights in a folder. Raises UserError where that has none, or several."""
+    if not path.is_dir():
+        return path
+    for name in _OF_A_FOLDER:
+        if (path / name).is_file():
+            return path / name
+    found = sorted(file.name for file in path.iterdir() if file.suffix in _ENDINGS)
+    if len(found) == 1:
+        return path / found[0]
+    if not found:
+        raise UserError(f"no weights at {path}: the folder holds no {', '.join(_OF_A_FOLDER)}", "Name the file.")
+    raise UserError(f"the folder {path} holds several files of weights: {first(found)}", "Name the file.")
 
 
 def _looks_like_safetensors(path: Path) -> bool:

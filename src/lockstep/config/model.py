@@ -22,7 +22,7 @@ class ModelConfig:
     model: Annotated[str, arg(help=_MODEL_HELP)] = "digits_net"
     init: Annotated[str, arg(help_behavior_hint="(default: random, by --seed)")] = ""
     """Start from these weights: pretrained or pretrained:TAG, torchvision's or timm's for --model with a new head (a
-    model's tag as resnet18.a1_in1k asks for them too), or a file: safetensors, or a state_dict by torch.save."""
+    model's tag as resnet18.a1_in1k asks for them too), or a file or its folder: safetensors, or a state_dict."""
     adapt_init: bool = False
     """Take all of --init but a last layer for other classes, and its first convolution for grey or colour images."""
     freeze: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()

@@ -46,7 +46,7 @@ class RepeatedOrder(Order):
     ) -> None:
         super().__init__(n, batch_size, seed, fraction)
         self.repeats, self.classes = repeats, classes
-        self.draws = classes.draws if classes is not None else -(-self._used // repeats)  # different ones an epoch
+        self.draws = classes.draws if classes is not None else -(-self.used // repeats)  # different ones an epoch
         self._whole, self._per_step = self.draws, batch_size // repeats
         if drop_last:
             self._whole = self.draws // self._per_step * self._per_step
@@ -68,7 +68,7 @@ class RepeatedOrder(Order):
         return f"an epoch is {self.samples_per_epoch:,} images: {'; '.join(parts)}"
 
     def _computed(self, epoch: int, t: int) -> np.ndarray:
-        start, end = t * self.batch_size, min((t + self._together) * self.batch_size, self.samples_per_epoch)
+        start, end = t * self.batch_size, min((t + self.together) * self.batch_size, self.samples_per_epoch)
         step, position = np.divmod(np.arange(start, end), self.batch_size)
         first = step * self._per_step
         here = np.minimum(self._per_step, self._whole - first)  # of the step's different samples
@@ -80,12 +80,12 @@ class RepeatedOrder(Order):
         if self.classes is not None:
             return self.classes.drawn(epoch, permute(slots, self.draws, stream(self.seed, "order", epoch)))
         # the walk through the set goes on where the last epoch ended
-        rounds, places = np.divmod(epoch * self._whole + slots, self._used)
+        rounds, places = np.divmod(epoch * self._whole + slots, self.used)
         ids = np.empty(len(slots), np.int64)
         for number in np.unique(rounds):
             mine = rounds == number
-            ids[mine] = permute(places[mine], self._used, stream(self.seed, "order", int(number)))
-        return (permute(ids, self.n, self._subset_key) if self._used < self.n else ids), rounds
+            ids[mine] = permute(places[mine], self.used, stream(self.seed, "order", int(number)))
+        return (permute(ids, self.n, self.subset_key) if self.used < self.n else ids), rounds
 
 
 class Classes:

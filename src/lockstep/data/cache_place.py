@@ -22,7 +22,6 @@ RAM, AUTO = "ram", "auto"
 _SHARED = Path("/dev/shm")  # files in memory, which all processes of a machine see
 _LOOKED_AT = 64  # pictures, whose sizes say how large a cache gets
 _OF_MEMORY, _OF_DISK = 0.5, 0.8  # of what is free, that "auto" takes
-_GIB = 2**30
 
 
 def memory() -> Path:
@@ -76,12 +75,11 @@ def choose(asked: str, sets: tuple[FolderSet, ...], keys: tuple[bytes, ...]) -> 
     needed, free = _needed(folder, sets, keys), _free(folder)
     if needed > free:
         raise UserError(
-            f"--cache {asked}: the pictures take about {needed / _GIB:,.1f} GiB, and {folder} has room for "
-            f"{free / _GIB:,.1f}",
+            f"--cache {asked}: the pictures take about {_bytes(needed)}, and {folder} has room for {_bytes(free)}",
             "Name another folder, use a smaller --decode-size, or leave --cache out.",
         )
     if needed:
-        _say(f"{needed / _GIB:,.2f} GiB of pictures are kept in {folder}, which has room for {free / _GIB:,.1f}")
+        _say(f"about {_bytes(needed)} of pictures are kept in {folder}, which has room for {_bytes(free)}")
     return str(folder)
 
 
@@ -94,12 +92,12 @@ def _fitting(sets: tuple[FolderSet, ...], keys: tuple[bytes, ...]) -> str:
         ram = _made_memory()
         sweep(ram, keys)
         if _needed(ram, sets, keys) <= _free(ram) * _OF_MEMORY:
-            _say(f"about {needed / _GIB:,.2f} GiB of pictures are kept in memory, {ram}")
+            _say(f"about {_bytes(needed)} of pictures are kept in memory, {ram}")
             return str(ram)
     if needed <= _free(disk) * _OF_DISK:
-        _say(f"about {needed / _GIB:,.2f} GiB of pictures are kept in {disk}")
+        _say(f"about {_bytes(needed)} of pictures are kept in {disk}")
         return str(disk)
-    _say(f"about {needed / _GIB:,.2f} GiB of pictures fit neither in memory nor in {disk}: they are not kept")
+    _say(f"about {_bytes(needed)} of pictures fit neither in memory nor in {disk}: they are not kept")
     return ""
 
 
@@ -112,6 +110,10 @@ def _free(folder: Path) -> int:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     return min(free, psutil.virtual_memory().available) if folder.is_relative_to(_SHARED) else free
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 def _say(text: str) -> None:

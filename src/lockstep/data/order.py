@@ -81,16 +81,16 @@ class Order:
         self.n, self.batch_size, self.seed, self.fraction = n, batch_size, seed, fraction
         self.samples_per_epoch = used // batch_size * batch_size if drop_last else used
         self.steps_per_epoch = -(-self.samples_per_epoch // batch_size)
-        self._used = used
-        self._subset_key = stream(seed, "subset")
-        self._together = max(1, _TOGETHER // batch_size)  # steps
+        self.used = used
+        self.subset_key = stream(seed, "subset")
+        self.together = max(1, _TOGETHER // batch_size)  # steps
         self._kept, self._ids = (-1, -1), np.empty(0, np.int64)  # the newest ones, by epoch and first step
 
     def step(self, epoch: int, t: int) -> np.ndarray:
         """The sample ids of step t of an epoch: int64 [B], B = batch_size but for a short last batch."""
         if not 0 <= t < self.steps_per_epoch:
             raise IndexError(f"step {t} of an epoch of {self.steps_per_epoch}")
-        first = t - t % self._together
+        first = t - t % self.together
         if self._kept != (epoch, first):
             self._kept, self._ids = (epoch, first), self._computed(epoch, first)
         at = (t - first) * self.batch_size
@@ -102,13 +102,13 @@ class Order:
 
     def members(self) -> np.ndarray | None:
         """The ids that are used, int64 [samples]; None: all. The one thing here that takes memory for each of them."""
-        return permute(np.arange(self._used), self.n, self._subset_key) if self._used < self.n else None
+        return permute(np.arange(self.used), self.n, self.subset_key) if self.used < self.n else None
 
     def _computed(self, epoch: int, t: int) -> np.ndarray:
         """The ids of the steps from step t on that are computed together."""
-        start, end = t * self.batch_size, min((t + self._together) * self.batch_size, self.samples_per_epoch)
-        ids = permute(np.arange(start, end), self._used, stream(self.seed, "order", epoch))
-        return permute(ids, self.n, self._subset_key) if self._used < self.n else ids
+        start, end = t * self.batch_size, min((t + self.together) * self.batch_size, self.samples_per_epoch)
+        ids = permute(np.arange(start, end), self.used, stream(self.seed, "order", epoch))
+        return permute(ids, self.n, self.subset_key) if self.used < self.n else ids
 
 
 EMPTY_LEDGER = bytes(32)

@@ -1,5 +1,6 @@
 """timm's optimizers and schedules by name, where timm is installed: `--optimizer timm:lamb`, `--schedule timm:poly`."""
 
+import importlib
 import importlib.util
 import math
 from collections.abc import Iterable
@@ -31,18 +32,16 @@ def check(optim: OptimConfig) -> None:
 
 def optimizers() -> list[str]:
     """The names that `--optimizer timm:NAME` takes."""
-    from timm.optim._optim_factory import list_optimizers
-
-    return [name for name in map(str, list_optimizers()) if not name.startswith(_LEFT_OUT)]
+    listed = importlib.import_module("timm.optim").list_optimizers()
+    return [name for name in map(str, listed) if not name.startswith(_LEFT_OUT)]
 
 
 def optimizer(optim: OptimConfig, parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
     """timm's optimizer over parameters or groups of them; --momentum reaches those that have one."""
-    from timm.optim._optim_factory import create_optimizer_v2
-
     check(optim)
+    create = importlib.import_module("timm.optim").create_optimizer_v2
     name = optim.optimizer.removeprefix(PREFIX)
-    made: torch.optim.Optimizer = create_optimizer_v2(
+    made: torch.optim.Optimizer = create(
         list(parameters), name, lr=lr, weight_decay=optim.weight_decay, momentum=optim.momentum
     )
     return made
@@ -61,8 +60,7 @@ def shape(optim: OptimConfig, progress: float, epochs: int) -> float:
 
 @cache
 def _scheduler(name: str, epochs: int, gamma: float) -> Any:
-    from timm.scheduler.scheduler_factory import create_scheduler_v2
-
+    create = importlib.import_module("timm.scheduler").create_scheduler_v2
     stand_in = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    scheduler, _ = create_scheduler_v2(stand_in, sched=name, num_epochs=epochs, decay_rate=gamma, warmup_epochs=0)
+    scheduler, _ = create(stand_in, sched=name, num_epochs=epochs, decay_rate=gamma, warmup_epochs=0)
     return scheduler
