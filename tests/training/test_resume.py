@@ -66,7 +66,7 @@ def all_of(world: World, jobs: list[tuple[Any, ...]]) -> list[int]:
 
 def run_jobs(jobs: dict[int, list[tuple[Any, ...]]]) -> None:
     for n, mine in jobs.items():
-        run_ranks(all_of, n, mine, timeout=60 + 10 * len(mine))
+        run_ranks(all_of, n, mine, timeout=120 + 30 * len(mine))
 
 
 def end_of(folder: Path) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def end_of(folder: Path) -> dict[str, Any]:
 def check(tmp_path: Path, cases: list[tuple[str, Config, int, int, int]]) -> None:
     """cases: (name, config, N before, stop after so many steps, N after)."""
     configs = {config: tmp_path / f"whole-{i}" for i, config in enumerate(dict.fromkeys(c[1] for c in cases))}
-    run_ranks(all_of, 2, [(config, str(folder)) for config, folder in configs.items()], timeout=120)
+    run_ranks(all_of, 2, [(config, str(folder)) for config, folder in configs.items()], timeout=300)
     before, after = defaultdict(list), defaultdict(list)
     for name, config, n, at, then in cases:
         before[n].append((config, str(tmp_path / name), at))
