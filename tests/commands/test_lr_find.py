@@ -34,9 +34,8 @@ def plan(file: Path, **fields: Any) -> Plan:
 
 def test_the_curve_is_the_same_on_any_number_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     find(World.single(), plan(tmp_path / "one.png"))
-    for n, name in ((2, "two"), (3, "three")):
-        run_ranks(find, n, plan(tmp_path / f"{name}.png"), timeout=120)
-    one, *others = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two", "three"))
+    run_ranks(find, 3, plan(tmp_path / "three.png"), timeout=240)
+    one, *others = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "three"))
     assert one["lr"][0] == 1e-5
     ratios = np.diff(np.log(one["lr"]))
     assert ratios == pytest.approx([math.log(1e7) / 39] * len(ratios)), "each step by the same factor, whatever --lr"
@@ -50,7 +49,7 @@ def test_the_curve_is_the_same_on_any_number_of_ranks(tmp_path: Path, capsys: py
     with Image.open(tmp_path / "one.png") as picture:
         assert np.asarray(picture.convert("L")).std() > 5, "something is drawn"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        f"{name}.{end}" for name in ("one", "two", "three") for end in ("png", "json")
+        f"{name}.{end}" for name in ("one", "three") for end in ("png", "json")
     ), "and nothing else is left"
 
 

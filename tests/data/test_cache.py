@@ -287,11 +287,12 @@ def test_a_stop_and_a_full_disk_end_a_build_at_once(
         decoded.append(len(data))
         if len(decoded) == 2:
             raise MemoryError
-        time.sleep(0.01)
+        time.sleep(0.1 * (len(decoded) > 2))
         return pixels(self, data)
 
     monkeypatch.setattr(FolderSet, "pixels", stopped)
-    monkeypatch.setattr(cache_build, "_FEWEST", 36)  # all in one block
+    monkeypatch.setattr(cache_build, "_FEWEST", 36)  # all in one block,
+    monkeypatch.setattr(cache_build, "cores", lambda: 1)  # which would take three seconds
     with pytest.raises(MemoryError):
         fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE, durable=True)
     assert len(decoded) < 36

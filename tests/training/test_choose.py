@@ -155,7 +155,7 @@ def limited(world: World, folder: str, limit: str) -> int:
 def test_a_run_whose_time_is_over_ends_with_a_checkpoint_and_goes_on_by_the_same_command(tmp_path: Path) -> None:
     whole, timed = tmp_path / "whole", tmp_path / "timed"
     limited(World.single(), str(whole), "")
-    assert run_ranks(limited, 2, str(timed), "1h", timeout=120) == [OUT_OF_TIME] * 2
+    assert run_ranks(limited, 2, str(timed), "1h", timeout=240) == [OUT_OF_TIME] * 2
     records = read(timed / "journal.jsonl")
     assert [r["status"] for r in records if r["kind"] == "end"] == ["interrupted"]
     (stop,) = journal_of(timed, "stop")

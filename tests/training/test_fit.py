@@ -61,7 +61,7 @@ def test_it_doubles_until_a_step_fits_on_every_rank_and_changes_nothing_that_is_
     assert (one["fit"]["tried"], one["fit"]["accumulate"]) == ([1, 2, 4], 4)  # 30, 15 and 8 images at once
     assert (one["fit"]["peak_gib"], one["fit"]["free_gib"]) == (12.5, 100.0)
     assert one["run"]["config"]["accumulate"] == 4
-    two = run_ranks(squeezed, 2, AUTO, str(tmp_path / "two"), timeout=120)[0]
+    two = run_ranks(squeezed, 2, AUTO, str(tmp_path / "two"), timeout=240)[0]
     assert (two["fit"]["tried"], two["fit"]["accumulate"]) == ([1, 2], 2)
     given = tmp_path / "given"
     (given / "weights").mkdir(parents=True)

@@ -90,7 +90,7 @@ def fill(images: FolderSet, cache: Cache, world: World, durable: bool) -> None:
         todo = deque(number for number in order if _wanting(cache, number, world))
         missing = len(todo)
         threads = max(1, cores() // world.local_size)
-        with _claims(cache) as claim, _threads(threads) as pool, warnings.catch_warnings():
+        with _claims(cache) as claim, ThreadPoolExecutor(threads) as pool, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # here, since threads can't do so each by itself
             decode = partial(pool.map, partial(_decoded, images))
             begun = time.monotonic()
@@ -108,16 +108,6 @@ def fill(images: FolderSet, cache: Cache, world: World, durable: bool) -> None:
                     _tell(images, cache, missing, len(todo), told - begun)
     except OSError as error:
         raise write_error(cache.folder, error, "the cache ") from error
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that end with what they are at, where this one is stopped: a block would take seconds more."""
-    with ThreadPoolExecutor(count) as pool:
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _wanting(cache: Cache, number: int, world: World) -> bool:

@@ -124,20 +124,19 @@ class Mixing:
         numbers[pairs.partner == np.arange(len(pairs.partner)), :2] = 1.0  # a last odd one is nobody's partner
         table = to_device(torch.from_numpy(numbers), images.device)
         partner = to_device(torch.from_numpy(pairs.partner), images.device)
-        own, other = images[: len(partner)], images.index_select(0, partner)
-        if self.mixup:
-            blend = table[:, 0].to(images.dtype)[:, None, None, None]
-            # products, then a sum, never fused: every bit is the same for any batch shape
-            own = (own * blend).add_(other * (1 - blend))
+        part = table[:, 0].to(images.dtype)[:, None, None, None]  # of the own pixel
         if self.cutmix:
             top, bottom, left, right = table[:, 2:].to(torch.int64)[:, :, None].unbind(1)  # [b, 1] each
             y, x = (torch.arange(length, device=images.device) for length in (height, width))
             rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)
-            own = torch.where(rows[:, None, :, None] & columns[:, None, None, :], other, own)
+            part = torch.where(rows[:, None, :, None] & columns[:, None, None, :], 0, part)  # [b, 1, H, W]
+        # products, then a sum, never fused: every bit is the same for any batch shape
+        own = images[: len(partner)] * part
+        own.add_(images.index_select(0, partner).mul_(1 - part))
         classes = torch.arange(self.classes, device=labels.device)
         hard = (labels[:, None] == classes).to(torch.float32)
-        part = table[:, 1:2]
-        return own, (hard[: len(partner)] * part).add_(hard.index_select(0, partner) * (1 - part))
+        label = table[:, 1:2]
+        return own, (hard[: len(partner)] * label).add_(hard.index_select(0, partner) * (1 - label))
 
 
 def symmetric_beta(alpha: float, u: np.ndarray, v: np.ndarray) -> np.ndarray:
