@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Mapping, Sequence
@@ -132,7 +133,13 @@ def _unpack(archive: Path, names: Sequence[str], into: Path) -> None:
         raise UserError(f"{archive} cannot be unpacked: {error}", REPLACE) from error
 
 
-def _reach(mirrors: Sequence[str], package: str) -> dict[str, str]:
+def unreachable(server: str) -> str:
+    """Why a server does not answer within PROBE_SECONDS; empty where it does, be it with an error."""
+    reason = _reach([server], "", refusals=False)[server]
+    return f"{server}: {reason}" if reason else ""
+
+
+def _reach(mirrors: Sequence[str], package: str, refusals: bool = True) -> dict[str, str]:
     """Mirror -> why it does not answer for a package within PROBE_SECONDS, empty where it does."""
     answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
@@ -140,6 +147,8 @@ def _reach(mirrors: Sequence[str], package: str) -> dict[str, str]:
         try:
             with _opened(mirror + package, PROBE_SECONDS, "HEAD"):
                 answers.put((mirror, ""))
+        except urllib.error.HTTPError as error:
+            answers.put((mirror, str(error.reason) if refusals else ""))
         except (OSError, http.client.HTTPException) as error:
             answers.put((mirror, str(getattr(error, "reason", "") or error)))
 

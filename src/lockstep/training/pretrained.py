@@ -12,7 +12,7 @@ from torch import nn
 from lockstep.checkpoint.foreign import read_foreign, take
 from lockstep.config import Config
 from lockstep.config.recipes import recipe
-from lockstep.data.download import fetch, verify
+from lockstep.data.download import fetch, unreachable, verify
 from lockstep.errors import UserError, reason
 from lockstep.models.pretrained import ASKED, Weights, converted, find, tag_of
 from lockstep.processes.world import World
@@ -104,20 +104,27 @@ def _from_url(weights: Weights, folder: Path) -> Path:
 
 
 def _from_hub(weights: Weights, folder: Path) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
-    failures = []
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        try:
-            path = Path(hf_hub_download(weights.repository, name))
-        except Exception as error:  # of the network, of the hub, of the disk: it has many
-            failures.append(reason(error))
-            continue
-        if re.fullmatch("[0-9a-f]{64}", path.resolve().name):  # the hub's name for its content
-            verify(path, None, path.resolve().name)
-        return path
+    failure = said = ""
+    for here in (
+        True,
+        False,
+    ):  # what an earlier run has left; then the hub, whose client tries long where there is none
+        if not here:
+            failure = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
+        for name in () if failure else ("model.safetensors", "pytorch_model.bin"):
+            try:
+                path = Path(hf_hub_download(weights.repository, name, local_files_only=here))
+            except Exception as error:  # of the network, of the hub, of the disk: it has many
+                said = reason(error)
+                continue
+            if re.fullmatch("[0-9a-f]{64}", path.resolve().name):  # the hub's name for its content
+                verify(path, None, path.resolve().name)
+            return path
+    place = folder / weights.files[0]
     raise UserError(
-        f"{weights.model}.{weights.tag}: no {folder / weights.files[0]}, and not to be had from here ({failures[0]})",
+        f"{weights.model}.{weights.tag}: no {place}, and not to be had from here ({failure or said})",
         f"On a machine with a network download model.safetensors of {weights.repository} from the Hugging Face hub and "
         "put it there under that name, or name a file by --init FILE.",
     )
