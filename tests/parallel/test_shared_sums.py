@@ -38,7 +38,7 @@ def tell(world: World) -> dict[str, object]:
     world.barrier()
     seen = [region.tolist() == [rank + 1] * COUNT for rank, region in enumerate(regions)]
     world.barrier()
-    own = [entry for entry in Path("/dev/shm").iterdir() if "lockstep" in entry.name]
+    own = [entry for entry in Path("/dev/shm").iterdir() if "lockstep-sums" in entry.name]
     links = [fd.readlink() for fd in list(Path("/proc/self/fd").iterdir()) if fd.is_symlink()]
     left = [str(link) for link in links if "lockstep-sums" in str(link)]
     with mock.patch.object(os, "posix_fallocate", side_effect=OSError) if world.rank == 1 else open_fails_on(world, -1):

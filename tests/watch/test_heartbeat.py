@@ -216,7 +216,8 @@ def test_a_stopped_rank(rank: int, found: Outcome) -> None:
         f"ranks {rest[0]}, {rest[1]} wait for rank {rank}",
         f"rank {rest[0]}  step ", "in the backward pass, with its all-reduces", "collectives",
     )  # fmt: skip
-    assert found.codes == [EXIT_HANG] * 3  # the stopped one was woken to leave
+    assert [found.codes[r] for r in rest] == [EXIT_HANG] * 2
+    assert found.codes[rank] in (EXIT_HANG, 1)  # it was woken to leave, unless it sees first that the others have left
     assert "_engine_run_backward" in found.details
 
 
