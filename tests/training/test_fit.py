@@ -109,8 +109,10 @@ def test_the_word_and_what_it_does_not_go_with() -> None:
         assert split_arguments(words, Config) == ([], ["--accumulate=0"])
     config: Config = planned("train", Config, lambda config: config, ["--accumulate", "auto"], "{}")
     assert config.accumulate == 0
-    with pytest.raises(UserError, match="verify with --accumulate auto"):
-        planned("verify", Config, lambda config: config, ["--accumulate", "auto"], "{}")
+    assert planned("verify", Config, lambda config: config, [], "{}").accumulate == 1
+    for words in (["--accumulate", "auto"], ["--epochs", "3", "--accumulate=2", "--accumulate=auto"]):
+        with pytest.raises(UserError, match="verify with --accumulate auto"):
+            planned("verify", Config, lambda config: config, words, "{}")
     refused: list[tuple[dict[str, Any], str]] = [
         ({"exact": 4}, "--accumulate auto with --exact 4"),
         ({"execution": Execution(strategy="fsdp")}, "--accumulate auto with --strategy fsdp"),

@@ -113,7 +113,7 @@ def _finds(config: Config, words: list[str]) -> bool:
     """Whether the last word on --accumulate is auto."""
     said = [
         following if word == "--accumulate" else word.removeprefix("--accumulate=")
-        for word, following in zip(words, [*words[1:], ""], strict=True)
+        for word, following in zip(words, [*words, ""][1:], strict=True)
         if word == "--accumulate" or word.startswith("--accumulate=")
     ]
     return said[-1] == "0" if said else config.accumulate == 0
