@@ -110,6 +110,7 @@ def test_what_is_frozen_keeps_its_bits_and_n_changes_nothing() -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow  # in the default suite: test_groups.py, with rates of their own
 def test_an_interrupted_run_goes_on_after_layers_were_unfrozen(tmp_path: Path) -> None:
     cases = [("a", 1, 7, 3), ("b", 3, 12, 2), ("c", 2, 5, 1)]  # in the midst of an epoch, or where one begins
     jobs: dict[int, list[tuple[Any, ...]]] = {2: [(EXACT, str(tmp_path / "whole"))]}
