@@ -161,7 +161,7 @@ def _hand(config: Config, ranks: int) -> ByHand:
     seen = (
         config.precision, config.on_nonfinite != "stop", config.link, config.optim,
         config.accumulate, config.exact, config.model.model, config.data, config.samples,
-        config.model.channels_last, ranks,
+        config.model.channels_last, config.model.freeze, ranks,
     )  # fmt: skip
     key = repr(seen)
     if key not in _kept:

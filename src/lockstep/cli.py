@@ -72,7 +72,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "try what a run needs from this machine and the network, and say what to do about the rest",
         doctor.main,
     ),
-    "export": ("RUN [FLAGS]", "write a run's weights for other programs, as safetensors or torch.save", export.main),
+    "export": (
+        "RUN [FLAGS]",
+        "write a run's network for other programs: safetensors, torch.save, ONNX or pt2",
+        export.main,
+    ),
     "recipes": ("", "list the recipes", recipes.main),
     "show": ("RECIPE|RUN", "print a recipe or a run's config as a command, or as --toml, to copy", recipes.show),
 }

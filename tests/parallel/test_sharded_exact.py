@@ -59,6 +59,11 @@ CASES = {
     "sgd, clipping, batch norm, dropout": BASE,
     "adamw, EMA": changed(optim={"optimizer": "adamw", "lr": 0.01, "ema": 0.9}, model=MODEL),
     "bf16": changed(precision="bf16", model=MODEL),
+    "class weights, frozen biases": changed(
+        data={"fraction": 53 / 1437},
+        optim={"class_weights": "1,2,1,3,1,1,4,1,1,0.5", "clip_norm": 0.5},
+        model={**MODEL, "freeze": ("*.bias",)},
+    ),
     "skip": changed(on_nonfinite="skip", model=MODEL),
     "fewer samples than slices in the last batch": changed(data={"fraction": 53 / 1437}, model=MODEL),
     "a view with a sample alone": Config(

@@ -20,6 +20,7 @@ from lockstep.parallel.buckets import largest
 from lockstep.parallel.exact_buffers import ExactBuffers
 from lockstep.parallel.fixed_point import add_fixed, from_fixed, scales
 from lockstep.parallel.joints import Joints
+from lockstep.parallel.modules import sum_in_order
 from lockstep.parallel.repeatable import repeatable
 from lockstep.parallel.sharded import local, whole
 from lockstep.parallel.slices import seed_generators
@@ -150,6 +151,12 @@ class ShardedExactSync(GradientSync):
             p.grad = gradient
         self.buffers.finish()
         self._begin()
+
+    def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:  # noqa: ARG002
+        """In the order of the slices, whoever takes them; a pass without samples comes last, and is none of them."""
+        cuts = min(self.slices, count)
+        mine = self.world.share(cuts)
+        return sum_in_order(self.world, amounts[: mine.stop - mine.start], cuts)
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float) -> None:
         """As for whole gradients: a norm of parts would be added in an order of its own."""
