@@ -37,6 +37,8 @@ def measure(world: World, config: Config, steps: int, pairs: int) -> dict[str, l
     """Seconds a step of plain DDP, plain DDP again and exact mode, in turn."""
     from lockstep.training.assemble import assemble
 
+    # a slice has batch statistics of its own, and so has a process here: else DDP's would talk in every layer
+    config = replace(config, model=replace(config.model, batch_norm="local"))
     sides = {
         "ddp": assemble(config, world),
         "ddp again": assemble(config, world),
