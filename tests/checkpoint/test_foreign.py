@@ -1,5 +1,6 @@
 """Weights of others: plain state_dicts in both formats and under any wrapper, and nothing that would have to run."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,24 @@ def test_other_classes_and_colours_are_taken_where_that_is_asked(tmp_path: Path)
     torch.save(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).state_dict(), path)
     with pytest.raises(UserError, match="Build the model that wrote it"):
         load_foreign(_net(1, 5), path, adapt=True)
+
+
+def test_a_head_for_as_many_other_classes_is_drawn_anew(tmp_path: Path) -> None:
+    theirs, path = _net(3, 2), tmp_path / "w.safetensors"
+    weights.save(theirs, path, {"classes": json.dumps(["cat", "dog"])})
+    for classes, adapt, done in (
+        (("cat", "dog"), True, []),
+        (("ant", "bee"), True, ["3 is drawn anew"]),
+        (("ant", "bee"), False, ["its last layer stays, though it was trained for other classes (--adapt-init draws "
+                                 "it anew)"]),
+        (None, True, []),
+    ):  # fmt: skip
+        ours = _net(3, 2)
+        drawn = {name: value.clone() for name, value in ours.state_dict().items()}
+        assert load_foreign(ours, path, adapt, classes) == done
+        found, expected = ours.state_dict(), theirs.state_dict()
+        assert torch.equal(found["3.weight"], (drawn if done == ["3 is drawn anew"] else expected)["3.weight"])
+        assert torch.equal(found["0.weight"], expected["0.weight"])
 
 
 class _Bomb:

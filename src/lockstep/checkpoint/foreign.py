@@ -1,13 +1,14 @@
 """Weights out of somebody else's file: as they are, or for other classes and colours than they were learned for."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoint.weights import bare, first, fit, read, state_tensors
+from lockstep.checkpoint.weights import bare, first, fit, note_of, read, state_tensors
 from lockstep.errors import UserError, reason
 from lockstep.parallel.strategy import unwrap
 
@@ -47,24 +48,31 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in found.items()}
 
 
-def load_foreign(model: nn.Module, path: str | Path, adapt: bool = False) -> list[str]:
+def load_foreign(
+    model: nn.Module, path: str | Path, adapt: bool = False, classes: Sequence[str] | None = None
+) -> list[str]:
     """Copy the weights in somebody's file into the model, on its own device; what is before all names is no obstacle.
 
-    `adapt`: where the file's last layer is of another shape, the model's stays as it was drawn; where its first
-    convolution sees other colours, it is summed over them for grey images, or shared out over those of the model.
-    Returns what was done of that, a line each.
+    `adapt`: where the file's last layer is of another shape, or as it says itself for other classes than these, the
+    model's stays as it was drawn; where its first convolution sees other colours, it is summed over them for grey
+    images, or shared out over those of the model. Returns what was done of that, a line each.
 
     Raises:
         UserError: as `read_foreign`, and where names or shapes are not the model's.
     """
-    return take(model, read_foreign(path), str(path), adapt)
+    known = note_of(_inside(Path(path))).get("classes")
+    others = classes is not None and known is not None and known != json.dumps(list(classes))
+    done = take(model, read_foreign(path), str(path), adapt, anew=others and adapt)
+    if others and not adapt:
+        done.append("its last layer stays, though it was trained for other classes (--adapt-init draws it anew)")
+    return done
 
 
-def take(model: nn.Module, found: Mapping[str, Tensor], path: str, adapt: bool) -> list[str]:
-    """As `load_foreign`, of tensors that were read from `path`."""
+def take(model: nn.Module, found: Mapping[str, Tensor], path: str, adapt: bool, anew: bool = False) -> list[str]:
+    """As `load_foreign`, of tensors that were read from `path`; `anew`: without their last layer, if that fits too."""
     own = state_tensors(model)
     found = _under_own_names(dict(found), own)
-    changed, done = _adapted(unwrap(model), found, own)
+    changed, done = _adapted(unwrap(model), found, own, anew)
     if done and not adapt:
         unlike = [f"{n} {list(found[n].shape)}, the model has {list(own[n].shape)}" for n in found if n in changed]
         raise UserError(
@@ -87,13 +95,18 @@ def _under_own_names(found: dict[str, Tensor], own: Mapping[str, Tensor]) -> dic
 
 
 def _adapted(
-    model: nn.Module, found: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    model: nn.Module, found: Mapping[str, Tensor], own: Mapping[str, Tensor], anew: bool
 ) -> tuple[dict[str, Tensor], list[str]]:
     """What to take instead of the tensors whose shapes don't fit, and what that means; nothing where others don't."""
     if {name for name in own.keys() ^ found.keys() if not name.endswith("num_batches_tracked")}:
         return {}, []
-    unlike = [name for name in own if name in found and found[name].shape != own[name].shape]
     layers = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
+    head = layers[-1] if anew and layers[1:] else None
+    unlike = [
+        name
+        for name in own
+        if name in found and (found[name].shape != own[name].shape or name.rpartition(".")[0] == head)
+    ]
     convolution = next((name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "")
     instead: dict[str, Tensor] = {}
     done: list[str] = []

@@ -162,7 +162,7 @@ def build_model(
             model, weights, pretrained.file_of(weights, world or World.single()), (channels, size, size), say
         )
     elif config.model.init:
-        for line in load_foreign(model, config.model.init, config.model.adapt_init):
+        for line in load_foreign(model, config.model.init, config.model.adapt_init, images.classes):
             say(f"--init {config.model.init}: {line}")
     return model.to(memory_format=torch.channels_last) if config.model.channels_last else model
 
