@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from lockstep.commands.report.curves import duration
 from lockstep.commands.report.runs import Told, differences, state
 from lockstep.commands.report.story import Attempt
-from lockstep.commands.report.values import count, group, number, text
+from lockstep.commands.report.values import count
 from lockstep.commands.shared.markup import Markup, joined, tag
 from lockstep.commands.shared.page import table
+from lockstep.watch.outside import group, number, text
 
 NOTHING = "\N{EN DASH}"
 _VALUE = 200  # characters of a value that the table of differences shows

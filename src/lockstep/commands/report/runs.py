@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.commands.report.story import Story, story
-from lockstep.commands.report.values import group, pruned, text
+from lockstep.commands.report.values import pruned
 from lockstep.commands.shared.arguments import train_arguments
-from lockstep.config import Config
+from lockstep.config import Config, plain
 from lockstep.errors import UserError
 from lockstep.watch.journal import read, require_plain
+from lockstep.watch.outside import group, text
 
 MOST_RUNS = 12  # more lines in a chart can't be told apart
 
@@ -109,24 +110,12 @@ def command_of(config: Mapping[str, Any]) -> tuple[str, str]:
 
 def differences(told: Sequence[Told]) -> list[tuple[str, list[str]]]:
     """Entries of the configs that are not the same in all runs: path, and each run's value."""
-    flat = [dict(_flat(each.config)) for each in told]
-    paths = dict.fromkeys(path for each in flat for path in each)
-    rows = [(path, [_shown(each, path) for each in flat]) for path in paths if path != "execution.out"]
-    return [(path, values) for path, values in rows if len(set(values)) > 1]
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        found += _flat(value, f"{before}{name}.") if isinstance(value, dict) else [(f"{before}{name}", value)]
-    return found
-
-
-def _shown(values: Mapping[str, Any], path: str) -> str:
-    if path not in values:
-        return "(none)"
-    value = values[path]
-    return ("(empty)" if value == "" else value) if isinstance(value, str) else json.dumps(value)
+    first, *others = (each.config for each in told)
+    found: dict[str, list[str]] = {}
+    for place, config in enumerate(others, 1):
+        for path, here, there in plain.differences(first, config):
+            found.setdefault(path, [here] * len(told))[place] = there
+    return [(path, values) for path, values in found.items() if path != "execution.out"]
 
 
 def state(told: Told) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from lockstep.commands.report.values import count, group, number, text, texts
+from lockstep.commands.report.values import count, texts
+from lockstep.watch.outside import group, number, text
 
 Series = list[tuple[int, float, float]]  # step, seconds at work, value
 NUMBERS = ("loss", "lr", "images_per_s", "data_wait_ms", "comm_wait_ms")  # of `step` records

@@ -1,34 +1,13 @@
-"""Values of a journal that another version, a crash or a stranger may have written: what does not fit is not there."""
+"""More values as watch/outside.py takes them from a journal: what does not fit is not there."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
-
-
-def number(record: Mapping[str, Any], name: str) -> float | None:
-    """A finite number; None for anything else, as for the text that stands for NaN."""
-    value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
 
 
 def count(record: Mapping[str, Any], name: str) -> int | None:
     """A whole number that is not negative, and no larger than floats tell apart."""
     value = record.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
-
-
-def text(record: Mapping[str, Any], name: str) -> str:
-    """A text; empty for anything else."""
-    value = record.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def group(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Named values; none for anything else."""
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def texts(record: Mapping[str, Any], name: str) -> list[str]:
