@@ -101,13 +101,13 @@ def link_outside(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def drop_absent(app: Sphinx, docname: str, content: list[str]) -> None:
-    """A front page's list names the pages of both languages; those that this one does not have yet are left out."""
-    if docname == "index":
+    """A list names the pages of both languages; those that this one does not have yet are left out."""
+    if Path(docname).name == "index":
         kept, in_list = [], False
         for line in content[0].splitlines():
             in_list = line.startswith("```{toctree}") or (in_list and line != "```")
             entry = in_list and line and not line.startswith((":", "`"))
-            if not entry or any(patfilter(app.env.found_docs, line)):
+            if not entry or any(patfilter(app.env.found_docs, f"{docname.removesuffix('index')}{line}")):
                 kept.append(line)
         content[0] = "\n".join(kept) + "\n"
 
