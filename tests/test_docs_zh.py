@@ -144,7 +144,7 @@ def aim(page: Path, target: str) -> tuple[str, int | None]:
 
 
 def differing_links(name: Path, english: Section, chinese: Section) -> list[str]:
-    """Links of one page that the other lacks, but for those between the two, and Chinese ones that miss a Chinese page."""
+    """Links that one page lacks, but for those between the two, and Chinese ones that miss a Chinese page."""
     twins = {(str(DOCS / name), None)}
     ours = Counter(aim(DOCS / name, target) for target in english.links)
     theirs = Counter(aim(ZH / name, target) for target in chinese.links)
