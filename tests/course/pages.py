@@ -1,4 +1,6 @@
-"""The course's pages hold what the programs are and print. `python -m tests.course.pages` writes it anew.
+"""The course's pages hold what the programs are and print. This writes it anew, of all steps or as here of two:
+
+    PYTHONPATH=src:examples/course python -m tests.course.pages 03 07
 
 Between `<!-- begin WHAT -->` and `<!-- end -->` of a page stands, in both languages alike but for the tables' words,
 
