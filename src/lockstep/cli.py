@@ -5,13 +5,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep.commands import chaos, evaluate, export, predict, recipes, train
+from lockstep.commands import chaos, diff, evaluate, export, predict, recipes, runs, train
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
 from lockstep.commands.launch_script import command as launch_script
 from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
+from lockstep.commands.report import command as report
 from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.sweep import command as sweep
 from lockstep.commands.tune import command as tune
@@ -25,10 +26,21 @@ from lockstep.processes.signals import exit_now
 COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
     "train": ("[RECIPE] [FLAGS]", "train; the recipe is digits where none is named", train.main),
     "eval": ("RUN [FLAGS]", "evaluate the weights of a run folder again, on any number of processes", evaluate.main),
+    "runs": (
+        "[FOLDER] [FLAGS]",
+        "table the runs below a folder: epoch, top-1, running or ended, since when",
+        runs.main,
+    ),
+    "diff": ("RUN RUN [FLAGS]", "say what differs between two runs: config, environment, order, result", diff.main),
     "preview": (
         "[RECIPE|RUN] [FLAGS]",
         "draw what the network sees: some pictures before and after augmentation, as a PNG",
         preview.main,
+    ),
+    "report": (
+        "RUN [RUN ...] [FLAGS]",
+        "write one HTML page of one run or several: curves, faults, classes, environment",
+        report.main,
     ),
     "predict": ("RUN PICTURE|FOLDER...", "name what is on new pictures, by a run's weights", predict.main),
     "verify": (
@@ -96,6 +108,8 @@ examples:
   torchrun --nproc-per-node 4 -m lockstep train mnist   started by another launcher
   lockstep preview folder --data-dir ~/flowers --augment randaugment:2,9
   lockstep eval runs/digits-20260101-120000 --nproc 1
+  lockstep runs --state running
+  lockstep diff runs/digits-20260101-120000 runs/digits-20260102-090000
   lockstep predict runs/folder-20260101-120000 photo.jpg more-photos/
   lockstep verify digits --nproc 1,2,4 --exact 8       the same bits on 1, 2 and 4 processes?
   lockstep chaos digits --exact 4 --kills 10           does it come back, and as the same run?
