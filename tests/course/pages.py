@@ -49,7 +49,7 @@ def _block(page: Path, kind: str, words: list[str]) -> str:
             before = program(f"{int(step) - 1:02}")
             old, new = (path.read_text().splitlines() for path in (before, program(step)))
             lines = [*difflib.unified_diff(old, new, before.name, program(step).name, n=1, lineterm="")]
-            return "```diff\n" + "\n".join(re.sub(r"^@@.*", "@@", line) for line in lines) + "\n```"
+            return "```diff\n" + "\n".join(re.sub(r"^@@.*", "@@", line.rstrip()) for line in lines) + "\n```"
         case "run":
             n, flags = int(words[0]), tuple(words[1:])
             return f"```console\n$ {shown(step, n, flags)}\n{run(step, n, flags)}```"
