@@ -100,9 +100,14 @@ def link_outside(app: Sphinx, doctree: nodes.document) -> None:
         node.replace_self(new)
 
 
-def drop_absent(app: Sphinx, docname: str, content: list[str]) -> None:
-    """A list names the pages of both languages; those that this one does not have yet are left out."""
+def complete_list(app: Sphinx, docname: str, content: list[str]) -> None:
+    """An index names the pages of both languages; those that this one does not have yet are left out.
+
+    A folder's index without a list has all pages of the folder.
+    """
     if Path(docname).name == "index":
+        if "```{toctree}" not in content[0]:
+            content[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
         kept, in_list = [], False
         for line in content[0].splitlines():
             in_list = line.startswith("```{toctree}") or (in_list and line != "```")
@@ -128,7 +133,7 @@ def switch_language(_app: Sphinx, pagename: str, _template: str, context: dict[s
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Sphinx calls it. What changes a page's tree runs before Sphinx has collected its files and headings."""
-    app.connect("source-read", drop_absent)
+    app.connect("source-read", complete_list)
     app.connect("source-read", fill_in)
     app.connect("doctree-read", anchor_headings, priority=100)
     app.connect("doctree-read", link_outside, priority=100)

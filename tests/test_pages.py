@@ -12,26 +12,15 @@ ENGLISH = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "zh" no
 CHINESE = {str(path.relative_to(DOCS / "zh")) for path in (DOCS / "zh").rglob("*.md")}
 NOT_YET = {  # pages that no one has written in Chinese yet
     "benchmarks.md",
-    "checkpoints.md",
-    "clusters.md",
     "coming-from.md",
-    "compare.md",
     "design.md",
-    "doctor.md",
-    "exact.md",
-    "faults.md",
-    "forecast.md",
-    "guide.md",
-    "large-models.md",
-    "slow-links.md",
-    "verify.md",
 }
 
 
 def listed(front: Path) -> list[list[str]]:
-    """The entries of each list of a front page, patterns as they are."""
+    """The entries of each list of an index, patterns as they are; where it has no list, docs/conf.py gives it one."""
     blocks = re.findall(r"^```\{toctree\}\n(.*?)^```$", front.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [[line for line in block.splitlines() if line and line[0] != ":"] for block in blocks]
+    return [[line for line in block.splitlines() if line and line[0] != ":"] for block in blocks] or [["*"]]
 
 
 def test_both_languages_have_the_same_pages() -> None:
