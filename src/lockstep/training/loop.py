@@ -20,9 +20,10 @@ from lockstep.training.by_class import LARGEST_IN_JOURNAL, ClassCounts
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
 from lockstep.training.fit import fitted, line
+from lockstep.training.lifetime import session
 from lockstep.training.pretrained import origin, settled
 from lockstep.training.resume import to_assemble
-from lockstep.training.session import Session, session
+from lockstep.training.session import Session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
 from lockstep.watch import desync
