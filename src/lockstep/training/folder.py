@@ -217,7 +217,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
             f"{path} was trained on other classes than {val_set.name} has, or in another order",
             "Name the data that it was trained on with --data-dir.",
         )
-    counts = ClassCounts(len(val_set.classes), world.device)
+    counts = ClassCounts(val_set, world.device)
     loader = eval_loader(config, val_set, world)
     metrics = evaluate(model, loader, world, config.precision, tta=config.tta, observe=counts.add)
     scores = counts.scores(val_set.classes, world)

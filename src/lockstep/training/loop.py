@@ -175,7 +175,7 @@ def finish_epoch(live: Session) -> None:
 def evaluate_and_keep(live: Session) -> None:
     """Write the `eval` and `classes` records and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
-    counts = ClassCounts(len(run.val.images.classes), live.world.device, LARGEST_IN_JOURNAL)
+    counts = ClassCounts(run.val.images, live.world.device, LARGEST_IN_JOURNAL)
     with live.compiling("evaluation"):
         metrics = evaluate(
             run.evaluated,
