@@ -36,6 +36,12 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def site(session: nox.Session) -> None:
+    """The pages as a site in both languages, and its links; `-- FOLDER`, or build/site. Half a minute."""
+    session.run(sys.executable, "docs/make_site.py", *(session.posargs or ["build/site"]))
+
+
+@nox.session
 def test(session: nox.Session) -> None:
     """The tests that run everywhere; minutes."""
     session.run("pytest", *session.posargs)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep.commands import chaos, evaluate, export, predict, recipes, train
+from lockstep.commands import chaos, diff, evaluate, export, predict, recipes, runs, train
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
@@ -25,6 +25,12 @@ from lockstep.processes.signals import exit_now
 COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
     "train": ("[RECIPE] [FLAGS]", "train; the recipe is digits where none is named", train.main),
     "eval": ("RUN [FLAGS]", "evaluate the weights of a run folder again, on any number of processes", evaluate.main),
+    "runs": (
+        "[FOLDER] [FLAGS]",
+        "table the runs below a folder: epoch, top-1, running or ended, since when",
+        runs.main,
+    ),
+    "diff": ("RUN RUN [FLAGS]", "say what differs between two runs: config, environment, order, result", diff.main),
     "preview": (
         "[RECIPE|RUN] [FLAGS]",
         "draw what the network sees: some pictures before and after augmentation, as a PNG",
@@ -100,6 +106,8 @@ examples:
   torchrun --nproc-per-node 4 -m lockstep train mnist   started by another launcher
   lockstep preview folder --data-dir ~/flowers --augment randaugment:2,9
   lockstep eval runs/digits-20260101-120000 --nproc 1
+  lockstep runs --state running
+  lockstep diff runs/digits-20260101-120000 runs/digits-20260102-090000
   lockstep predict runs/folder-20260101-120000 photo.jpg more-photos/
   lockstep verify digits --nproc 1,2,4 --exact 8       the same bits on 1, 2 and 4 processes?
   lockstep chaos digits --exact 4 --kills 10           does it come back, and as the same run?

@@ -1,0 +1,53 @@
+"""The pages of both languages: the same list, and each in the list of the front page."""
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+ENGLISH = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "zh" not in path.relative_to(DOCS).parts}
+CHINESE = {str(path.relative_to(DOCS / "zh")) for path in (DOCS / "zh").rglob("*.md")}
+NOT_YET = {  # pages that no one has written in Chinese yet
+    "benchmarks.md",
+    "checkpoints.md",
+    "clusters.md",
+    "coming-from.md",
+    "compare.md",
+    "design.md",
+    "doctor.md",
+    "exact.md",
+    "faults.md",
+    "forecast.md",
+    "guide.md",
+    "large-models.md",
+    "slow-links.md",
+    "verify.md",
+}
+
+
+def listed(front: Path) -> list[list[str]]:
+    """The entries of each list of a front page, patterns as they are."""
+    blocks = re.findall(r"^```\{toctree\}\n(.*?)^```$", front.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [[line for line in block.splitlines() if line and line[0] != ":"] for block in blocks]
+
+
+def test_both_languages_have_the_same_pages() -> None:
+    assert not ENGLISH - CHINESE - NOT_YET, "in Chinese these are missing: write docs/zh/ of the same name"
+    assert not CHINESE - ENGLISH, "in English these are missing"
+    assert len(ENGLISH) > 15
+
+
+@pytest.mark.parametrize("page", sorted(ENGLISH))
+def test_the_front_page_lists_every_page(page: str) -> None:
+    patterns = [entry for entries in listed(DOCS / "index.md") for entry in entries]
+    name = page.removesuffix(".md")
+    assert name == "index" or any(fnmatchcase(name, pattern) for pattern in patterns), (
+        f"docs/{page} is in no list of docs/index.md: write its name where it belongs, in docs/zh/index.md too"
+    )
+
+
+def test_both_front_pages_list_the_same() -> None:
+    assert listed(DOCS / "index.md") == listed(DOCS / "zh/index.md")
