@@ -12,6 +12,7 @@ from lockstep.commands.forecast import command as forecast
 from lockstep.commands.launch_script import command as launch_script
 from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
+from lockstep.commands.report import command as report
 from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.sweep import command as sweep
 from lockstep.commands.tune import command as tune
@@ -35,6 +36,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "[RECIPE|RUN] [FLAGS]",
         "draw what the network sees: some pictures before and after augmentation, as a PNG",
         preview.main,
+    ),
+    "report": (
+        "RUN [RUN ...] [FLAGS]",
+        "write one HTML page of one run or several: curves, faults, classes, environment",
+        report.main,
     ),
     "predict": ("RUN PICTURE|FOLDER...", "name what is on new pictures, by a run's weights", predict.main),
     "verify": (
