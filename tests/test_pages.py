@@ -13,7 +13,6 @@ CHINESE = {str(path.relative_to(DOCS / "zh")) for path in (DOCS / "zh").rglob("*
 NOT_YET = {  # pages that no one has written in Chinese yet
     "benchmarks.md",
     "coming-from.md",
-    "design.md",
 }
 
 
