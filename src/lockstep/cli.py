@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep.commands import chaos, diff, evaluate, export, predict, recipes, runs, train
+from lockstep.commands import chaos, diff, evaluate, export, predict, recipes, runs, train, watch
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
@@ -30,6 +30,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "[FOLDER] [FLAGS]",
         "table the runs below a folder: epoch, top-1, running or ended, since when",
         runs.main,
+    ),
+    "watch": (
+        "[RUN] [FLAGS]",
+        "follow a run from another terminal, or another machine that sees its folder",
+        watch.main,
     ),
     "diff": ("RUN RUN [FLAGS]", "say what differs between two runs: config, environment, order, result", diff.main),
     "preview": (
