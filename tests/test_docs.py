@@ -11,6 +11,7 @@ from lockstep.commands.export import Export
 from lockstep.commands.lr_find.plan import Plan as LrFind
 from lockstep.commands.predict import Predict
 from lockstep.commands.preview.command import Preview
+from lockstep.commands.report.command import Report
 from lockstep.commands.sweep.plan import Plan as Sweep
 from lockstep.config import Config
 from lockstep.config.flags import SHORT, known_flags
@@ -37,7 +38,7 @@ def flags_of_lockstep(text: str) -> set[str]:
 
 
 def not_flags(text: str) -> set[str]:
-    classes = (Config, Evaluation, Export, LrFind, Predict, Preview, Sweep)
+    classes = (Config, Evaluation, Export, LrFind, Predict, Preview, Report, Sweep)
     ours = {flag for cls in classes for flag in known_flags(cls)}
     return flags_of_lockstep(text) - ours - BESIDE
 

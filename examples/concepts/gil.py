@@ -1,6 +1,6 @@
 """One interpreter, two threads: Python code takes turns. Two processes: it runs at once.
 
-    python examples/concepts/gil.py
+python examples/concepts/gil.py
 """
 
 import multiprocessing
@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-ROUNDS = 200
+ROUNDS = 60
 
 
 def work(barrier: Any) -> None:
@@ -22,7 +22,7 @@ def work(barrier: Any) -> None:
 
 
 def timed(what: str, module: Any, kind: str, count: int) -> None:
-    """Start `count` threads or processes; prints the best time of a round, from a common start to the last one's end."""
+    """Start `count` threads or processes; prints a round's best time, from a common start to the last one's end."""
     barrier = module.Barrier(count + 1)
     started = [getattr(module, kind)(target=work, args=(barrier,)) for _ in range(count)]
     for each in started:

@@ -62,11 +62,18 @@ def diff_configs(
     also as a flag spells it (`lr`, `--batch-size`).
     """
     free = {name.removeprefix("--").replace("-", "_") for name in ignore}
-    before, after = _flat(saved), _flat(now)
     return [
-        f"{_text(path)}: {_printed(before.get(path, _ABSENT))} -> {_printed(after.get(path, _ABSENT))}"
+        f"{_text(path)}: {one} -> {other}" for path, one, other in differences(saved, now) if not _covers(free, path)
+    ]
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What differs between two nested groups of plain values: the path of an entry, as optim.lr, and both values."""
+    before, after = _flat(one), _flat(other)
+    return [
+        (path, _printed(before.get(path, _ABSENT)), _printed(after.get(path, _ABSENT)))
         for path in [*before, *(path for path in after if path not in before)]
-        if before.get(path, _ABSENT) != after.get(path, _ABSENT) and not _covers(free, path)
+        if before.get(path, _ABSENT) != after.get(path, _ABSENT)
     ]
 
 

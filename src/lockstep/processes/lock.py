@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -51,6 +51,18 @@ def hold(folder: Path) -> Iterator[None]:
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 path.unlink()  # while it is held: who opens it now and gets the lock finds that it is gone
         os.close(descriptor)
+
+
+def writer(folder: Path) -> Literal["none", "here", "elsewhere", "killed"]:
+    """Whether a run's process holds the folder, without touching the lock: it has none; one that lives on this machine;
+    one that may live on another; or one of this machine that is gone and left its lock behind."""
+    path = folder / LOCK
+    if not path.is_file():
+        return "none"
+    found = _read(path)
+    if found.get("host") != socket.gethostname():
+        return "elsewhere"
+    return "killed" if _killed(path) else "here"
 
 
 def _locked_file(path: Path) -> int | None:

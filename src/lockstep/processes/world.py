@@ -21,7 +21,8 @@ from lockstep.processes.devices import device_identity, rank_device, require_apa
 from lockstep.processes.environment import JOB, launcher_ranks
 from lockstep.processes.listening import LOOPBACK, keep_to_loopback
 from lockstep.processes.memory import keep_freed
-from lockstep.processes.proc import cores
+from lockstep.processes.output import status
+from lockstep.processes.proc import threads_each
 from lockstep.processes.rendezvous import choose_interface, fresh_store, open_store
 
 _LAST_RELEASES_S = 0.1
@@ -95,6 +96,11 @@ class World:
         if self.rank == 0:
             print(*values, flush=True)
 
+    def status(self, what: str) -> None:
+        """Say on rank 0's terminal what is being waited for, until anything is printed."""
+        if self.rank == 0:
+            status(what)
+
     @contextmanager
     def first_on_host(self) -> Iterator[None]:
         """Run the body on the first rank of each host, then on the other ranks, which find the work done.
@@ -137,7 +143,7 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
     """
     rank, size, local_rank, local_size = launcher_ranks(environ) or (0, 1, 0, 1)
     device = rank_device(execution, local_rank, local_size)
-    torch.set_num_threads(execution.threads or max(1, cores() // local_size))
+    torch.set_num_threads(threads_each(execution.threads, local_size))
     if device.type == "cpu":
         keep_freed()
     else:

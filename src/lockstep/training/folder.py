@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -155,6 +155,7 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
     """
     from lockstep.training.control import OUT_OF_TIME
     from lockstep.training.loop import train
+    from lockstep.watch.progress import duration
 
     config.require_batch_for(world.size)
     with ExitStack() as claim:
@@ -167,6 +168,9 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
     state = outcome.state
     if state.metrics is not None:
         world.print(f"test accuracy {state.metrics.top1:.2%} (top-1 on {state.metrics.count:,} images)")
+    if outcome.epochs > 0:
+        each = f", {outcome.seconds / outcome.epochs:.3g} s an epoch" if outcome.epochs >= 1 else ""
+        world.print(f"trained in    {duration(outcome.seconds)}{each}")
     world.print(f"run folder    {folder}")
     if outcome.stop == OUT_OF_TIME:
         world.print(
@@ -201,6 +205,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     from lockstep.training.by_class import ClassCounts, write
     from lockstep.training.evaluation import evaluate
     from lockstep.training.precision import configure
+    from lockstep.watch.progress import ProgressBar
 
     # chunks of the size that the run used: other shapes would round otherwise
     execution = dataclasses.replace(chosen.execution, eval_batch_size=config.execution.eval_batch_size)
@@ -217,9 +222,12 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
             f"{path} was trained on other classes than {val_set.name} has, or in another order",
             "Name the data that it was trained on with --data-dir.",
         )
-    counts = ClassCounts(len(val_set.classes), world.device)
-    loader = eval_loader(config, val_set, world)
-    metrics = evaluate(model, loader, world, config.precision, tta=config.tta, observe=counts.add)
+    counts = ClassCounts(val_set, world.device)
+    loader, bar = eval_loader(config, val_set, world), ProgressBar(0, 1, enabled=world.rank == 0)
+    share = world.share(loader.chunks)
+    tick = bar.counting("evaluation", len(val_set), share.stop - share.start)
+    with closing(bar):
+        metrics = evaluate(model, loader, world, config.precision, tick=tick, tta=config.tta, observe=counts.add)
     scores = counts.scores(val_set.classes, world)
     world.print(f"{chosen.weights} weights of {folder}: {metrics}")
     world.print(scores)

@@ -1,0 +1,1 @@
+"""`lockstep report`: a page of what runs did."""
