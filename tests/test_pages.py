@@ -12,19 +12,8 @@ ENGLISH = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "zh" no
 CHINESE = {str(path.relative_to(DOCS / "zh")) for path in (DOCS / "zh").rglob("*.md")}
 NOT_YET = {  # pages that no one has written in Chinese yet
     "benchmarks.md",
-    "checkpoints.md",
-    "clusters.md",
     "coming-from.md",
-    "compare.md",
     "design.md",
-    "doctor.md",
-    "exact.md",
-    "faults.md",
-    "forecast.md",
-    "guide.md",
-    "large-models.md",
-    "slow-links.md",
-    "verify.md",
 }
 
 

@@ -84,6 +84,9 @@ def test_csv(tmp_path: Path) -> None:
     for kind, field in [("step", "loss"), ("step", "images_per_s"), ("eval", "top1"), ("eval", "loss")]:
         found = [(int(row["step"]), float(row[field])) for row in rows if row["kind"] == kind]
         assert found == numbers(tmp_path, kind, field)
+        assert [float(row["time"]) for row in rows if row["kind"] == kind] == [
+            t for _, t in numbers(tmp_path, kind, "time")
+        ]
     write(tmp_path, "csv")  # a resumed run appends, under one header
     assert (tmp_path / "metrics.csv").read_text().count("kind") == 1
 

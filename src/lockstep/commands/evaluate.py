@@ -1,6 +1,7 @@
 """`lockstep eval`: evaluate a run's saved weights again."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from lockstep.config import Config, Execution
 from lockstep.config.fields import require
 from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
+from lockstep.processes.output import status
 
 if TYPE_CHECKING:
     from lockstep.training.folder import Evaluation
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 def main(args: list[str]) -> int:
     """Evaluate a run's saved weights again."""
+    if not {"-h", "--help"} & set(args) and os.environ.get("RANK", "0") == "0":
+        status("starting: importing torch")
     from lockstep.training.by_class import require_ending
     from lockstep.training.folder import Evaluation, evaluate_run, read_config, require_trusted
 

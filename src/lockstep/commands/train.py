@@ -1,11 +1,13 @@
 """`lockstep train`: train by a recipe."""
 
+import os
 import time
 from functools import partial
 
 from lockstep.commands.shared.arguments import launched, planned
 from lockstep.config import Config
 from lockstep.config.recipes import RECIPES
+from lockstep.processes.output import status
 
 
 def main(args: list[str]) -> int:
@@ -15,6 +17,8 @@ def main(args: list[str]) -> int:
         "--batch-size is global: it is shared out over all processes."
     )
     config: Config = planned("train", Config, lambda config: config, args, about)
+    if os.environ.get("RANK", "0") == "0":
+        status("starting: importing torch")
     from lockstep.processes.devices import process_count
     from lockstep.processes.environment import launcher_ranks, over_slurm_nodes
     from lockstep.processes.lock import hold
@@ -33,6 +37,7 @@ def main(args: list[str]) -> int:
     with sigterm_raises(), hold(folder), discarded_if_unused(folder):
         from lockstep.training import loop  # noqa: F401 (once here, and not once in each worker: they are forked)
 
+        status("starting")
         reached = partial(newest_step, str(folder))
         return launched(
             run, config, str(folder), began, execution=execution, recovery=config.recovery, progress=reached

@@ -25,6 +25,7 @@ def duplicates(train: ImageSet, val: ImageSet, look: str, world: World) -> list[
         return []
     if look == "auto" and (len(train) + len(val) > _AT_ONCE or not train.sized):
         return []
+    world.status("starting: looking for pictures that come twice")
     sizes = np.concatenate([_sizes(each, world) for each in (train, val)])
     _, places, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     candidates = np.flatnonzero(counts[places] > 1)  # samples of train, then those of val

@@ -2,6 +2,7 @@
 
 import io
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +44,13 @@ def find_mistakes(world: World, folder: str, data_dir: str, trust_code: bool, mo
     images, size, classes = loader.images, loader.batch_size, loader.images.classes
     confidence, taken = np.zeros(len(images), np.float32), np.zeros(len(images), np.int64)
     labels = np.zeros(len(images), np.int64)
-    for chunk, logits, truth in outputs(model, loader, world, config.precision, lambda: None, config.tta, (), True):
-        rows = slice(chunk * size, chunk * size + len(logits))
-        values, indices = likeliest(logits, 1)
-        confidence[rows], taken[rows] = values[:, 0].cpu().numpy(), indices[:, 0].cpu().numpy()
-        labels[rows] = truth.cpu().numpy()
+    with closing(ProgressBar(0, 1, enabled=True)) as bar:
+        tick = bar.counting(f"evaluating {Path(folder).name}", len(images), loader.chunks)
+        for chunk, logits, truth in outputs(model, loader, world, config.precision, tick, config.tta, (), True):
+            rows = slice(chunk * size, chunk * size + len(logits))
+            values, indices = likeliest(logits, 1)
+            confidence[rows], taken[rows] = values[:, 0].cpu().numpy(), indices[:, 0].cpu().numpy()
+            labels[rows] = truth.cpu().numpy()
     wrong = np.flatnonzero(taken != labels)
     pairs = Counter(zip(labels[wrong].tolist(), taken[wrong].tolist(), strict=True)).most_common(_PAIRS)
     chosen = wrong[np.argsort(-np.nan_to_num(confidence[wrong]), kind="stable")][:most]

@@ -2,13 +2,17 @@
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO, cast
 
+_CLEAR = "\r\x1b[K"  # back to the line's start, and the rest of it erased
+
 _broken: list[str] = []
+_waiting = False  # for what the terminal's last line says
 _elsewhere: list[Callable[[], None]] = []  # what gives the streams another end, where their terminal is lost
 
 
@@ -17,6 +21,17 @@ def take_broken() -> str:
     reason = "; ".join(_broken)
     _broken.clear()
     return reason
+
+
+def status(what: str) -> None:
+    """Say what is being waited for in the terminal's last line, until anything else is printed; nothing elsewhere."""
+    global _waiting
+    if not isinstance(sys.stdout, _Stream) or not sys.stdout.isatty() or os.environ.get("TERM") in (None, "dumb"):
+        return
+    width, _waiting = shutil.get_terminal_size().columns, False
+    sys.stdout.write(f"{_CLEAR}{what[: width - 1]}")
+    sys.stdout.flush()
+    _waiting = True
 
 
 def print_to(path: Path) -> None:
@@ -65,11 +80,21 @@ class _Stream:
 
     def write(self, text: str) -> int:
         """Write, or pretend to."""
+        global _waiting
+        if _waiting and text and self.isatty():
+            _waiting, text = False, _CLEAR + text
         try:
             return self._stream.write(text)
         except (OSError, ValueError) as error:
             self._give_up(error)
             return len(text)
+
+    def isatty(self) -> bool:
+        """Whether a terminal shows what is written."""
+        try:
+            return self._stream.isatty()
+        except ValueError:  # closed
+            return False
 
     def writelines(self, lines: list[str]) -> None:
         """Write, or pretend to."""

@@ -21,6 +21,7 @@ from lockstep.processes.devices import device_identity, rank_device, require_apa
 from lockstep.processes.environment import JOB, launcher_ranks
 from lockstep.processes.listening import LOOPBACK, keep_to_loopback
 from lockstep.processes.memory import keep_freed
+from lockstep.processes.output import status
 from lockstep.processes.proc import cores
 from lockstep.processes.rendezvous import choose_interface, fresh_store, open_store
 
@@ -94,6 +95,11 @@ class World:
         """Print on rank 0 alone."""
         if self.rank == 0:
             print(*values, flush=True)
+
+    def status(self, what: str) -> None:
+        """Say on rank 0's terminal what is being waited for, until anything is printed."""
+        if self.rank == 0:
+            status(what)
 
     @contextmanager
     def first_on_host(self) -> Iterator[None]:

@@ -62,6 +62,7 @@ class Run:
 
 def load_data(config: Config, world: World) -> tuple[ImageSet, ImageSet]:
     """The training and the evaluation set."""
+    world.status(f"starting: loading {config.data.dataset}")
     folder = sources.resolve_data_dir(config.execution.data_dir)
     sets = sources.load(config.data, folder, config.seed, world)
     where, skip = config.execution.cache, config.data.skip_broken
@@ -177,6 +178,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         repeatable.configure(world)
     train_set, val_set = load_data(config, world)
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
+    world.status(f"starting: building {config.model.model}")
     model, optim = build_model(config, train_set, world.print, world).to(dtype=dtype), config.optim
     freezing = freeze(model, config.model)
     ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None

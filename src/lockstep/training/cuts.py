@@ -50,6 +50,7 @@ def probe(config: Config, world: World, run: Run) -> list[str]:
     if not asked or world.rank:
         return []
     began = time.monotonic()
+    world.status("starting: looking for parts of the model that depend on --nproc")
     try:
         with same_generators({p.device for p in run.model.parameters()}), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training will say them

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -161,6 +161,7 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
     """
     from lockstep.training.control import OUT_OF_TIME
     from lockstep.training.loop import train
+    from lockstep.watch.progress import duration
 
     config.require_batch_for(world.size)
     with ExitStack() as claim:
@@ -173,6 +174,9 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
     state = outcome.state
     if state.metrics is not None:
         world.print(f"test accuracy {state.metrics.top1:.2%} (top-1 on {state.metrics.count:,} images)")
+    if outcome.epochs > 0:
+        each = f", {outcome.seconds / outcome.epochs:.3g} s an epoch" if outcome.epochs >= 1 else ""
+        world.print(f"trained in    {duration(outcome.seconds)}{each}")
     world.print(f"run folder    {folder}")
     if outcome.stop == OUT_OF_TIME:
         world.print(
@@ -230,6 +234,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     """Evaluate saved weights on this process, as one of the world's."""
     from lockstep.training.by_class import ClassCounts, write
     from lockstep.training.evaluation import evaluate
+    from lockstep.watch.progress import ProgressBar
 
     # chunks of the size that the run used: other shapes would round otherwise
     execution = dataclasses.replace(chosen.execution, eval_batch_size=config.execution.eval_batch_size)
@@ -237,7 +242,11 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     model, _, loader = to_evaluate(world, config, folder, chosen.weights)
     val_set = loader.images
     counts = ClassCounts(len(val_set.classes), world.device)
-    metrics = evaluate(model, loader, world, config.precision, tta=config.tta, observe=counts.add)
+    bar = ProgressBar(0, 1, enabled=world.rank == 0)
+    share = world.share(loader.chunks)
+    tick = bar.counting("evaluation", len(val_set), share.stop - share.start)
+    with closing(bar):
+        metrics = evaluate(model, loader, world, config.precision, tick=tick, tta=config.tta, observe=counts.add)
     scores = counts.scores(val_set.classes, world)
     world.print(f"{chosen.weights} weights of {folder}: {metrics}")
     world.print(scores)

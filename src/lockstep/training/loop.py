@@ -1,5 +1,6 @@
 """The story of a run: resume, epochs, steps, evaluation, saving."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class Outcome:
 
     state: State
     stop: int
+    seconds: float  # of this process's epochs, with evaluations and checkpoints, without its start
+    epochs: float  # that took so long
 
 
 def train(config: Config, world: World, folder: Path, began: float | None = None) -> Outcome:
@@ -54,6 +57,7 @@ def train(config: Config, world: World, folder: Path, began: float | None = None
             live.bar.write(line(fit))
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
+        start, began_at = time.monotonic(), live.state.steps
         while not choose.over(config, live.state) and not live.stop:
             try:
                 train_epoch(live)
@@ -62,7 +66,8 @@ def train(config: Config, world: World, folder: Path, began: float | None = None
             except NonFinite as bad:
                 live.roll_back(bad)
         live.flush()
-        return Outcome(live.state, live.stop)
+        epochs = (live.state.steps - began_at) / len(run.train)
+        return Outcome(live.state, live.stop, time.monotonic() - start, epochs)
 
 
 def train_epoch(live: Session) -> None:
@@ -143,7 +148,9 @@ def log(live: Session, window: Window) -> None:
     live.journal.write(
         StepRecord(kind="step", step=state.steps, epoch=state.epochs, samples=state.samples, lr=lr, **numbers)
     )
-    live.bar.update(state.steps, state.epochs + 1, numbers["loss"], lr, numbers["images_per_s"])
+    speed = numbers["images_per_s"]
+    waited = numbers["data_wait_ms"] / 1000 * speed / live.config.batch_size  # of a step's time
+    live.bar.update(state.steps, state.epochs + 1, numbers["loss"], lr, speed, waited)
 
 
 def compare(live: Session) -> None:
@@ -175,13 +182,20 @@ def evaluate_and_keep(live: Session) -> None:
     """Write the `eval` and `classes` records and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
     counts = ClassCounts(len(run.val.images.classes), live.world.device, LARGEST_IN_JOURNAL)
+    what, share = f"epoch {state.epochs + 1}/{config.epochs}: evaluation", live.world.share(run.val.chunks)
+    count = live.bar.counting(what, len(run.val.images), share.stop - share.start)
+
+    def tick() -> None:
+        live.beat.at(state.steps, "evaluation")
+        count()
+
     with live.compiling("evaluation"):
         metrics = evaluate(
             run.evaluated,
             run.val,
             live.world,
             config.precision,
-            tick=lambda: live.beat.at(state.steps, "evaluation"),
+            tick=tick,
             tta=config.tta,
             devices=replica_devices(run.step.model),
             synchronized=True,

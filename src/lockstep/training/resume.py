@@ -42,6 +42,7 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
         UserError: for another experiment (with a diff), where checkpoints there were and none is good, and for a PATH
             where the run folder holds checkpoints of a run that did not begin with it.
     """
+    world.status("starting: looking for a checkpoint")
     found: Loaded | None = None
     failure: UserError | None = None
     if world.rank == 0:

@@ -21,8 +21,8 @@ Writer = tuple[Callable[[Numbers], object], Callable[[str], object]]  # to write
 
 _PACKAGES = ("tensorboard", "wandb", "mlflow", "trackio")
 _CSV_COLUMNS = (
-    "kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "comm_wait_ms", "top1", "top5",
-    "count", "macro_precision", "macro_recall", "macro_f1", "calibration_error",
+    "time", "kind", "epoch", "step", "samples", "loss", "lr", "images_per_s", "data_wait_ms", "comm_wait_ms", "top1",
+    "top5", "count", "macro_precision", "macro_recall", "macro_f1", "calibration_error",
 )  # fmt: skip
 
 

@@ -1,52 +1,119 @@
-"""What a person sees of a run: one live bar from rank 0, or plain lines where there is no terminal."""
+"""What a person sees of a run: one live line from rank 0, or plain lines now and then where there is no terminal."""
 
+import os
 import time
+from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.text import Text
 
-_PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
-_REDRAW_S = 0.1  # to draw the bar takes a millisecond or two: many steps of a tiny model
+_PLAIN_S = 10.0  # between two lines where there is no terminal, at least
+_PLAIN_PART = 100  # of the time so far: a run of days writes hundreds of lines, not tens of thousands
+_REDRAW_S = 0.1  # to draw the line takes a millisecond or two: many steps of a tiny model
+_BAR = 10, 24  # the drawn bar's least and largest width
+_GAP = "  "
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:34, 1:02:03, 2 d 03:04."""
+    whole = max(0, round(seconds))
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days} d {hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def duration(seconds: float) -> str:
+    """8.3 s below a minute; 12:34 min, 1:02:03 h above."""
+    return f"{seconds:.1f} s" if seconds < 60 else f"{clock(seconds)} {'min' if seconds < 3600 else 'h'}"
+
+
+def composed(head: str, share: float | None, parts: list[str], width: int) -> str:
+    """The line: what is going on, a bar and the percentage of `share`, and of the parts the first ones that fit.
+
+    The bar gives way first: at 60 columns the numbers are left. `share`: in [0, 1]; None: not known.
+    """
+    line = [head] if share is None else [head, f"{share:.0%}"]
+    for part in parts:
+        if len(_GAP.join([*line, part])) > width:
+            break
+        line.append(part)
+    least, largest = _BAR
+    room = min(largest, width - len(_GAP.join(line)) - len(_GAP))
+    if share is not None and room >= least:
+        filled = round(share * room)
+        line.insert(
+            1, "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * filled + "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (room - filled)
+        )
+    return _GAP.join(line)[:width]
 
 
 class ProgressBar:
-    """Epoch, step, loss, learning rate, images/s and time left. `enabled` is False on all ranks but 0."""
+    """What goes on now, images/s, time left, loss, learning rate, data wait. `enabled` is False on all ranks but 0.
+
+    Args:
+        total_steps: of the run, of which `done` are behind it; 0: it trains nothing, and leaves no bar on the screen.
+    """
 
     def __init__(self, total_steps: int, epochs: int, enabled: bool, done: int = 0) -> None:
         self.console = Console(highlight=False)
         self.epochs, self.total, self.start = epochs, total_steps, done
-        self.enabled, self.live = enabled, enabled and self.console.is_terminal
+        self.enabled, self.live = enabled, enabled and self.console.is_terminal and os.environ.get("TERM") != "dumb"
         self.began = self.written = time.monotonic()
         self.drawn = float("-inf")
         if self.live:
-            columns = ("[bold]{task.fields[epoch]}", "step {task.completed}/{task.total}", "{task.fields[numbers]}")
-            self.bar = Progress(
-                *map(TextColumn, columns[:1]),
-                BarColumn(bar_width=24),
-                *map(TextColumn, columns[1:]),
-                TimeRemainingColumn(),
-                console=self.console,
-                auto_refresh=False,  # no thread beside the training: it is drawn on log steps
-            )
-            self.task = self.bar.add_task("", total=total_steps, completed=done, epoch="", numbers="")
-            self.bar.start()
+            # no thread beside the training: it is drawn on log steps
+            self.line = Live(console=self.console, auto_refresh=False, transient=not total_steps)
+            self.line.start()
 
-    def update(self, done: int, epoch: int, loss: float, lr: float, images_per_s: float) -> None:
-        """Show the state after `done` steps; epoch counts from 1."""
+    def update(
+        self, done: int, epoch: int, loss: float, lr: float, images_per_s: float, data_wait: float | None = None
+    ) -> None:
+        """Show the state after `done` steps; epoch counts from 1, `data_wait` is a fraction of the steps' time."""
+        if not self.enabled:
+            return
+        left = (time.monotonic() - self.began) / max(1, done - self.start) * (self.total - done)
+        parts = [f"{images_per_s:,.0f} images/s", f"{clock(left)} left", f"loss {loss:.4f}", f"lr {lr:.3g}"]
+        if data_wait is not None:
+            parts.append(f"data wait {min(1.0, data_wait):.0%}")
+        parts.append(f"step {done}/{self.total}")
+        self._show(f"epoch {epoch}/{self.epochs}", done / max(1, self.total), parts, at_once=done >= self.total)
+
+    def doing(self, what: str) -> None:
+        """Say what goes on now, where no number tells how far it is."""
+        self._show(what, None, [], at_once=True, plainly=False)
+
+    def counting(self, what: str, images: int, parts: int) -> Callable[[], None]:
+        """A function to call before each of `parts` equal parts of work on so many images over all ranks."""
+        began, done = time.monotonic(), -1
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            seconds, share = time.monotonic() - began, min(1.0, done / max(1, parts))
+            numbers = []
+            if done and seconds > 0:
+                numbers = [f"{share * images / seconds:,.0f} images/s", f"{clock(seconds / share - seconds)} left"]
+            self._show(what, share, numbers)
+
+        return tick
+
+    def _show(
+        self, head: str, share: float | None, parts: list[str], at_once: bool = False, plainly: bool = True
+    ) -> None:
         if not self.enabled:
             return
         now = time.monotonic()
-        if self.live and now - self.drawn < _REDRAW_S and done < self.total:
-            return
-        numbers = f"loss {loss:.4f}  lr {lr:.3g}  {images_per_s:,.0f} images/s"
         if self.live:
+            if now - self.drawn < _REDRAW_S and not at_once:
+                return
             self.drawn = now
-            where = f"epoch {epoch}/{self.epochs}"
-            self.bar.update(self.task, completed=done, epoch=where, numbers=numbers, refresh=True)
-        elif now - self.written >= _PLAIN_SECONDS:
+            line = composed(head, share, parts, self.console.width)
+            self.line.update(Text(line, no_wrap=True, overflow="crop"), refresh=True)
+        elif plainly and now - self.written >= max(_PLAIN_S, (now - self.began) / _PLAIN_PART):
             self.written = now
-            left = (self.written - self.began) / max(1, done - self.start) * (self.total - done)
-            self.write(f"epoch {epoch}/{self.epochs}  step {done}/{self.total}  {numbers}  {left:.0f} s left")
+            self.write(_GAP.join([head, *([] if share is None else [f"{share:.0%}"]), *parts]))
 
     def write(self, text: str) -> None:
         """A line above the bar."""
@@ -60,4 +127,4 @@ class ProgressBar:
     def close(self) -> None:
         """Leave the last state of the bar on the screen."""
         if self.live:
-            self.bar.stop()
+            self.line.stop()

@@ -1,0 +1,88 @@
+"""The course's pages hold what the programs are and print. This writes it anew, of all steps or as here of two:
+
+    PYTHONPATH=src:examples/course python -m tests.course.pages 03 07
+
+Between `<!-- begin WHAT -->` and `<!-- end -->` of a page stands, in both languages alike but for the tables' words,
+
+    program             the step's program
+    diff                what changed in it since the step before
+    run N FLAGS         the command and what it prints
+    table               the step's consequences on 1, 2 and 4 processes
+    summary             those of all steps
+"""
+
+import difflib
+import re
+import sys
+from pathlib import Path
+
+import consequences
+from tests.course.programs import PAGES, ROOT, program, run
+
+_BLOCK = re.compile(r"(<!-- begin ([^\n]*) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+DRAWN = ("program", "diff")  # what needs no run
+
+
+def pages() -> list[Path]:
+    """All pages of the course, in English first."""
+    return [page for folder in PAGES for page in sorted(folder.glob("*.md"))]
+
+
+def rendered(page: Path, kinds: tuple[str, ...] = ()) -> str:
+    """The page as it has to be. `kinds`: of which blocks; default all."""
+
+    def block(found: re.Match[str]) -> str:
+        kind, *words = found[2].split()
+        if kinds and kind not in kinds:
+            return found[0]
+        return found[1] + _block(page, kind, words) + "\n" + found[4]
+
+    return _BLOCK.sub(block, page.read_text(encoding="utf-8"))
+
+
+def _block(page: Path, kind: str, words: list[str]) -> str:
+    step, chinese = page.name[:2], "zh" in page.relative_to(ROOT).parts
+    match kind:
+        case "program":
+            return f"```python\n{program(step).read_text()}```"
+        case "diff":
+            before = program(f"{int(step) - 1:02}")
+            old, new = (path.read_text().splitlines() for path in (before, program(step)))
+            lines = [*difflib.unified_diff(old, new, before.name, program(step).name, n=1, lineterm="")]
+            return "```diff\n" + "\n".join(re.sub(r"^@@.*", "@@", line.rstrip()) for line in lines) + "\n```"
+        case "run":
+            n, flags = int(words[0]), tuple(words[1:])
+            return f"```console\n$ {shown(step, n, flags)}\n{run(step, n, flags)}```"
+        case "table":
+            return "\n".join(consequences.head(chinese) + _rows(step, chinese))
+        case "summary":
+            lines = consequences.head(chinese)
+            title = "步骤" if chinese else "step"
+            lines = [f"| {title} {lines[0]}", f"| --- {lines[1]}"]
+            for name, one in consequences.STEPS.items():
+                link = f"[{int(name)} {one.chinese if chinese else one.title}]({program(name).stem}.md)"
+                lines += [f"| {link} {row}" for row in _rows(name, chinese)]
+            return "\n".join(lines)
+    raise ValueError(f"{page}: no block is called {kind}")
+
+
+def _rows(step: str, chinese: bool) -> list[str]:
+    return consequences.rows(step, consequences.measure(run, step), chinese)
+
+
+def shown(step: str, n: int, flags: tuple[str, ...]) -> str:
+    """The command that a reader types in examples/course."""
+    words = [program(step).name, *flags]
+    if own := consequences.OWN_LAUNCHER.get(step):
+        return " ".join(["python", *words, own, str(n)])
+    return " ".join(["python" if step == "01" else f"torchrun --nproc-per-node {n}", *words])
+
+
+def main(names: list[str]) -> None:
+    for page in pages():
+        if not names or page.name[:2] in names:
+            page.write_text(rendered(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,46 @@
+"""What the course's pages say of torch is true of the one that is installed."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data.distributed import DistributedSampler
+
+import digits
+
+
+def test_data_parallel_on_a_cpu_calls_the_module() -> None:
+    module = nn.Linear(2, 2)
+    wrapped = nn.DataParallel(module)
+    if not torch.cuda.is_available():
+        assert wrapped.device_ids == []
+    assert all(name.startswith("module.") for name in wrapped.state_dict())
+
+
+def test_what_the_sampler_repeats_and_leaves_out() -> None:
+    train, _ = digits.load()
+    assert len(train) == 1437
+    for drop, expected in (False, [0, 1, 3]), (True, [0, 1, 1]):
+        seen = [sum(len(DistributedSampler(train, n, rank, drop_last=drop)) for rank in range(n)) for n in (1, 2, 4)]
+        assert [abs(total - 1437) for total in seen] == expected
+
+
+def test_the_sampler_seeds_with_seed_plus_epoch() -> None:
+    train, _ = digits.load()
+    orders: list[list[int]] = []
+    for seed, epoch in (0, 1), (1, 0):
+        sampler: DistributedSampler[int] = DistributedSampler(train, 2, 0, seed=seed)
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    assert orders[0] == orders[1]
+
+
+def test_the_mean_of_nothing_is_nan_and_its_sum_is_not() -> None:
+    outputs, labels = torch.randn(0, 10, requires_grad=True), torch.zeros(0, dtype=torch.long)
+    assert F.cross_entropy(outputs, labels).isnan()
+    assert F.cross_entropy(outputs, labels, reduction="sum") == 0
+
+
+def test_class_weights_divide_by_the_weights_of_the_labels() -> None:
+    outputs, labels, weight = torch.randn(4, 2), torch.tensor([0, 1, 1, 1]), torch.tensor([3.0, 1.0])
+    total = F.cross_entropy(outputs, labels, weight=weight, reduction="sum")
+    torch.testing.assert_close(F.cross_entropy(outputs, labels, weight=weight), total / weight[labels].sum())

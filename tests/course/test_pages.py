@@ -1,0 +1,44 @@
+"""The course's pages: what they show is what the programs are, in both languages, for every step."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import consequences
+from tests.course.pages import DRAWN, pages, rendered
+from tests.course.programs import PAGES, PROGRAMS, ROOT
+
+
+def _ids(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_every_step_has_a_program_and_a_page_of_its_name() -> None:
+    names = [path.stem for path in sorted(PROGRAMS.glob("[0-9]*.py"))]
+    assert [name[:2] for name in names] == list(consequences.STEPS) == [f"{i + 1:02}" for i in range(len(names))]
+    for folder in PAGES:
+        assert [page.stem for page in sorted(folder.glob("[0-9]*.md"))] == names
+
+
+@pytest.mark.parametrize("page", pages(), ids=_ids)
+def test_programs_and_diffs_are_those_of_the_files(page: Path) -> None:
+    assert rendered(page, DRAWN) == page.read_text(encoding="utf-8"), (
+        "run: PYTHONPATH=src:examples/course python -m tests.course.pages"
+    )
+    if page.stem != "index":
+        kinds = [words.split()[0] for words in re.findall(r"<!-- begin (.*) -->", page.read_text(encoding="utf-8"))]
+        assert "program" in kinds or "diff" in kinds
+        assert {"table", "run"} <= set(kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages(), ids=_ids)
+def test_figures_and_outputs_are_those_of_the_programs(page: Path) -> None:
+    """All steps, wrong and right, on 1, 2 and 4 processes; each is run once for all pages."""
+    assert rendered(page) == page.read_text(encoding="utf-8")
+
+
+def test_programs_stay_short() -> None:
+    for path in PROGRAMS.glob("[0-9]*.py"):
+        assert len(path.read_text().splitlines()) < 170, path.name
