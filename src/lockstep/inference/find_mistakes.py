@@ -2,12 +2,11 @@
 
 import io
 from collections import Counter
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.config import Config
 from lockstep.data.arrays import ImageSet
 from lockstep.data.official import DIGITS, OFFICIAL
 from lockstep.data.sources import resolve_data_dir
@@ -23,12 +22,20 @@ _SIDE = 128  # pixels of a picture's longer side at most: a few KB each
 _PAIRS = 15
 
 
-def find_mistakes(world: World, folder: str, data_dir: str, trust_code: bool, most: int) -> Mistakes:
+def find_mistakes(
+    world: World,
+    folder: str,
+    data_dir: str,
+    trust_code: bool,
+    most: int,
+    counting: Callable[[int, int], Callable[[], None]] = lambda *_: lambda: None,
+) -> Mistakes:
     """Evaluate a run's weights again, in one process. Nothing is downloaded.
 
     Args:
         data_dir: where the data lies; empty: where the config or the environment says.
         most: mistakes to show.
+        counting: told images and chunks, gives what is called before each chunk.
 
     Raises:
         UserError: where weights or data are missing, are not each other's, or need code that nobody allowed.
@@ -36,7 +43,7 @@ def find_mistakes(world: World, folder: str, data_dir: str, trust_code: bool, mo
     config = read_config(folder)
     require_trusted(config, folder, trust_code)
     config = config.with_execution(data_dir=data_dir or config.execution.data_dir, cache="", workers=0)
-    _require_there(config)
+    _require_there(config.data.dataset, config.execution.data_dir)
     name = next((n for n in ("best", "final") if (Path(folder) / "weights" / f"{n}.safetensors").is_file()), "")
     if not name:
         raise UserError(f"{folder} holds no weights: the run has not evaluated yet", "")
@@ -44,13 +51,12 @@ def find_mistakes(world: World, folder: str, data_dir: str, trust_code: bool, mo
     images, size, classes = loader.images, loader.batch_size, loader.images.classes
     confidence, taken = np.zeros(len(images), np.float32), np.zeros(len(images), np.int64)
     labels = np.zeros(len(images), np.int64)
-    with closing(ProgressBar(0, 1, enabled=True)) as bar:
-        tick = bar.counting(f"evaluating {Path(folder).name}", len(images), loader.chunks)
-        for chunk, logits, truth in outputs(model, loader, world, config.precision, tick, config.tta, (), True):
-            rows = slice(chunk * size, chunk * size + len(logits))
-            values, indices = likeliest(logits, 1)
-            confidence[rows], taken[rows] = values[:, 0].cpu().numpy(), indices[:, 0].cpu().numpy()
-            labels[rows] = truth.cpu().numpy()
+    tick = counting(len(images), loader.chunks)
+    for chunk, logits, truth in outputs(model, loader, world, config.precision, tick, config.tta, (), True):
+        rows = slice(chunk * size, chunk * size + len(logits))
+        values, indices = likeliest(logits, 1)
+        confidence[rows], taken[rows] = values[:, 0].cpu().numpy(), indices[:, 0].cpu().numpy()
+        labels[rows] = truth.cpu().numpy()
     wrong = np.flatnonzero(taken != labels)
     pairs = Counter(zip(labels[wrong].tolist(), taken[wrong].tolist(), strict=True)).most_common(_PAIRS)
     chosen = wrong[np.argsort(-np.nan_to_num(confidence[wrong]), kind="stable")][:most]
@@ -67,14 +73,14 @@ def find_mistakes(world: World, folder: str, data_dir: str, trust_code: bool, mo
     )
 
 
-def _require_there(config: Config) -> None:
+def _require_there(dataset: str, data_dir: str) -> None:
     """Raise UserError where a published set would have to be downloaded first."""
-    found = OFFICIAL.get(config.data.dataset)
+    found = OFFICIAL.get(dataset)
     if found is None or found is DIGITS:
         return
-    folder = resolve_data_dir(config.execution.data_dir) / found.release.folder
+    folder = resolve_data_dir(data_dir) / found.release.folder
     if not all((folder / name).is_file() for name in found.release.files):
-        raise UserError(f"{config.data.dataset} is not in {folder}", "Name its folder with --data-dir.")
+        raise UserError(f"{dataset} is not in {folder}", "Name the folder that it lies in with --data-dir.")
 
 
 def _picture(images: ImageSet, sample: int) -> tuple[int, bytes]:
