@@ -11,9 +11,7 @@ DOCS = ROOT / "docs"
 ENGLISH = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "zh" not in path.relative_to(DOCS).parts}
 CHINESE = {str(path.relative_to(DOCS / "zh")) for path in (DOCS / "zh").rglob("*.md")}
 NOT_YET = {  # pages that no one has written in Chinese yet
-    "benchmarks.md",
     "coming-from.md",
-    "design.md",
 }
 
 

@@ -241,7 +241,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     config = dataclasses.replace(config, execution=execution)
     model, _, loader = to_evaluate(world, config, folder, chosen.weights)
     val_set = loader.images
-    counts = ClassCounts(len(val_set.classes), world.device)
+    counts = ClassCounts(val_set, world.device)
     bar = ProgressBar(0, 1, enabled=world.rank == 0)
     share = world.share(loader.chunks)
     tick = bar.counting("evaluation", len(val_set), share.stop - share.start)
