@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "write one HTML page of one run or several: curves, faults, classes, environment",
         report.main,
     ),
-    "predict": ("RUN PICTURE|FOLDER...", "name what is on new pictures, by a run's weights", predict.main),
+    "predict": ("RUN PICTURE|FOLDER... [FLAGS]", "name what is on new pictures, by a run's weights", predict.main),
     "verify": (
         "[RECIPE] [FLAGS]",
         "run the first steps on several numbers of processes, compare, and say why they differ",
