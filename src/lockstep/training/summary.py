@@ -33,6 +33,7 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int, notes:
         versions=versions(),
         data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
         parameters=sum(p.numel() for p in run.model.parameters()),
+        steps_per_epoch=len(run.train),
         resumed_from=resumed_from,
         notes=notes,
     )
