@@ -98,8 +98,11 @@ def _attempts(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, An
     return parts
 
 
-def _steps_per_epoch(records: Iterable[Mapping[str, Any]]) -> float | None:
-    """By an evaluation, which is at an epoch's end; else by the last step record of an epoch before the next one's."""
+def _steps_per_epoch(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """As a `run` record says; an older journal tells by an evaluation, or by an epoch's last step record."""
+    said = [n for record in records if record.get("kind") == "run" and (n := count(record, "steps_per_epoch"))]
+    if said:
+        return float(said[-1])
     before = None
     for record in records:
         step, epoch = count(record, "step"), count(record, "epoch")
