@@ -14,9 +14,9 @@ from lockstep.commands.preview.command import Preview
 from lockstep.commands.report.command import Report
 from lockstep.commands.sweep.plan import Plan as Sweep
 from lockstep.config import Config
+from lockstep.config.evaluation import Evaluation
 from lockstep.config.flags import SHORT, known_flags
 from lockstep.config.recipes import RECIPES
-from lockstep.training.folder import Evaluation
 from tests.subprocesses import Command
 
 ROOT = Path(__file__).parents[1]
