@@ -78,7 +78,7 @@ class Shares(Sampler[list[int]]):
 def save(file: str, state: dict[str, object]) -> None:
     if dist.get_rank() == 0:
         torch.save(state, f"{file}.new")
-        os.replace(f"{file}.new", file)  # under its name the file is whole at any time
+        Path(f"{file}.new").replace(file)  # under its name the file is whole at any time
     dist.barrier()  # nobody goes on, to read it or to end, before it is there
 
 

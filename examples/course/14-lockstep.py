@@ -20,7 +20,7 @@ def main(world: ls.World, wrong: bool) -> None:
     train, test = ls.loaders("digits", world, batch_size=batch)
     torch.manual_seed(0)
     layers = [nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)]
-    model = ls.parallelize(nn.Sequential(nn.Flatten(), *layers).to(world.device), world)
+    model = ls.parallelize(nn.Sequential(nn.Flatten(), *layers).to(world.device), world, batch_norm="global")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     step = ls.TrainStep(model, F.cross_entropy, optimizer)
     for number, epoch in enumerate(train.epochs(3), start=1):
