@@ -93,6 +93,20 @@ def test_version_names_torch_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert text == f"lockstep {lockstep.__version__} (torch {version('torch')}, torchvision {version('torchvision')})\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "left"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "a"}, "-")]
+)
+def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(
+    given: dict[str, str], left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os; from lockstep.cli import _exit_code, main\n"
+    program += "try: main(['recipes'])\nfinally: print(os.environ.get('GOMP_SPINCOUNT', '-'))"
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    ended = Command(sys.executable, "-c", program, env=given).end(timeout=60)
+    assert ended.out.splitlines()[-1] == left
+
+
 def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys, "recipes").splitlines()
     assert [line.split()[0] for line in lines] == list(RECIPES)

@@ -15,7 +15,8 @@ OVERVIEWS = {Path("README.md"), Path("index.md")}  # written for their language,
 PAIRS = sorted({path.relative_to(ZH) for path in ZH.rglob("*.md")} - OVERVIEWS)
 _CJK = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_FIGURE = re.compile(r"(?<![A-Za-z0-9_.])\d[\d,]*(?:\.\d+)*(?:e[+-]?\d+)?(?<!,)")
+_FIGURE = re.compile(r"(?<![A-Za-z0-9_.])(\d[\d,]*(?:\.\d+)*(?:e[+-]?\d+)?(?<!,))(?: ?(million|billion|万|亿))?")
+_UNITS = {"million": 1e6, "billion": 1e9, "万": 1e4, "亿": 1e8}
 _SPELLED = {
     "one": 1,
     "two": 2,
@@ -58,7 +59,11 @@ class Section:
 
     @property
     def figures(self) -> set[str]:
-        return {found.replace(",", "") for found in _FIGURE.findall(self.plain)}
+        """The numbers in digits, 2.4 million and 240 万 alike."""
+        found = _FIGURE.finditer(self.plain)
+        return {
+            f"{float(at[1].replace(',', '')) * _UNITS[at[2]]:.0f}" if at[2] else at[1].replace(",", "") for at in found
+        }
 
     @property
     def spelled(self) -> set[str]:
@@ -144,7 +149,7 @@ def aim(page: Path, target: str) -> tuple[str, int | None]:
 
 
 def differing_links(name: Path, english: Section, chinese: Section) -> list[str]:
-    """Links of one page that the other lacks, but for those between the two, and Chinese ones that miss a Chinese page."""
+    """Links that one page lacks, but for those between the two, and Chinese ones that miss a Chinese page."""
     twins = {(str(DOCS / name), None)}
     ours = Counter(aim(DOCS / name, target) for target in english.links)
     theirs = Counter(aim(ZH / name, target) for target in chinese.links)

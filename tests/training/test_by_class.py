@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,13 @@ from tests.ranks import run_ranks
 SINGLE = World.single()
 
 
-def scores_of(logits: torch.Tensor, labels: torch.Tensor, cut: int) -> ByClass:
-    counts = ClassCounts(logits.shape[1], logits.device)
+def scores_of(logits: torch.Tensor, labels: torch.Tensor, cut: int, sets: Any = None) -> ByClass:
+    names = tuple(f"c{k}" for k in range(logits.shape[1]))
+    images: Any = SimpleNamespace(classes=names, label_sets=sets)
+    counts = ClassCounts(images, logits.device)
     for start in range(0, len(labels), cut):
         counts.add(logits[start : start + cut], labels[start : start + cut])
-    return counts.scores([f"c{k}" for k in range(logits.shape[1])], SINGLE)
+    return counts.scores(names, SINGLE)
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 99), st.integers(1, 40))

@@ -41,8 +41,9 @@ def launch(
     """Run `fn(world, *args)` on `nproc` processes and return one value per local rank.
 
     Under torchrun, which has started the processes already, each runs `fn` itself and the list holds its own value. A
-    single process runs it here. Otherwise workers are spawned: `fn` and `args` must be picklable and the call stand
-    under `if __name__ == "__main__":`, as for torch.multiprocessing.spawn.
+    single process runs it here. Otherwise workers are started: in a script the call must stand under
+    `if __name__ == "__main__":`, as for torch.multiprocessing.spawn. In a notebook `fn` may be what a cell defines; it
+    goes to the workers with copies of the global variables that it uses.
 
     `progress`: where the work has got to, asked after a restart; what comes no further goes on with fewer processes.
 

@@ -30,6 +30,7 @@ from lockstep.errors import EXIT_FAILURE, PeerError
 from lockstep.processes import signals
 from lockstep.processes.failures import SHUTDOWN_S, failure_of
 from lockstep.processes.output import unbreakable_output
+from lockstep.processes.sending import Work, pickled
 from lockstep.processes.world import join
 
 _LINUX = sys.platform == "linux"
@@ -74,7 +75,7 @@ class WarmProcess:
     """The warm process as its launcher sees it: send Start and Signal, receive Said and Ended."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> None:
-        task = (signal.pthread_sigmask(signal.SIG_BLOCK, ()), fn, args, execution)
+        task = (signal.pthread_sigmask(signal.SIG_BLOCK, ()), Work(fn, args), execution)
         if _LINUX and torch.accelerator.current_accelerator(check_available=True) is None:
             self._start("fork", task)
             if _single_threaded():
@@ -187,9 +188,9 @@ def _work(pipe: Connection, pid: int, rank: int, environ: dict[str, str], mask: 
     signals.exit_now(code)
 
 
-def _call(pipe: Connection, fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> None:
+def _call(pipe: Connection, work: Work, execution: Execution) -> None:
     with unbreakable_output(), join(execution) as world:
-        value = fn(world, *args)
-    pipe.send_bytes(pickle.dumps(value))
+        value = work.fn(world, *work.args)
+    pipe.send_bytes(pickled(value))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # from here on it ends as it would
     atexit._run_exitfuncs()

@@ -222,7 +222,7 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
             f"{path} was trained on other classes than {val_set.name} has, or in another order",
             "Name the data that it was trained on with --data-dir.",
         )
-    counts = ClassCounts(len(val_set.classes), world.device)
+    counts = ClassCounts(val_set, world.device)
     loader, bar = eval_loader(config, val_set, world), ProgressBar(0, 1, enabled=world.rank == 0)
     share = world.share(loader.chunks)
     tick = bar.counting("evaluation", len(val_set), share.stop - share.start)

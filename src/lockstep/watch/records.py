@@ -20,6 +20,7 @@ class RunRecord(TypedDict):
     versions: dict[str, str]
     data: dict[str, str]  # name, fingerprint
     parameters: int
+    steps_per_epoch: int
     resumed_from: int  # step, 0 for a new run
     notes: list[str]  # what was said of data and model: how the set was divided, duplicates, what depends on --nproc
 
