@@ -41,7 +41,7 @@ def test_figures_and_outputs_are_those_of_the_programs(page: Path) -> None:
     shown, found = (text.splitlines() for text in (page.read_text(encoding="utf-8"), rendered(page)))
     assert len(shown) == len(found)
     for ours, theirs in zip(shown, found, strict=True):
-        rounded = any(step in page.stem or f"({step}" in ours for step in ("08-amp", "14-lockstep"))
+        rounded = any(step in page.stem or f"({step}" in ours for step in ("08-amp", "14-the-same"))
         assert nearly(ours, theirs) if rounded else ours == theirs
 
 

@@ -1,7 +1,7 @@
 """Step 14: the same with Lockstep.
 
-    python 14-lockstep.py --nproc 4
-    python 14-lockstep.py --nproc 4 --wrong     the habit of step 3: a batch size for each process
+    python 14-the-same.py --nproc 4
+    python 14-the-same.py --nproc 4 --wrong     the habit of step 3: a batch size for each process
 
 It also runs under torchrun, srun and mpirun, on several machines.
 """
