@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
@@ -19,6 +19,12 @@ from lockstep.config.fields import require
 from lockstep.errors import UserError, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lockstep.data.arrays import ImageSet
+    from lockstep.data.loaders import EvalLoader
 
 _NOT_EVALUATIONS = ("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
 
@@ -198,23 +204,22 @@ def require_trusted(config: Config, folder: str, trust_code: bool) -> None:
         )
 
 
-def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) -> None:
-    """Evaluate saved weights on this process, as one of the world's."""
+def to_evaluate(world: World, config: Config, folder: str, which: str) -> tuple["nn.Module", "ImageSet", "EvalLoader"]:
+    """A run's weights in its model, its training set, and the loader of its evaluation set; on this process.
+
+    Raises:
+        UserError: for missing or damaged weights or data, and where the data has other classes.
+    """
     from lockstep.checkpoint import weights
     from lockstep.training.assemble import build_model, eval_loader, load_data
-    from lockstep.training.by_class import ClassCounts, write
-    from lockstep.training.evaluation import evaluate
     from lockstep.training.precision import configure
-    from lockstep.watch.progress import ProgressBar
 
-    # chunks of the size that the run used: other shapes would round otherwise
-    execution = dataclasses.replace(chosen.execution, eval_batch_size=config.execution.eval_batch_size)
-    model_config = dataclasses.replace(config.model, init="")  # the run's own weights take its place
-    config = dataclasses.replace(config, execution=execution, model=model_config)
+    # the run's own weights take the place of what it began with
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, init=""))
     configure(config.precision, world.device)
     train_set, val_set = load_data(config, world)
     model = build_model(config, train_set).to(world.device)
-    path = Path(folder) / "weights" / f"{chosen.weights}.safetensors"
+    path = Path(folder) / "weights" / f"{which}.safetensors"
     weights.load(model, path)
     known = weights.note_of(path).get("classes")
     if known is not None and known != json.dumps(list(val_set.classes)):
@@ -222,8 +227,22 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
             f"{path} was trained on other classes than {val_set.name} has, or in another order",
             "Name the data that it was trained on with --data-dir.",
         )
+    return model, train_set, eval_loader(config, val_set, world)
+
+
+def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) -> None:
+    """Evaluate saved weights on this process, as one of the world's."""
+    from lockstep.training.by_class import ClassCounts, write
+    from lockstep.training.evaluation import evaluate
+    from lockstep.watch.progress import ProgressBar
+
+    # chunks of the size that the run used: other shapes would round otherwise
+    execution = dataclasses.replace(chosen.execution, eval_batch_size=config.execution.eval_batch_size)
+    config = dataclasses.replace(config, execution=execution)
+    model, _, loader = to_evaluate(world, config, folder, chosen.weights)
+    val_set = loader.images
     counts = ClassCounts(val_set, world.device)
-    loader, bar = eval_loader(config, val_set, world), ProgressBar(0, 1, enabled=world.rank == 0)
+    bar = ProgressBar(0, 1, enabled=world.rank == 0)
     share = world.share(loader.chunks)
     tick = bar.counting("evaluation", len(val_set), share.stop - share.start)
     with closing(bar):
