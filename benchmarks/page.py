@@ -1,20 +1,25 @@
-"""One page of all results: docs/benchmarks.md out of benchmarks/results/*.json.
+"""One page of all results, docs/benchmarks.md, and docs/zh/benchmarks.md in Chinese, out of benchmarks/results/*.json.
 
     python benchmarks/page.py [--results DIR] [--out FILE]
 
 A result file holds its tables under the key "tables" (common.table) and where they were taken under "environment".
-Results of one environment stand under it, in the order of ORDER.
+Results of one environment stand under it, in the order of ORDER. The Chinese words are page_zh.toml's, and their page
+goes to zh/ beside FILE.
 """
 
 import argparse
 import json
+import re
+import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, cell
 
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+CHINESE = Path(__file__).with_name("page_zh.toml")
 ORDER = (
     "against",
     "overhead",
@@ -73,12 +78,44 @@ floor is a side against itself, measured in the same way: a ratio inside it says
 """
 
 
-def markdown(found: Mapping[str, Any]) -> str:
+@dataclass(frozen=True)
+class Words:
+    """What a language's page says around the figures, and where it lies. The names are those of page_zh.toml."""
+
+    head: str = HEAD
+    aims: Mapping[str, str] = field(default_factory=lambda: AIMS)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Titles, columns, notes and cells: English with {} for what varies, and this language's."""
+    environment: str = "Environment not recorded"
+    peers: str = " With {}."
+    stop: str = ", "
+    end: str = "."
+    root: str = ".."
+    """The tree's root, from the page's folder."""
+
+    def told(self, text: str) -> str:
+        """A text in this language, by the longest of `texts` that fits it; one that none fits as it is."""
+        for english in sorted(self.texts, key=len, reverse=True):
+            if found := re.fullmatch("(.+?)".join(map(re.escape, english.split("{}"))), text):
+                return self.texts[english].format(*found.groups())
+        return text
+
+
+ENGLISH = Words()
+
+
+def chinese() -> Words:
+    return Words(root="../..", **tomllib.loads(CHINESE.read_text(encoding="utf-8")))
+
+
+def markdown(found: Mapping[str, Any], words: Words = ENGLISH) -> str:
     """A table (common.table) as Markdown, with its notes."""
     columns = found["columns"]
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *found["rows"]]
-    text = "\n".join("| " + " | ".join(cell(value).replace("|", "\\|") for value in line) + " |" for line in lines)
-    return "\n\n".join([f"### {found['title']}", text, *found["notes"]])
+    text = "\n".join(
+        "| " + " | ".join(words.told(cell(value)).replace("|", "\\|") for value in line) + " |" for line in lines
+    )
+    return "\n\n".join([f"### {words.told(found['title'])}", text, *map(words.told, found["notes"])])
 
 
 def place(stem: str) -> tuple[int, str]:
@@ -86,14 +123,14 @@ def place(stem: str) -> tuple[int, str]:
     return next((i for i, name in enumerate(ORDER) if stem.startswith(name)), len(ORDER)), stem
 
 
-def described(environment: Mapping[str, Any]) -> str:
+def described(environment: Mapping[str, Any], words: Words = ENGLISH) -> str:
     """An environment as a line."""
-    words = [environment.get("cpu", "")]
+    parts = [environment.get("cpu", "")]
     if environment.get("device", "cpu") != "cpu":
-        words.append(environment["device"])
-    words.append(f"{environment['cores']} cores" if "cores" in environment else "")
+        parts.append(environment["device"])
+    parts.append(words.told(f"{environment['cores']} cores") if "cores" in environment else "")
     names = [name for name in environment if name not in ("cpu", "device", "cores")]
-    return ", ".join(filter(None, [*words, *(f"{name} {environment[name]}" for name in names)]))
+    return words.stop.join(filter(None, [*parts, *(f"{name} {environment[name]}" for name in names)]))
 
 
 def script(stem: str) -> str:
@@ -102,21 +139,21 @@ def script(stem: str) -> str:
     return next((name for name in names if stem.replace("-", "_").startswith(name)), stem)
 
 
-def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+def page(results: Mapping[str, Mapping[str, Any]], words: Words = ENGLISH) -> str:
     """The page of results by file name (without .json)."""
     places: dict[str, list[str]] = {}
     for stem in sorted(results, key=place):
-        places.setdefault(described(results[stem].get("environment", {})), []).append(stem)
-    parts = [HEAD]
+        places.setdefault(described(results[stem].get("environment", {}), words), []).append(stem)
+    parts = [words.head]
     for environment, stems in places.items():
-        parts.append(f"## {environment or 'Environment not recorded'}\n")
+        parts.append(f"## {environment or words.environment}\n")
         for stem in stems:
-            parts += [markdown(each) + "\n" for each in results[stem]["tables"]]
-            parts += [AIMS[stem] + "\n"] if stem in AIMS else []
-            peers = results[stem].get("peers", {})
-            versions = f" With {', '.join(f'{name} {version}' for name, version in peers.items())}." if peers else ""
-            file = f"[{stem}.json](../benchmarks/results/{stem}.json)"
-            parts.append(f"`python benchmarks/{script(stem)}.py`, {file}.{versions}\n")
+            parts += [markdown(each, words) + "\n" for each in results[stem]["tables"]]
+            parts += [words.aims[stem] + "\n"] if stem in words.aims else []
+            peers = words.stop.join(f"{name} {version}" for name, version in results[stem].get("peers", {}).items())
+            versions = words.peers.format(peers) if peers else ""
+            file = f"[{stem}.json]({words.root}/benchmarks/results/{stem}.json)"
+            parts.append(f"`python benchmarks/{script(stem)}.py`{words.stop}{file}{words.end}{versions}\n")
     return "\n".join(parts)
 
 
@@ -134,8 +171,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    args.out.write_text(page(read(args.results)), encoding="utf-8")
-    print(f"written to {args.out}")
+    results = read(args.results)
+    for out, words in ((args.out, ENGLISH), (args.out.parent / "zh" / args.out.name, chinese())):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page(results, words), encoding="utf-8")
+        print(f"written to {out}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The site's settings, for both languages: docs/ is English, docs/zh/ (`-t zh`) has the same pages in Chinese.
 
 Pages are plain Markdown that reads well in a checkout too. What a checkout and a site do differently stands here: links
-to the other language and to files outside docs/, and headings' anchors.
+to the other language and to files outside docs/, headings' anchors, and what the reference has from the code.
 """
 
 import os
+import re
+import sys
 from pathlib import Path
 
 import jieba  # cuts Chinese into words, for the search
@@ -15,6 +17,10 @@ from sphinx.util.matching import patfilter
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # the reference is this checkout's, installed or not
+from docs.from_code.parts import PARTS  # noqa: E402
+
+GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 ZH = tags.has("zh")  # type: ignore[name-defined]  # noqa: F821 (Sphinx's)
 # Where the source is to be read, if the environment knows: then links to it lead there, and otherwise to a copy.
 REPOSITORY = "/".join(os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY")).strip("/")
@@ -30,6 +36,7 @@ html_search_language = "zh" if ZH else "en"
 exclude_patterns = [] if ZH else ["zh"]
 templates_path = ["_templates"]
 myst_heading_anchors = 6
+smartquotes = False  # two hyphens are a flag's
 suppress_warnings = ["misc.highlighting_failure"]  # code that a page shows may be half a program
 
 html_theme = "furo"
@@ -93,16 +100,26 @@ def link_outside(app: Sphinx, doctree: nodes.document) -> None:
         node.replace_self(new)
 
 
-def drop_absent(app: Sphinx, docname: str, content: list[str]) -> None:
-    """A front page's list names the pages of both languages; those that this one does not have yet are left out."""
-    if docname == "index":
+def complete_list(app: Sphinx, docname: str, content: list[str]) -> None:
+    """An index names the pages of both languages; those that this one does not have yet are left out.
+
+    A folder's index without a list has all pages of the folder.
+    """
+    if Path(docname).name == "index":
+        if "```{toctree}" not in content[0]:
+            content[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
         kept, in_list = [], False
         for line in content[0].splitlines():
             in_list = line.startswith("```{toctree}") or (in_list and line != "```")
             entry = in_list and line and not line.startswith((":", "`"))
-            if not entry or any(patfilter(app.env.found_docs, line)):
+            if not entry or any(patfilter(app.env.found_docs, f"{docname.removesuffix('index')}{line}")):
                 kept.append(line)
         content[0] = "\n".join(kept) + "\n"
+
+
+def fill_in(_app: Sphinx, _docname: str, content: list[str]) -> None:
+    """What a page has from the code, in the place of a comment that names it."""
+    content[0] = GENERATED.sub(lambda found: PARTS[found[1]]("zh" if ZH else "en"), content[0])
 
 
 def switch_language(_app: Sphinx, pagename: str, _template: str, context: dict[str, object], _tree: object) -> None:
@@ -116,7 +133,8 @@ def switch_language(_app: Sphinx, pagename: str, _template: str, context: dict[s
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Sphinx calls it. What changes a page's tree runs before Sphinx has collected its files and headings."""
-    app.connect("source-read", drop_absent)
+    app.connect("source-read", complete_list)
+    app.connect("source-read", fill_in)
     app.connect("doctree-read", anchor_headings, priority=100)
     app.connect("doctree-read", link_outside, priority=100)
     app.connect("html-page-context", switch_language)

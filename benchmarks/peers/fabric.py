@@ -1,6 +1,8 @@
 """Lightning Fabric around a loop by hand."""
 
+from collections.abc import Iterable
 from functools import cache
+from typing import Any, cast
 
 import torch.nn.functional as F
 from lightning.fabric import Fabric
@@ -30,7 +32,8 @@ def build(task: Task) -> Side:
     if task.data == "tensors":
         batches = tensor_batches(task)
     else:
-        batches = iter(fabric.setup_dataloaders(loader(task), use_distributed_sampler=False))
+        loaded = fabric.setup_dataloaders(loader(task), use_distributed_sampler=False)
+        batches = iter(cast("Iterable[Any]", loaded))
 
     def step(images: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad()

@@ -64,7 +64,7 @@ class Sheet:
         Raises:
             ValueError: where the words are wider than `fit` or leave the sheet.
         """
-        wide = width_of(words, size)
+        wide = width_of(words, size) * (1.1 if kind == "bold" else 1)
         left = x - wide * {"start": 0, "middle": 0.5, "end": 1}[at]
         if (fit and wide > fit) or left < 0 or left + wide > self.width or y > self.height:
             raise ValueError(f"{words!r} at {x:g}, {y:g}: {wide:.0f} units wide, of {fit or self.width:g}")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import lockstep as ls
+from lockstep.config import Execution
 
 
 def tree_all_reduce(tensor: torch.Tensor, rank: int, size: int) -> int:
@@ -40,4 +41,4 @@ def main(world: ls.World) -> None:
 
 
 if __name__ == "__main__":
-    ls.launch(main, nproc=4)
+    ls.launch(main, nproc=4, execution=Execution(device="cpu"))

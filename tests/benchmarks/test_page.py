@@ -1,6 +1,7 @@
 """Tables keep what they are given, and the page shows every result once."""
 
 import json
+import re
 from pathlib import Path
 
 import against
@@ -61,6 +62,32 @@ def test_the_page_has_every_kept_result_and_each_environment_once() -> None:
     for line in text.splitlines():
         if line.startswith("`python "):
             assert (RESULTS.parent / line.split("`")[1].split("/")[1]).exists(), line
+
+
+def test_the_kept_pages_are_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["page.py", "--out", str(tmp_path / "benchmarks.md")])
+    page.main()
+    for name in ("benchmarks.md", "zh/benchmarks.md"):
+        assert (tmp_path / name).read_text() == (RESULTS.parents[1] / "docs" / name).read_text(), name
+
+
+def test_all_that_the_results_say_has_its_chinese() -> None:
+    words = page.chinese()
+    known = page.Words(texts=dict.fromkeys(words.texts, "known"))
+    assert set(words.aims) == set(page.AIMS)
+    for result in page.read(RESULTS).values():
+        for each in result["tables"]:
+            for text in filter(None, [each["title"], *each["columns"], *each["notes"]]):
+                assert known.told(text) == "known", text
+                there = words.told(text)
+                assert sorted(re.findall(r"[\d.,]*\d", there)) == sorted(re.findall(r"[\d.,]*\d", text))
+
+
+def test_what_varies_keeps_its_place_and_the_unknown_stays() -> None:
+    words = page.Words(texts={"{} rounds": "{} 轮", "{} of {} rounds": "{} / {} 轮", "raw": "手写"})
+    assert words.told("3 of 10 rounds") == "3 / 10 轮"
+    assert words.told("raw") == "手写"
+    assert words.told("raw again") == "raw again"
 
 
 def test_a_result_without_tables_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

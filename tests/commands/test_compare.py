@@ -27,7 +27,7 @@ from lockstep.commands.shared.measured import interval, watch_others
 from lockstep.config import Config, DataConfig, Execution, LinkConfig
 from lockstep.config.recipes import recipe
 from lockstep.errors import UserError
-from lockstep.processes import world
+from lockstep.processes import proc
 from tests.commands.comparisons import example, journal, result, results, row
 from tests.subprocesses import run_lockstep
 
@@ -383,7 +383,7 @@ def _silent(_: str) -> None: ...
 
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (running, world):
+    for module in (running, proc):
         monkeypatch.setattr(module, "cores", lambda: 2)
 
 

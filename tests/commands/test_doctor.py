@@ -39,7 +39,7 @@ def test_flags_that_can_not_be(chosen: dict[str, object], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "gpus", "nproc", "count"), [(2, 0, "auto", 2), (64, 0, "auto", 8), (64, 4, "auto", 4), (2, 0, 5, 5)]
+    ("cores", "gpus", "nproc", "count"), [(2, 0, "auto", 1), (64, 0, "auto", 8), (64, 4, "auto", 4), (2, 0, 5, 5)]
 )
 def test_processes(cores: int, gpus: int, nproc: int, count: int) -> None:
     assert Plan(nproc=nproc).processes(cores, gpus) == count

@@ -11,12 +11,14 @@ import torch
 
 from lockstep.commands.forecast import measure
 from lockstep.config import Execution
+from lockstep.config.execution import processes_on
 from lockstep.data import readers
 from lockstep.errors import UserError
 from lockstep.parallel import repeatable
 from lockstep.processes import memory
-from lockstep.processes.devices import device_name, device_type, devices, has_streams
+from lockstep.processes.devices import device_name, device_type, devices, has_streams, process_count
 from lockstep.processes.memory import free_bytes, peak_gib, peaks_gib
+from lockstep.processes.proc import threads_each
 from lockstep.processes.world import World, join
 
 ROOT = Path(__file__).parents[2]
@@ -254,3 +256,14 @@ def test_a_device_without_a_name_is_called_by_its_kind(monkeypatch: pytest.Monke
     assert device_name(XPU) == "Arc on xpu:1"
     assert device_name(MPS) == "mps"
     assert device_name(torch.device("cpu")).startswith("cpu (")
+
+
+def test_auto_is_a_process_for_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [processes_on(cores) for cores in (1, 2, 3, 4, 6, 16, 128)] == [1, 1, 1, 2, 3, 8, 8]
+    for cores in (1, 2, 5, 12, 64):
+        monkeypatch.setattr("lockstep.processes.devices.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("lockstep.processes.proc.cores", lambda cores=cores: cores)
+        count = process_count(Execution(device="cpu"))
+        assert count == processes_on(cores)
+        assert count * threads_each(0, count) <= cores  # no core has two threads
+        assert process_count(Execution(device="cpu", nproc=5)) == 5

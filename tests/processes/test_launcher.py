@@ -14,6 +14,7 @@ import torch
 
 import lockstep
 from lockstep.config import Execution
+from lockstep.config.execution import processes_on
 from lockstep.errors import UserError
 from lockstep.processes import failures
 from lockstep.processes.devices import process_count
@@ -33,7 +34,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_on_a_cpu() -> None:
     assert process_count(Execution(device="cpu", nproc=5)) == 5
-    assert process_count(Execution(device="cpu")) == min(8, cores())
+    assert process_count(Execution(device="cpu")) == processes_on(cores())
     assert process_count(Execution(device="cpu", strategy="single")) == 1
 
 
@@ -80,6 +81,7 @@ SCRIPT = """
 import json, os, sys, time
 import lockstep, torch
 from lockstep.config import Execution
+from lockstep.config.execution import processes_on
 
 def report(world):
     return world.rank, world.size, int(world.sum(torch.tensor(1)))

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,25 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.cli import main
+from lockstep.config.evaluation import Evaluation
 from lockstep.errors import UserError
 from lockstep.processes.files import write_text
 from lockstep.processes.world import World
 from lockstep.training.by_class import ByClass, ClassCounts, require_ending, write
-from lockstep.training.folder import Evaluation, evaluate_run, read_config
+from lockstep.training.folder import evaluate_run, read_config
 from tests.inference.runs import CLASSES, config, leave_a_run
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
 
 
-def scores_of(logits: torch.Tensor, labels: torch.Tensor, cut: int) -> ByClass:
-    counts = ClassCounts(logits.shape[1], logits.device)
+def scores_of(logits: torch.Tensor, labels: torch.Tensor, cut: int, sets: Any = None) -> ByClass:
+    names = tuple(f"c{k}" for k in range(logits.shape[1]))
+    images: Any = SimpleNamespace(classes=names, label_sets=sets)
+    counts = ClassCounts(images, logits.device)
     for start in range(0, len(labels), cut):
         counts.add(logits[start : start + cut], labels[start : start + cut])
-    return counts.scores([f"c{k}" for k in range(logits.shape[1])], SINGLE)
+    return counts.scores(names, SINGLE)
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 99), st.integers(1, 40))

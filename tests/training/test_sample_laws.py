@@ -29,6 +29,13 @@ def rare() -> Any:
     return (pixels, labels), (pixels[:20], labels[:20])
 
 
+def several() -> Any:
+    """The same images, each of none to three of three classes."""
+    (pixels, labels), _ = rare()
+    classes = torch.stack([labels < 2, (labels + pixels[:, 0, 0, 0]) % 2 == 0, pixels[:, 0, 0, 1] > 128], 1)
+    return (pixels, classes), (pixels[:20], classes[:20])
+
+
 class Doubled(nn.Module):
     """Computes in float64, with batch norm and dropout."""
 
@@ -73,6 +80,11 @@ CASES = {
     "weighted focal, mixed": changed(samples=MIXED, optim={"loss": "focal:1.5", "class_weights": "1,2.5,8"}),
     "balanced, cutmix": changed(samples={"cutmix": 1.0, "balance": "equal"}),
     "balanced by roots, repeated": changed(batch_size=12, samples={"balance": "sqrt", "aug_repeats": 2}),
+    "several labels, mixed": changed(
+        data={"dataset": "tests.training.test_sample_laws:several"},
+        samples=MIXED,
+        optim={"loss": "bce", "label_smoothing": 0.1},
+    ),
     "repeated, mixed": changed(batch_size=12, samples={"aug_repeats": 3, **MIXED}),
 }
 SHARDED = ("mixed",)

@@ -83,7 +83,7 @@ def test_passing_through_fsdp_changes_no_bit(tmp_path: Path) -> None:
 
 def saved_again(world: World, config: Config, folder: str) -> None:
     from lockstep.training.assemble import assemble
-    from lockstep.training.session import session
+    from lockstep.training.lifetime import session
 
     if world.rank == 0:
         Path(folder, "weights").mkdir(parents=True)

@@ -29,6 +29,7 @@ class Card:
     dataset: str
     interpolation: str = "bilinear"
     initial_weights: str = ""  # whose the run began with: source and licence
+    outputs: str = "softmax"  # what makes probabilities of logits; "sigmoid": each class for itself
     decode_size: int = 0  # the shorter side that a picture is shrunk to first, upright (0: it is taken as stored)
 
     @property
@@ -54,6 +55,7 @@ class Card:
             interpolation=getattr(images, "interpolation", "bilinear"),
             initial_weights=initial_weights,
             decode_size=config.data.decode_size,
+            outputs="sigmoid" if config.optim.loss == "bce" else "softmax",
         )
 
     def to_metadata(self) -> dict[str, str]:
@@ -79,7 +81,7 @@ class Card:
             card = cls(**{name: _read(note[name], hint) for name, hint in hints.items()})
             sound = len(card.shape) == 3 and len(card.mean) == len(card.std) == card.shape[0] and card.side > 0
             sound = sound and 0 < card.crop_pct <= 1 and card.eval_batch_size > 0 and all(card.std)
-            sound = sound and card.decode_size >= 0
+            sound = sound and card.decode_size >= 0 and card.outputs in ("softmax", "sigmoid")
         except (ValueError, TypeError) as error:
             raise UserError(f"{where}: what it says of its model is damaged: {error}", _AGAIN) from error
         if not sound:

@@ -16,7 +16,17 @@ LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 
 _LONGEST_S = 10_000_000  # four months
 _SHORTEST_HANG_S = 0.1
+_CORES_EACH, _MAX_AUTO = 2, 8  # more processes than that lose to start-up and all-reduce on one machine's cores
 _MOST = {"nproc": 1024, "threads": 4096, "workers": 1024, "nnodes": 100_000}  # beyond them no machine goes
+
+
+def processes_on(cores: int) -> int:
+    """Processes that --nproc auto starts on so many CPU cores; --threads shares the cores out.
+
+    One for two cores: a small network's kernels share two well, and a second process adds start-up and an all-reduce a
+    step (benchmarks/split.py). On more cores a kernel's threads gain less and less, so more processes share them.
+    """
+    return min(max(1, cores // _CORES_EACH), _MAX_AUTO)
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Execution:
     data_dir: Annotated[str, arg(help_behavior_hint="(default: $LOCKSTEP_DATA, else ./data)")] = ""
     """Where data sets live, or are put when they are downloaded."""
     nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
-    """Processes on this machine; auto: one per GPU, else one per core, at most 8."""
+    """Processes on this machine; auto: one per GPU, else one for two cores, at most 8."""
     strategy: Strategy = "ddp"
     """single: one process; dp: one, DataParallel on several GPUs; ddp: a whole model on each; fsdp: a part of it."""
     model_parallel: int = 1

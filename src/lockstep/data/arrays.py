@@ -89,6 +89,7 @@ class ArraySet:
     labels: Ids  # int64 [n over all arrays]
     fingerprint: str
     parts: tuple[Part, ...] = ()
+    label_sets: Array | None = None  # bool [sets, classes] where an image has several: see label_sets.py
 
     def __reduce__(self) -> Any:
         if not self.parts:

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from lockstep.data.arrays import Ids, ImageSet
+from lockstep.data.label_sets import label_sets
 from lockstep.data.order import Order, permute
 from lockstep.errors import UserError
 from lockstep.randomness import bits_np, stream
@@ -183,6 +184,10 @@ def labels_of(images: ImageSet, flag: str) -> Ids:
     Raises:
         UserError: for a set that does not hold them, naming the flag that asks for them.
     """
+    if label_sets(images) is not None:
+        raise UserError(
+            f"{flag}: it goes by a picture's class, and those of {images.name} have several each", "Leave it out."
+        )
     held = getattr(images, "labels", None)
     dataset = getattr(images, "dataset", None)
     chosen: list[np.ndarray] = []

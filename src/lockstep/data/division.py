@@ -7,6 +7,7 @@ import numpy as np
 from lockstep.data.arrays import Array
 from lockstep.data.contents import contents
 from lockstep.data.folder import FolderSet
+from lockstep.data.label_sets import counts as class_counts
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 
@@ -24,7 +25,7 @@ def divided(whole: FolderSet, fraction: float, world: World) -> tuple[FolderSet,
         UserError: where a class has no picture on one of the two sides.
     """
     chosen = contents(whole, world)[:, 0].view(np.uint64) < np.uint64(int(fraction * 2**64))
-    counts = np.stack([np.bincount(whole.labels[side], minlength=len(whole.classes)) for side in (~chosen, chosen)])
+    counts = np.stack([class_counts(whole, whole.labels[side]) for side in (~chosen, chosen)])
     _require_both_sides(whole, fraction, counts)
     note = f"validation: {chosen.sum():,} of {len(whole):,} images, chosen by their content; {_counted(whole, counts)}"
     train = whole.taking(np.flatnonzero(~chosen), notes=(*whole.notes, note))

@@ -8,6 +8,7 @@ import torch
 from lockstep.data.arrays import Array, Ids, ImageSet
 from lockstep.data.contents import contents, require_same_list
 from lockstep.data.folder import FolderSet
+from lockstep.data.label_sets import label_name
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 
@@ -78,7 +79,7 @@ def _in_both(train: FolderSet, val: FolderSet, groups: list[list[int]]) -> list[
 def _under_several(train: FolderSet, val: FolderSet, groups: list[list[int]]) -> list[str]:
     def told(sample: int) -> tuple[str, str]:
         images, number = (train, sample) if sample < len(train) else (val, sample - len(train))
-        return images.classes[int(images.labels[number])], images.named(number)
+        return label_name(images, int(images.labels[number])), images.named(number)
 
     found = []
     for group in sorted(groups):

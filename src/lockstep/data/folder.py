@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.arrays import Ids
+from lockstep.data.arrays import Array, Ids
 from lockstep.data.cache import Cache
 from lockstep.data.decoding import HEIF_PACKAGE, decode, decode_shrunk, resized
 from lockstep.errors import UserError, reason
@@ -58,6 +58,7 @@ class FolderSet:
     left_out: str = ""  # what in the folder is taken for no image, as "3 .txt, 1 .heic"
     cache: Cache | None = None  # where the pictures are kept as they were decoded,
     rows: Ids | None = None  # int64 [n]: and there each sample's picture, if not the one of its number
+    label_sets: Array | None = None  # bool [sets, classes] where a picture has several: see label_sets.py
     notes: tuple[str, ...] = ()  # what else a reader of the run's first lines should know of the set
 
     def __len__(self) -> int:
@@ -82,6 +83,8 @@ class FolderSet:
     def fingerprint(self) -> str:
         """SHA-256 over classes, relative paths, sizes and labels (on first use: it looks at every file)."""
         digest = hashlib.sha256(repr(self.classes).encode("utf-8", "surrogatepass"))
+        if self.label_sets is not None:
+            digest.update(repr(self.label_sets.shape).encode() + self.label_sets.tobytes())
         empty = []
         for sample, label in enumerate(self.labels.tolist()):
             try:

@@ -10,6 +10,7 @@ from lockstep.data.cache import Cache
 from lockstep.data.cache_build import cache_in, fill, key_of
 from lockstep.data.cache_place import choose, kept_below, memory, use
 from lockstep.data.folder import FolderSet
+from lockstep.data.label_sets import counts
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 
@@ -70,9 +71,10 @@ def _kept(images: FolderSet, cache: Cache, skip_broken: bool, world: World) -> F
             f"{images.fault(int(broken[0])) or 'it could a moment ago'}",
             "Replace or remove them, or leave them out with --skip-broken.",
         )
-    if empty := set(images.labels.tolist()) - set(images.labels[sound].tolist()):
+    lost = np.flatnonzero((counts(images, images.labels) > 0) & (counts(images, images.labels[sound]) == 0))
+    if len(lost):
         raise UserError(
-            f"{images.name}: no picture of class {images.classes[min(empty)]} can be decoded",
+            f"{images.name}: no picture of class {images.classes[lost[0]]} can be decoded",
             "Replace them, or remove the class from both sets.",
         )
     note = f"note: --skip-broken leaves out {len(broken):,} of {len(images):,} pictures of {images.name}: {names}"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.label_sets import members
 from lockstep.data.pieces import Piece
 from lockstep.processes.devices import to_device
 from lockstep.randomness import integers_np, stream, uniform_np
@@ -64,6 +65,7 @@ class Mixing:
         prob: the part of the pairs that are mixed.
         switch: of those, the part that CutMix takes where mixup is on as well.
         epochs: how many epochs are mixed, the first ones (None: all).
+        sets: which classes a label means where it is several, as `label_sets.table_on` gives it.
     """
 
     seed: int
@@ -73,6 +75,7 @@ class Mixing:
     prob: float = 1.0
     switch: float = 0.5
     epochs: int | None = None
+    sets: Tensor | None = None
 
     def on(self, epoch: int) -> bool:
         """True where the samples of an epoch are mixed."""
@@ -133,8 +136,7 @@ class Mixing:
         # products, then a sum, never fused: every bit is the same for any batch shape
         own = images[: len(partner)] * part
         own.add_(images.index_select(0, partner).mul_(1 - part))
-        classes = torch.arange(self.classes, device=labels.device)
-        hard = (labels[:, None] == classes).to(torch.float32)
+        hard = members(labels, self.classes, self.sets).to(torch.float32)
         label = table[:, 1:2]
         return own, (hard[: len(partner)] * label).add_(hard.index_select(0, partner) * (1 - label))
 

@@ -23,6 +23,12 @@ class Row:
     label: str
     split: str
 
+    def labels(self, separator: str) -> list[str]:
+        """The label, or with a separator those that stand in its field; none of an empty one."""
+        if not separator:
+            return [self.label]
+        return [part.strip() for part in self.label.split(separator) if part.strip()]
+
 
 def read_rows(file: Path, named: dict[str, str]) -> list[Row]:
     """The rows of a table in their order. `named`: columns by what they are for, where the user has said so.
@@ -35,7 +41,8 @@ def read_rows(file: Path, named: dict[str, str]) -> list[Row]:
         lines = _parquet(file, named) if file.suffix.lower() in (".parquet", ".pq") else _text(file)
         header, rest = next(lines), lines
         places = _columns(file, header[1], named)
-        rows = [_row(file, line, values, header[1], places) for line, values in rest]
+        bare = "separator" in named  # a picture may be of no class
+        rows = [_row(file, line, values, header[1], places, bare) for line, values in rest]
     except StopIteration:
         rows = []
     except OSError as error:
@@ -132,7 +139,7 @@ def _columns(file: Path, header: Iterable[str], named: dict[str, str]) -> dict[s
     return found
 
 
-def _row(file: Path, line: str, values: list[str], header: list[str], places: dict[str, int]) -> Row:
+def _row(file: Path, line: str, values: list[str], header: list[str], places: dict[str, int], may_be_bare: bool) -> Row:
     def refuse(what: str, remedy: str) -> UserError:
         return UserError(f"the table {file}, {line}: {what}", remedy)
 
@@ -142,7 +149,7 @@ def _row(file: Path, line: str, values: list[str], header: list[str], places: di
             'A field with a comma or a line break stands in "quotes".',
         )
     given = {what: values[place].strip() for what, place in places.items()}
-    for what in ("path", "label"):
+    for what in ("path",) if may_be_bare else ("path", "label"):
         if not given[what]:
             raise refuse(f"no {what}", f"Fill in the column {shown(header[places[what]])}, or leave the row out.")
     if "\0" in given["path"]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.folder import FolderSet, joined
+from lockstep.data.label_sets import numbered
 from lockstep.data.named import parse
 from lockstep.data.rows import COLUMNS, Row, read_rows, shown
 from lockstep.errors import UserError
@@ -38,13 +39,15 @@ def load_table(
 ) -> tuple[TableSet, TableSet | None]:
     """The rows to train and to validate on; None: the table says of none that it is to be validated on.
 
+    With the option `separator` a picture's label names several classes, or none: table:FILE.csv:separator=;
+
     Relative paths start at the table's folder, and may leave it with `follow_links` alone. Where no row is for
     validation, those for the test take its place; else they are left for the end, and a note says so.
 
     Raises:
         UserError: for what is no such table, naming the line, and files that aren't there or lie elsewhere.
     """
-    name, named = parse(dataset, COLUMNS)
+    name, named = parse(dataset, (*COLUMNS, "separator"))
     file = _found(name, data_dir)
     rows = read_rows(file, named)
     parts: dict[str, list[Row]] = {"train": [], "val": [], "test": []}
@@ -59,24 +62,44 @@ def load_table(
     if parts["val"] and parts["test"]:
         notes = (f"note: {len(parts['test']):,} test images of {file} are left for the end",)
     held = parts["val"] or parts["test"]
-    classes = tuple(sorted({row.label for row in parts["train"] or held}))
-    if strange := [row for row in held if row.label not in classes]:
-        raise UserError(
-            f"the table {file}, {strange[0].line}: the class {shown(strange[0].label)} is not among those to train on",
-            "Give it rows to train on, or leave it out.",
-        )
-    paths = _paths(file, [*parts["train"], *held], follow_links)
+    separator = named.get("separator", "")
+    classes = _classes(file, parts["train"] or held, held, separator)
+    used = [*parts["train"], *held]
+    paths = _paths(file, used, follow_links)
+    number = {label: k for k, label in enumerate(classes)}
+    if not separator:
+        of_row, sets = np.array([number[row.label] for row in used], np.int64), None
+    else:
+        of_row, sets = numbered([[number[label] for label in row.labels(separator)] for row in used], len(classes))
+    label_of = {row.line: label for row, label in zip(used, of_row, strict=True)}
 
     def made(rows: list[Row], crops: bool, notes: tuple[str, ...]) -> TableSet:
-        number = {label: k for k, label in enumerate(classes)}
-        entries = sorted((number[row.label], paths[row.line]) for row in rows)
+        entries = sorted((label_of[row.line], paths[row.line]) for row in rows)
         found, ends = joined([os.fsencode(path) for _, path in entries])
         labels = np.array([label for label, _ in entries], np.int64)
-        return TableSet(file.parent, classes, size, seed, crops, found, ends, labels, notes=notes, table=str(file))
+        return TableSet(
+            file.parent, classes, size, seed, crops, found, ends, labels, notes=notes, table=str(file),
+            label_sets=sets,
+        )  # fmt: skip
 
     if not parts["train"]:
         return made(held, resized_crop, notes), None
     return made(parts["train"], resized_crop, notes), made(held, False, ()) if held else None
+
+
+def _classes(file: Path, trained: list[Row], held: list[Row], separator: str) -> tuple[str, ...]:
+    """The classes to train on, by name; raises UserError for one that is only validated on."""
+    classes = tuple(sorted({label for row in trained for label in row.labels(separator)}))
+    if not classes:
+        raise UserError(f"the table {file} has no label in any row", "Write the classes into its column of labels.")
+    for row in held:
+        for label in row.labels(separator):
+            if label not in classes:
+                raise UserError(
+                    f"the table {file}, {row.line}: the class {shown(label)} is not among those to train on",
+                    "Give it rows to train on, or leave it out.",
+                )
+    return classes
 
 
 def _found(name: str, data_dir: Path) -> Path:

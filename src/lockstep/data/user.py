@@ -14,12 +14,13 @@ from torch.utils.data import IterableDataset
 
 from lockstep.data.agreement import members
 from lockstep.data.arrays import ArraySet, Ids, ImageSet, check_labels
+from lockstep.data.label_sets import numbered
 from lockstep.errors import UserError
 
 # What a factory may return for each of the two sets
 _EXPECTED = (
-    "Return (train, val), each of them a pair of tensors (images [n, C, H, W] uint8 or float, labels [n]), a map-style "
-    "Dataset of (image, label) pairs, or an ImageSet."
+    "Return (train, val), each of them a pair of tensors (images [n, C, H, W] uint8 or float, labels [n], or of "
+    "several a picture 0 and 1 [n, classes]), a map-style Dataset of (image, label) pairs, or an ImageSet."
 )
 
 
@@ -76,7 +77,8 @@ def _as_arrays(value: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] 
 
 def _array_sets(path: str, train: Any, val: Any) -> tuple[ArraySet, ArraySet]:
     for part, (images, labels) in (("train", train), ("val", val)):
-        fits = images.ndim == 4 and labels.shape == images.shape[:1] and len(images) and labels.dtype.kind in "iu"
+        fits = images.ndim == 4 and labels.shape[:1] == images.shape[:1] and len(images) and labels.dtype.kind in "iub"
+        fits = fits and (labels.ndim == 1 or (labels.ndim == 2 and bool(((labels == 0) | (labels == 1)).all())))
         if not fits or not (images.dtype == np.uint8 or images.dtype.kind == "f"):
             raise UserError(
                 f"{path}: {part} has images {images.dtype} {list(images.shape)} and labels {labels.dtype} "
@@ -85,17 +87,24 @@ def _array_sets(path: str, train: Any, val: Any) -> tuple[ArraySet, ArraySet]:
             )
     if train[0].shape[1:] != val[0].shape[1:] or train[0].dtype != val[0].dtype:
         raise UserError(f"{path}: the images of train and val differ in shape or type", _EXPECTED)
-    classes = int(max(train[1].max(), val[1].max())) + 1
+    if train[1].shape[1:] != val[1].shape[1:]:
+        raise UserError(f"{path}: the labels of train and val differ in their number of classes", _EXPECTED)
+    both, table = np.concatenate([train[1], val[1]]), None
+    if both.ndim == 2:  # several labels an image: from here on the number of its set of classes
+        classes = both.shape[1]
+        both, table = numbered([np.flatnonzero(row).tolist() for row in both], classes)
+    else:
+        classes = int(both.max()) + 1
     mean, std = _statistics(train[0])
-    sets = []
-    for part, (images, labels) in (("train", train), ("val", val)):
+    names, numbers, sets = tuple(map(str, range(classes))), np.split(both, [len(train[1])]), []
+    for part, (images, given), labels in zip(("train", "val"), (train, val), numbers, strict=True):
         name = f"{path}/{part}"
-        check_labels(name, labels, classes)
+        check_labels(name, labels, classes if table is None else len(table))
         digest = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())
-        for array in (images, labels):
+        for array in (images, given):
             digest.update(np.ascontiguousarray(array).data)
         labels = labels.astype(np.int64)
-        sets.append(ArraySet(name, tuple(map(str, range(classes))), mean, std, (images,), labels, digest.hexdigest()))
+        sets.append(ArraySet(name, names, mean, std, (images,), labels, digest.hexdigest(), label_sets=table))
     return sets[0], sets[1]
 
 

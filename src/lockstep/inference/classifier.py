@@ -66,7 +66,7 @@ class Classifier(nn.Module):
         size = self.card.eval_batch_size
         for start in range(0, len(pictures), size):
             images = torch.stack([self.transform(each) for each in pictures[start : start + size]])
-            values, indices = likeliest(self(images.to(device)), top)
+            values, indices = likeliest(self(images.to(device)), top, self.card.outputs)
             found += [self.named(*row) for row in zip(indices.tolist(), values.tolist(), strict=True)]
         return found
 
@@ -75,10 +75,13 @@ class Classifier(nn.Module):
         return Prediction(tuple(self.card.classes[k] for k in indices), tuple(values))
 
 
-def likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+def likeliest(logits: Tensor, top: int, how: str = "softmax") -> tuple[Tensor, Tensor]:
     """Probabilities and class numbers [b, min(top, classes)] of logits [b, classes], the likeliest first.
+
+    `how`: softmax, or sigmoid for a model that was trained on each class against all others.
 
     Of equal ones the lower class number comes first, on any device.
     """
     order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
-    return logits.softmax(dim=1).gather(1, order), order
+    probabilities = logits.sigmoid() if how == "sigmoid" else logits.softmax(dim=1)
+    return probabilities.gather(1, order), order

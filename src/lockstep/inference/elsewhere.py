@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.checkpoint.card import Card
 from lockstep.data.arrays import Array, Ids, ImageSet
 from lockstep.data.folder import FolderSet
+from lockstep.data.label_sets import counts, label_sets
 from lockstep.data.loaders import EvalLoader
 from lockstep.data.readers import reader
 from lockstep.data.sources import to_evaluate
@@ -34,6 +35,7 @@ class Matched:
     card: Card
     samples: Ids  # of the other set
     labels: Ids  # int64 [n], the model's
+    label_sets: Array | None = None  # bool [sets, the model's classes] where samples have several labels
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -123,7 +125,7 @@ def scored(classifier: Classifier, images: Matched, world: World, workers: int =
     card = classifier.card
     read = reader(images, world.device, "streaming", workers if len(images) > card.eval_batch_size else 0)
     loader = EvalLoader(images, classifier.prepare, world, read, card.eval_batch_size)
-    counts = ClassCounts(len(card.classes), world.device)
+    counts = ClassCounts(images, world.device)
     metrics = evaluate(
         classifier.model, loader, world, card.precision, tta=card.tta, synchronized=True, observe=counts.add
     )
@@ -137,31 +139,37 @@ def matched(other: ImageSet, card: Card) -> tuple[Matched, list[str]]:
         UserError: where they have no class in common.
     """
     places = {name: place for place, name in enumerate(card.classes)}
-    to_card = np.array([places.get(name, -1) for name in other.classes], np.int64)
-    labels = _labels(other)
-    known = to_card[labels]
-    if not (known >= 0).any():
+    to_card: Array = np.array([places.get(name, -1) for name in other.classes], np.int64)
+    labels, sets = _labels(other), label_sets(other)
+    if sets is None:
+        known, mapped = to_card[labels], None
+    else:
+        here: Array = to_card >= 0
+        mapped = np.zeros((len(sets), len(card.classes)), np.bool_)
+        mapped[:, to_card[here]] = sets[:, here]
+        known = np.where(np.any(sets[:, ~here], axis=1)[labels], -1, labels)
+    if not (to_card >= 0).any() or not (known >= 0).any():
         raise UserError(
             f"{other.name} and the model have no class in common: there {_some(other.classes)}; here "
             f"{_some(card.classes)}",
             "Classes are matched by their names: name the folders, or the labels of the table, as the model does.",
         )
     notes = []
-    counts = np.bincount(labels, minlength=len(other.classes))
+    held = counts(other, labels)
     if strange := [name for place, name in enumerate(other.classes) if to_card[place] < 0]:
-        left_out = int(counts[to_card < 0].sum())
+        left_out = int((known < 0).sum())
         notes.append(
             f"note: the model does not know {len(strange)} class(es) of {other.name}, whose {left_out:,} images are "
             f"left out: {_some(strange)}"
         )
-    there = {other.classes[place] for place in np.flatnonzero(counts)}
+    there = {other.classes[place] for place in np.flatnonzero(held)}
     if absent := [name for name in card.classes if name not in there]:
         notes.append(
             f"note: {other.name} has no image of {len(absent)} of the model's {len(card.classes)} classes: "
             f"{_some(absent)}"
         )
     samples = np.flatnonzero(known >= 0)
-    return Matched(other, card, samples, known[samples]), notes
+    return Matched(other, card, samples, known[samples], mapped), notes
 
 
 def _labels(other: ImageSet) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from lockstep.checkpoint.card import Card
@@ -147,3 +148,15 @@ def find(names: Iterable[str], follow_links: bool = False) -> tuple[str, ...]:
         else:
             raise UserError(f"there is no picture or folder {path}", "Check the name.")
     return tuple(found)
+
+
+def as_image(pixels: Tensor) -> Image.Image:
+    """Pixels [C, H, W] as RGB: one channel in grey, more than three by their first three.
+
+    What is not uint8 is shown from its darkest to its brightest value.
+    """
+    if pixels.dtype != torch.uint8:
+        low, high = pixels.min(), pixels.max()
+        pixels = ((pixels - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
+    channels = pixels[:3] if pixels.shape[0] >= 3 else pixels[:1].expand(3, -1, -1)
+    return Image.fromarray(channels.permute(1, 2, 0).contiguous().cpu().numpy())

@@ -51,7 +51,7 @@ def predictions(
     states = torch.zeros(len(paths), dtype=torch.int64, device=world.device)
     for chunk, logits, state in outputs(classifier.model, loader, world, card.precision, tick, card.tta, (), True):
         rows = slice(chunk * card.eval_batch_size, chunk * card.eval_batch_size + len(logits))
-        values[rows], indices[rows] = likeliest(logits, top)
+        values[rows], indices[rows] = likeliest(logits, top, card.outputs)
         states[rows] = state
     summed: list[Tensor] = [world.sum(table).cpu() for table in (values, indices, states)]  # the others hold zeros
     answers = []

@@ -22,7 +22,7 @@ from lockstep.parallel.sharded_exact import ShardedExactSync
 from lockstep.parallel.stages import cut
 from lockstep.parallel.sync import GradientSync
 from lockstep.processes.devices import devices, own_devices
-from lockstep.processes.proc import cores
+from lockstep.processes.proc import threads_each
 from lockstep.processes.world import World
 
 
@@ -116,7 +116,7 @@ def spread(
     if config.exact and is_sharded(model):
         return model, ShardedExactSync(model, world, config.exact)
     if config.exact:
-        threads = execution.threads or max(1, cores() // world.local_size)
+        threads = threads_each(execution.threads, world.local_size)
         return model, ExactSync(model, world, config.exact, threads)
     if link.sync_every > 1:
         outer = {"outer_lr": link.outer_lr, "outer_momentum": link.outer_momentum}

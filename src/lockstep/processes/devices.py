@@ -3,11 +3,10 @@
 import torch
 
 from lockstep.config import Execution
-from lockstep.config.execution import ONE_PROCESS
+from lockstep.config.execution import ONE_PROCESS, processes_on
 from lockstep.errors import UserError
 from lockstep.processes.proc import cores
 
-_MAX_AUTO = 8  # beyond that a laptop-sized job loses to start-up and all-reduce; ask for more by number
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 _LOOK = {
     "cuda": "Check nvidia-smi (rocm-smi for AMD) and CUDA_VISIBLE_DEVICES",
@@ -79,13 +78,13 @@ def devices(execution: Execution) -> list[torch.device]:
 
 
 def process_count(execution: Execution) -> int:
-    """Processes to start on this machine: --nproc, or one per GPU, or one per core (at most 8)."""
+    """Processes to start on this machine: --nproc, or one per GPU, or as many as `processes_on` says."""
     available = devices(execution)
     on_cpu = available[0].type == "cpu"
     if execution.strategy in ONE_PROCESS:
         return 1
     if execution.nproc == "auto":
-        return min(cores(), _MAX_AUTO) if on_cpu else max(1, len(available) // execution.model_parallel)
+        return processes_on(cores()) if on_cpu else max(1, len(available) // execution.model_parallel)
     wanted = execution.nproc * execution.model_parallel
     if not on_cpu and wanted > len(available) and execution.backend != "gloo":
         raise UserError(

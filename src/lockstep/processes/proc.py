@@ -31,6 +31,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def threads_each(asked: int, local_size: int) -> int:
+    """CPU threads of each of so many processes on this host: --threads, or an equal part of the cores."""
+    return asked or max(1, cores() // local_size)
+
+
 def require_descriptors(processes: int) -> None:
     """Have the system allow what so many processes that talk to each other open; raises UserError where it does not."""
     wanted = _OPEN_FILES + _OPEN_FILES_A_PEER * processes

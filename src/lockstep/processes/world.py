@@ -22,7 +22,7 @@ from lockstep.processes.environment import JOB, launcher_ranks
 from lockstep.processes.listening import LOOPBACK, keep_to_loopback
 from lockstep.processes.memory import keep_freed
 from lockstep.processes.output import status
-from lockstep.processes.proc import cores
+from lockstep.processes.proc import threads_each
 from lockstep.processes.rendezvous import choose_interface, fresh_store, open_store
 
 _LAST_RELEASES_S = 0.1
@@ -143,7 +143,7 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
     """
     rank, size, local_rank, local_size = launcher_ranks(environ) or (0, 1, 0, 1)
     device = rank_device(execution, local_rank, local_size)
-    torch.set_num_threads(execution.threads or max(1, cores() // local_size))
+    torch.set_num_threads(threads_each(execution.threads, local_size))
     if device.type == "cpu":
         keep_freed()
     else:

@@ -15,6 +15,7 @@ from lockstep.data import sources
 from lockstep.data.arrays import ImageSet
 from lockstep.data.augment import Augment
 from lockstep.data.balance import Classes, RepeatedOrder, labels_of
+from lockstep.data.label_sets import table_on
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.mixing import Mixing
 from lockstep.data.order import Order
@@ -102,7 +103,7 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     read = reader(images, world.device, execution.loader, execution.workers, transforms)
     level = execution.strategy == "fsdp"  # whose passes hold collectives
     group = config.model.group or 1
-    mixing = _mixing(config, len(images.classes)) if config.samples.mixes else None
+    mixing = _mixing(config, images, world) if config.samples.mixes else None
     return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level, mixing)
 
 
@@ -120,10 +121,10 @@ def _order(config: Config, images: ImageSet) -> Order:
     return RepeatedOrder(*given, samples.aug_repeats, classes)
 
 
-def _mixing(config: Config, classes: int) -> Mixing:
-    mix = config.samples
+def _mixing(config: Config, images: ImageSet, world: World) -> Mixing:
+    mix, classes, sets = config.samples, len(images.classes), table_on(images, world.device)
     epochs = config.epochs - mix.mix_off_epochs if mix.mix_off_epochs else None
-    return Mixing(config.seed, classes, mix.mixup, mix.cutmix, mix.mix_prob, mix.mix_switch, epochs)
+    return Mixing(config.seed, classes, mix.mixup, mix.cutmix, mix.mix_prob, mix.mix_switch, epochs, sets)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep.data.arrays import ImageSet
+from lockstep.data.label_sets import table_on
 from lockstep.errors import UserError
 from lockstep.processes.files import atomic_write, write_error, write_text
 from lockstep.processes.world import World
@@ -25,18 +27,23 @@ ENDINGS = (".csv", ".json", ".png")
 class ClassCounts:
     """Counts over chunks of an evaluation; `add` takes a chunk, `scores` adds up the ranks.
 
-    The confusion matrix takes classes^2 int64 on the device; with more than `largest` classes it is left out.
+    The confusion matrix takes classes^2 int64 on the device; with more than `largest` classes it is left out, and where
+    images have several labels. Of those each class is decided for itself: it is there where its probability is 0.5.
     """
 
-    def __init__(self, classes: int, device: torch.device, largest: int | None = None) -> None:
+    def __init__(self, images: ImageSet, device: torch.device, largest: int | None = None) -> None:
         device = torch.device("cpu") if device.type == "mps" else device  # as `evaluate` hands chunks over
-        size = classes if largest is None or classes <= largest else 0
+        classes, self.sets = len(images.classes), table_on(images, device)
+        size = classes if self.sets is None and (largest is None or classes <= largest) else 0
         self.confusion = torch.zeros(size * size, dtype=torch.int64, device=device)
         self.counts = torch.zeros(3, classes, dtype=torch.int64, device=device)  # images, taken for it, both
         self.bins = torch.zeros(3, _BINS, dtype=torch.int64, device=device)  # images, right ones, confidences
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """logits float [b, classes], labels int64 [b]. Nothing in it waits for the device, as bincount would."""
+        if self.sets is not None:
+            self._add_sets(logits, self.sets[labels])
+            return
         classes = logits.shape[1]
         confidence, predicted = logits.softmax(dim=1).nan_to_num(0.0).max(dim=1)
         right, ones = (predicted == labels).long(), torch.ones_like(labels)
@@ -44,9 +51,18 @@ class ClassCounts:
             self.confusion.index_add_(0, labels * classes + predicted, ones)
         for row, places, values in zip(self.counts, (labels, predicted, labels), (ones, ones, right), strict=True):
             row.index_add_(0, places, values)
+        self._calibrate(confidence, right)
+
+    def _add_sets(self, logits: Tensor, truth: Tensor) -> None:
+        found = logits > 0
+        self.counts += torch.stack([truth.sum(0), found.sum(0), (truth & found).sum(0)])
+        confidence = logits.abs().sigmoid().nan_to_num(0.0).flatten()  # in the decision, there or not
+        self._calibrate(confidence, (found == truth).long().flatten())
+
+    def _calibrate(self, confidence: Tensor, right: Tensor) -> None:
         place = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1  # of (0, 1/15], (1/15, 2/15], ...
         fixed = (confidence.double() * _ONE).round().long()
-        for row, values in zip(self.bins, (ones, right, fixed), strict=True):
+        for row, values in zip(self.bins, (torch.ones_like(right), right, fixed), strict=True):
             row.index_add_(0, place, values)
 
     def scores(self, classes: Sequence[str], world: World) -> "ByClass":
@@ -149,6 +165,8 @@ def write(scores: ByClass, path: Path) -> None:
         UserError: where it can't be written, or matplotlib is missing.
     """
     rows = zip(scores.classes, scores.images, scores.precision, scores.recall, scores.f1, strict=True)
+    if path.suffix == ".png" and scores.confusion is None:
+        raise UserError(f"{path}: several labels a picture have no confusion matrix", "Name a .csv or .json.")
     if path.suffix == ".png":
         _draw(scores, path)
     elif path.suffix == ".csv":

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lockstep.config import OptimConfig
 from lockstep.data.balance import labels_of
+from lockstep.data.label_sets import members, table_on
 from lockstep.data.loaders import TrainLoader
 from lockstep.errors import UserError
 from lockstep.training.losses import Loss, cross_entropy, require_logits
@@ -34,21 +35,24 @@ class ClassLoss:
         gamma: of the focal loss; how much less a sample counts that is right already.
         smoothing: of labels: so much of a label is shared out over all classes.
         weights: float64 [classes], of a sample by its class; a soft label's are those of its classes, by their parts.
+        sets: bool [sets, classes] where a label means several classes, as `label_sets.table_on` gives it.
     """
 
     kind: str
     gamma: float = 0.0
     smoothing: float = 0.0
     weights: Tensor | None = None
+    sets: Tensor | None = None
 
     def __call__(self, outputs: Any, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The mean over the samples, or with weights a numerator and a denominator."""
         logits = require_logits(outputs)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         classes = logits.shape[1]
-        soft = labels if labels.is_floating_point() else labels[:, None] == torch.arange(classes, device=labels.device)
+        soft = labels if labels.is_floating_point() else members(labels, classes, self.sets)
         soft = soft.to(logits.dtype)
-        target = soft * (1 - self.smoothing) + self.smoothing / classes if self.smoothing else soft
+        even = 1 / classes if self.sets is None else 0.5  # of each class apart: it is there or not
+        target = soft * (1 - self.smoothing) + self.smoothing * even if self.smoothing else soft
         weights = None if self.weights is None else self.weights.to(logits.dtype)
         if self.kind == "bce":
             losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1)
@@ -97,6 +101,12 @@ def class_weights(text: str, labels: np.ndarray, classes: Sequence[str]) -> np.n
 def loss_of(optim: OptimConfig, train: TrainLoader) -> tuple[Loss, list[str]]:
     """The loss that a config asks for on a training set, and what is to be said of it at the run's start."""
     kind, _, gamma = optim.loss.partition(":")
+    sets = table_on(train.images, train.world.device)
+    if sets is not None and kind != "bce":
+        raise UserError(
+            f"the pictures of {train.images.name} have several labels each, and --loss {optim.loss} takes one",
+            "Use --loss bce: each class against all others.",
+        )
     if kind == "cross-entropy" and optim.class_weights == "none":
         return cross_entropy(optim.label_smoothing), []
     weights, images, members = None, train.images, train.order.members()
@@ -108,7 +118,7 @@ def loss_of(optim: OptimConfig, train: TrainLoader) -> tuple[Loss, list[str]]:
     table = None if weights is None else torch.from_numpy(weights).to(device)
     if table is not None and train.world.device.type == "mps":
         table = table.float().to(train.world.device)
-    loss = ClassLoss(kind, float(gamma or 2), optim.label_smoothing, table)
+    loss = ClassLoss(kind, float(gamma or 2), optim.label_smoothing, table, sets)
     return loss, [] if weights is None else [_told(weights, images.classes)]
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.data.label_sets import table_on
 from lockstep.data.loaders import EvalLoader
 from lockstep.parallel.data_parallel import copies, replica_devices
 from lockstep.parallel.modules import aligned, average_buffers, eval_mode, preserved
@@ -21,7 +22,11 @@ from lockstep.watch.records import Scores
 
 @dataclass(frozen=True)
 class Metrics:
-    """What evaluation found: top1 and top5 as fractions, loss as mean cross-entropy in nats, count in samples."""
+    """What evaluation found: top1 and top5 as fractions, loss as mean cross-entropy in nats, count in samples.
+
+    Of samples with several labels: one of them is the likeliest class, or among the five likeliest; the loss is the
+    binary cross-entropy, its mean over the classes. A sample without a label is right where no class reaches 0.5.
+    """
 
     top1: float
     top5: float
@@ -62,10 +67,11 @@ def evaluate(
         observe: called with each of this rank's chunks: logits [b, classes] and labels [b].
     """
     device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
+    sets = table_on(loader.images, device)
     sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
     for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, devices, synchronized):
         logits, labels = logits.to(device), labels.to(device)
-        sums[chunk] = _sums(logits, labels)
+        sums[chunk] = _sums(logits, labels) if sets is None else _sums_of_sets(logits, sets[labels])
         observe(logits, labels)
     # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
     top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
@@ -124,15 +130,22 @@ def averaged(model: nn.Module, images: Tensor, tta: str) -> Tensor:
 
 def _sums(outputs: Tensor, labels: Tensor) -> Tensor:
     """A batch's sum for each field of `Metrics`: correct at 1, correct at 5, summed loss, count; float64 [4]."""
-    losses = F.cross_entropy(outputs, labels, reduction="none").to(torch.float64)
+    losses = F.cross_entropy(outputs, labels, reduction="none")
     # the rank of the true class; ties and nan count against the model, so constant or broken outputs score nothing
     score = outputs.gather(1, labels[:, None])
     better = (~(outputs < score)).sum(dim=1) - 1
-    return torch.stack(
-        [
-            (better < 1).sum().to(torch.float64),
-            (better < 5).sum().to(torch.float64),
-            losses.sum(),
-            losses.new_full((), len(labels)),  # filled on the device; torch.tensor would be a copy to wait for
-        ]
-    )
+    return _added(better < 1, better < 5, losses)
+
+
+def _sums_of_sets(outputs: Tensor, truth: Tensor) -> Tensor:
+    """The same of samples with several labels; truth: bool [b, classes]."""
+    losses = F.binary_cross_entropy_with_logits(outputs, truth.to(outputs.dtype), reduction="none").mean(1)
+    best = outputs.masked_fill(~truth, -torch.inf).amax(dim=1)
+    better = (~truth & ~(outputs < best[:, None])).sum(dim=1)  # wrong classes at or above the best right one
+    bare, silent = ~truth.any(dim=1), (outputs < 0).all(dim=1)
+    return _added(torch.where(bare, silent, better < 1), torch.where(bare, silent, better < 5), losses)
+
+
+def _added(top1: Tensor, top5: Tensor, losses: Tensor) -> Tensor:
+    sums = [top1.sum().to(torch.float64), top5.sum().to(torch.float64), losses.to(torch.float64).sum()]
+    return torch.stack([*sums, losses.new_full((), len(losses), dtype=torch.float64)])  # no tensor to wait for

@@ -8,37 +8,21 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING
 
-from tyro.conf import arg
-
-from lockstep.config import Config, Execution
+from lockstep.config import Config
+from lockstep.config.evaluation import Evaluation as Evaluation  # also for who uses this file
 from lockstep.config.fields import require
 from lockstep.errors import UserError, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
 
-_NOT_EVALUATIONS = ("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates")
+if TYPE_CHECKING:
+    from torch import nn
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What `lockstep eval` takes beside the run folder."""
-
-    weights: Literal["best", "final"] = "best"
-    """Which of the run's saved weights."""
-    data: Annotated[str, arg(help_behavior_hint="(default: the run's)")] = ""
-    """Other labelled pictures: a folder, a table, or what --dataset takes; classes are matched by their names."""
-    follow_links: bool = False
-    """Follow links that lead out of that folder, or the table's."""
-    report: Annotated[str, arg(help_behavior_hint="(default: none)")] = ""
-    """Scores by class as a file: .csv (precision, recall, F1), .json (and the confusion matrix), .png (its picture)."""
-    trust_code: bool = False
-    """Import and call the code that the folder's config.json names, as --model package.module:factory did."""
-    # not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
-    execution: Execution = field(default_factory=Execution, metadata={"hidden": _NOT_EVALUATIONS})
+    from lockstep.data.arrays import ImageSet
+    from lockstep.data.loaders import EvalLoader
 
 
 def check(config: Config) -> None:
@@ -198,23 +182,22 @@ def require_trusted(config: Config, folder: str, trust_code: bool) -> None:
         )
 
 
-def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) -> None:
-    """Evaluate saved weights on this process, as one of the world's."""
+def to_evaluate(world: World, config: Config, folder: str, which: str) -> tuple["nn.Module", "ImageSet", "EvalLoader"]:
+    """A run's weights in its model, its training set, and the loader of its evaluation set; on this process.
+
+    Raises:
+        UserError: for missing or damaged weights or data, and where the data has other classes.
+    """
     from lockstep.checkpoint import weights
     from lockstep.training.assemble import build_model, eval_loader, load_data
-    from lockstep.training.by_class import ClassCounts, write
-    from lockstep.training.evaluation import evaluate
     from lockstep.training.precision import configure
-    from lockstep.watch.progress import ProgressBar
 
-    # chunks of the size that the run used: other shapes would round otherwise
-    execution = dataclasses.replace(chosen.execution, eval_batch_size=config.execution.eval_batch_size)
-    model_config = dataclasses.replace(config.model, init="")  # the run's own weights take its place
-    config = dataclasses.replace(config, execution=execution, model=model_config)
+    # the run's own weights take the place of what it began with
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, init=""))
     configure(config.precision, world.device)
     train_set, val_set = load_data(config, world)
     model = build_model(config, train_set).to(world.device)
-    path = Path(folder) / "weights" / f"{chosen.weights}.safetensors"
+    path = Path(folder) / "weights" / f"{which}.safetensors"
     weights.load(model, path)
     known = weights.note_of(path).get("classes")
     if known is not None and known != json.dumps(list(val_set.classes)):
@@ -222,8 +205,22 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
             f"{path} was trained on other classes than {val_set.name} has, or in another order",
             "Name the data that it was trained on with --data-dir.",
         )
-    counts = ClassCounts(len(val_set.classes), world.device)
-    loader, bar = eval_loader(config, val_set, world), ProgressBar(0, 1, enabled=world.rank == 0)
+    return model, train_set, eval_loader(config, val_set, world)
+
+
+def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) -> None:
+    """Evaluate saved weights on this process, as one of the world's."""
+    from lockstep.training.by_class import ClassCounts, write
+    from lockstep.training.evaluation import evaluate
+    from lockstep.watch.progress import ProgressBar
+
+    # chunks of the size that the run used: other shapes would round otherwise
+    execution = dataclasses.replace(chosen.execution, eval_batch_size=config.execution.eval_batch_size)
+    config = dataclasses.replace(config, execution=execution)
+    model, _, loader = to_evaluate(world, config, folder, chosen.weights)
+    val_set = loader.images
+    counts = ClassCounts(val_set, world.device)
+    bar = ProgressBar(0, 1, enabled=world.rank == 0)
     share = world.share(loader.chunks)
     tick = bar.counting("evaluation", len(val_set), share.stop - share.start)
     with closing(bar):

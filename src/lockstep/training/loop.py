@@ -21,9 +21,10 @@ from lockstep.training.by_class import LARGEST_IN_JOURNAL, ClassCounts
 from lockstep.training.control import NOTHING
 from lockstep.training.evaluation import evaluate
 from lockstep.training.fit import fitted, line
+from lockstep.training.lifetime import session
 from lockstep.training.pretrained import origin, settled
 from lockstep.training.resume import to_assemble
-from lockstep.training.session import Session, session
+from lockstep.training.session import Session
 from lockstep.training.state import State
 from lockstep.training.window import NonFinite, Window
 from lockstep.watch import desync
@@ -181,7 +182,7 @@ def finish_epoch(live: Session) -> None:
 def evaluate_and_keep(live: Session) -> None:
     """Write the `eval` and `classes` records and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
-    counts = ClassCounts(len(run.val.images.classes), live.world.device, LARGEST_IN_JOURNAL)
+    counts = ClassCounts(run.val.images, live.world.device, LARGEST_IN_JOURNAL)
     what, share = f"epoch {state.epochs + 1}/{config.epochs}: evaluation", live.world.share(run.val.chunks)
     count = live.bar.counting(what, len(run.val.images), share.stop - share.start)
 

@@ -8,10 +8,12 @@ import torchvision
 
 import lockstep
 from lockstep.config import Config
+from lockstep.config.execution import ONE_PROCESS, processes_on
 from lockstep.parallel.batchnorm import batch_norms, local_batch_norms
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.devices import device_name, own_devices
 from lockstep.processes.listening import described
+from lockstep.processes.proc import cores, threads_each
 from lockstep.processes.world import World
 from lockstep.training import groups, pretrained
 from lockstep.training.assemble import Run
@@ -31,6 +33,7 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int, notes:
         versions=versions(),
         data={"name": run.train.images.name, "fingerprint": run.train.images.fingerprint},
         parameters=sum(p.numel() for p in run.model.parameters()),
+        steps_per_epoch=len(run.train),
         resumed_from=resumed_from,
         notes=notes,
     )
@@ -44,6 +47,20 @@ def versions() -> dict[str, str]:
         "torchvision": torchvision.__version__,
         "python": platform.python_version(),
     }
+
+
+def _split(config: Config, world: World) -> list[str]:
+    """How --nproc auto shared out a CPU's cores, and what would tell whether another split is quicker."""
+    execution = config.execution
+    if execution.nproc != "auto" or execution.strategy in ONE_PROCESS or world.device.type != "cpu":
+        return []
+    if world.local_size != processes_on(cores()) or cores() == 1:
+        return []  # another launcher chose, or there is no choice
+    threads = threads_each(execution.threads, world.local_size)
+    return [
+        f"{cores()} cores: {world.local_size} process(es) x {threads} thread(s), one for two cores; `lockstep tune "
+        f"{config.recipe}` measures other splits"
+    ]
 
 
 def _spread(config: Config, world: World) -> list[str]:
@@ -90,6 +107,7 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
         f"{order.samples_per_epoch:,} images an epoch, "
         f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {where}, {config.precision}"
     ]
+    lines += _split(config, world)
     if listening := described(world.size, world.local_size, world.backend, os.environ):
         lines.append(listening)
     for images in (run.train.images, run.val.images):

@@ -78,11 +78,11 @@ class ProgressBar:
         if data_wait is not None:
             parts.append(f"data wait {min(1.0, data_wait):.0%}")
         parts.append(f"step {done}/{self.total}")
-        self._show(f"epoch {epoch}/{self.epochs}", done / max(1, self.total), parts, at_once=done >= self.total)
+        self.show(f"epoch {epoch}/{self.epochs}", done / max(1, self.total), parts, at_once=done >= self.total)
 
     def doing(self, what: str) -> None:
         """Say what goes on now, where no number tells how far it is."""
-        self._show(what, None, [], at_once=True, plainly=False)
+        self.show(what, None, [], at_once=True, plainly=False)
 
     def counting(self, what: str, images: int, parts: int) -> Callable[[], None]:
         """A function to call before each of `parts` equal parts of work on so many images over all ranks."""
@@ -95,13 +95,14 @@ class ProgressBar:
             numbers = []
             if done and seconds > 0:
                 numbers = [f"{share * images / seconds:,.0f} images/s", f"{clock(seconds / share - seconds)} left"]
-            self._show(what, share, numbers)
+            self.show(what, share, numbers)
 
         return tick
 
-    def _show(
+    def show(
         self, head: str, share: float | None, parts: list[str], at_once: bool = False, plainly: bool = True
     ) -> None:
+        """The line as `composed` has it. `at_once`: however soon after the last; `plainly`: in a log file too."""
         if not self.enabled:
             return
         now = time.monotonic()

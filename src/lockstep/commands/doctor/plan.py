@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from lockstep.config import Names
+from lockstep.config.execution import processes_on
 from lockstep.config.fields import require, require_finite
 from lockstep.errors import unknown
 
@@ -17,7 +18,7 @@ class Plan:
     """What to check, and for which run."""
 
     nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
-    """Processes on this machine that the run will have; auto: one per GPU, else one per core, at most 8."""
+    """Processes on this machine that the run will have; auto: one per GPU, else one for two cores, at most 8."""
     workers: int = 2
     """Loader processes of each of them."""
     threads: int = 0
@@ -71,4 +72,4 @@ class Plan:
 
     def processes(self, cores: int, gpus: int) -> int:
         """Processes on this machine, as `lockstep train` would start them."""
-        return (gpus or min(cores, 8)) if self.nproc == "auto" else self.nproc
+        return (gpus or processes_on(cores)) if self.nproc == "auto" else self.nproc

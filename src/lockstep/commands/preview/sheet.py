@@ -3,9 +3,9 @@
 from contextlib import suppress
 
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from lockstep.commands.preview.views import Views
+from lockstep.inference.pictures import as_image
 
 _CELL = (96, 256)  # pixels a side: smaller pictures are enlarged by whole numbers, larger ones shrunk
 _GAP, _TEXT = 6, 14  # pixels
@@ -40,7 +40,7 @@ def drawn(views: Views, caption: str) -> Image.Image:
         pictures = views.after[column - 1] if column else views.before
         for line, picture in enumerate(pictures):
             how = Image.Resampling.NEAREST if factor else Image.Resampling.BOX
-            sheet.paste(_image(picture).resize(cell, how), (x, top + line * row + _TEXT + _GAP))
+            sheet.paste(as_image(picture).resize(cell, how), (x, top + line * row + _TEXT + _GAP))
     for line, title in enumerate(views.titles):
         draw.text((_GAP, top + line * row), _fitted(title, size[0] - 2 * _GAP, font), _INK, font)
     return sheet
@@ -71,9 +71,3 @@ def _fitted(text: str, width: int, font: Font) -> str:
     while text and font.getlength(f"{text}...") > width:
         text = text[:-1]
     return f"{text}..."
-
-
-def _image(picture: Tensor) -> Image.Image:
-    """uint8 [C, H, W] as RGB: a single channel in grey, more than three by their first three."""
-    channels = picture[:3] if picture.shape[0] >= 3 else picture[:1].expand(3, -1, -1)
-    return Image.fromarray(channels.permute(1, 2, 0).contiguous().numpy())

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lockstep.config import Config
 from lockstep.data.arrays import ImageSet
+from lockstep.data.label_sets import label_name
 from lockstep.processes.world import World
 from lockstep.training.assemble import load_data, train_loader
 
@@ -37,7 +38,7 @@ def views(config: Config, samples: int, epochs: int) -> Views:
     for stored, _, numbers in train.read([(ids, epoch) for epoch in range(epochs)]):
         shown.append(train.augment(stored, numbers, len(shown) - 1))
     pictures = _stored(torch.stack(shown), images, normalised=pixels.dtype != torch.uint8)
-    titles = [f"{images.classes[label]} ({n % len(images)})" for label, n in zip(labels.tolist(), ids, strict=True)]
+    titles = [f"{label_name(images, label)} ({n % len(images)})" for label, n in zip(labels.tolist(), ids, strict=True)]
     return Views(images.name, tuple(titles), pictures[0], pictures[1:])
 
 

@@ -51,17 +51,11 @@ def _run(told: Told, points: int) -> dict[str, Any]:
             "images": mistakes.images,
             "wrong": mistakes.wrong,
             "pairs": [
-                {"class": mistakes.classes[label], "taken_for": mistakes.classes[taken], "images": images}
-                for label, taken, images in mistakes.pairs
+                {"class": label, "taken_for": taken, "images": images} for label, taken, images in mistakes.pairs
             ],
             "shown": [
-                {
-                    "sample": each.sample,
-                    "class": mistakes.classes[each.label],
-                    "taken_for": mistakes.classes[each.taken],
-                    "confidence": each.confidence,
-                }
-                for each in mistakes.shown
+                {"sample": m.sample, "class": m.label, "taken_for": m.taken, "confidence": m.confidence}
+                for m in mistakes.shown
             ],
         },
     }

@@ -12,34 +12,11 @@ from lockstep.commands.report.values import pruned
 from lockstep.commands.shared.arguments import train_arguments
 from lockstep.config import Config, plain
 from lockstep.errors import UserError
+from lockstep.inference.mistakes import Mistakes
 from lockstep.watch.journal import read, require_plain
 from lockstep.watch.outside import group, text
 
 MOST_RUNS = 12  # more lines in a chart can't be told apart
-
-
-@dataclass
-class Mistake:
-    """A picture that the model took for another class, `taken`, with this confidence."""
-
-    sample: int  # of the evaluation set
-    label: int
-    taken: int
-    confidence: float
-    png: bytes
-
-
-@dataclass
-class Mistakes:
-    """The most confident ones, or why there are none to show."""
-
-    why_not: str = ""
-    weights: str = ""
-    images: int = 0
-    wrong: int = 0
-    classes: tuple[str, ...] = ()
-    pairs: list[tuple[int, int, int]] = field(default_factory=list)  # class, taken for, images; the most frequent first
-    shown: list[Mistake] = field(default_factory=list)
 
 
 @dataclass
@@ -52,7 +29,7 @@ class Told:
     command: str  # that repeats it
     command_note: str
     story: Story
-    mistakes: Mistakes = field(default_factory=lambda: Mistakes("they were not asked for"))
+    mistakes: Mistakes = field(default_factory=lambda: Mistakes("nobody asked for them (--no-pictures)"))
 
 
 def runs(folders: Sequence[str]) -> list[Told]:

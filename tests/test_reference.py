@@ -1,0 +1,118 @@
+"""The reference has every flag, record, file, error and public name there is."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from docs.from_code import errors, escaped, flags, journal
+from docs.from_code.parts import PARTS
+
+import lockstep
+from lockstep.cli import COMMANDS
+from lockstep.config.optim import OptimConfig
+from lockstep.errors import UserError
+from lockstep.watch import records
+from tests.subprocesses import run_lockstep
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs/reference"
+SPAN = re.compile(r"`([^`]+)`")
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, str]:
+    return {name: make("en") for name, make in PARTS.items()}
+
+
+def test_every_part_has_its_page_in_both_languages() -> None:
+    for folder in (REFERENCE, ROOT / "docs/zh/reference"):
+        pages = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+        found = [name for page in pages.values() for name in re.findall(r"^<!-- generated: (\w+) -->$", page, re.M)]
+        assert sorted(found) == sorted(PARTS)
+
+
+def test_every_flag_is_there_with_a_help_text(parts: dict[str, str]) -> None:
+    page = parts["commands"]
+    assert flags.every_flag() <= set(SPAN.findall(page))
+    assert [name for name in COMMANDS if f"\n## lockstep {name}\n" not in f"\n{page}"] == []
+    rows = [line for line in page.splitlines() if line.startswith("| `--")]
+    assert len(rows) > 150
+    assert not [row for row in rows if not row.split(" | ")[-1].strip(" |")]
+
+
+def test_a_flag_without_a_help_text_would_be_seen() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Given:
+        """Some flags."""
+
+        first: int = 1
+        """What it is."""
+        second: bool = False
+
+    (rows,) = flags.groups(Given, Given()).values()
+    assert rows["--first"] == ["`--first`", "a whole number", "`1`", "What it is."]
+    assert rows["--second"] == ["`--second`, `--no-second`", "", "`no`", ""]
+
+
+def test_every_record_is_there_with_its_fields(parts: dict[str, str]) -> None:
+    kinds = {kind.name: kind for kind in journal.kinds()}
+    typed = [value for value in vars(records).values() if isinstance(value, type) and hasattr(value, "__total__")]
+    with_kind = [each for each in typed if "kind" in each.__annotations__]
+    assert {each.__name__ for each in with_kind} == set(kinds)
+    for each in with_kind:
+        assert {field.name for field in kinds[each.__name__].fields} == set(each.__annotations__)
+    sections = re.split(r"^## ", parts["journal"], flags=re.MULTILINE)[1:]
+    assert [section.partition("\n")[0] for section in sections] == [kind.title for kind in kinds.values()]
+
+
+def test_every_error_is_there() -> None:
+    raised = {
+        (path, node.lineno)
+        for path in (ROOT / "src/lockstep").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+        if ast.unparse(node.exc.func) in ("UserError", "unknown")
+    }
+    found = errors.errors()
+    assert len(raised) > 200
+    assert raised <= {(error.path, error.line) for error in found}
+    quiet = {f"{error.path.name}: {error.message}" for error in found if error.says_nothing}
+    assert quiet <= {"fields.py: MESSAGE", "flags.py: MESSAGE", "window.py: MESSAGE"}, "these pass on another one's"
+
+
+def test_an_error_reads_as_it_is_raised(parts: dict[str, str]) -> None:
+    line = "| `--clip-norm` CLIP_NORM is negative | Use 0 to turn clipping off. |"
+    assert line in parts["errors"].splitlines()
+    with pytest.raises(UserError) as raised:
+        OptimConfig(clip_norm=-1)
+    assert (raised.value.message, raised.value.remedy) == ("--clip-norm -1 is negative", "Use 0 to turn clipping off.")
+
+
+def test_every_public_name_is_there(parts: dict[str, str]) -> None:
+    heads = re.findall(r"^## (\w+)$", parts["python"], re.MULTILINE)
+    assert sorted(heads) == sorted(set(lockstep.__all__) - {"__version__"})
+    assert "def launch(" in parts["python"]
+
+
+def test_a_text_of_the_program_stays_as_it_is_in_a_table() -> None:
+    assert escaped("give --lr *x* or `a|b`\n [c]") == "give `--lr` \\*x\\* or `a\\|b` \\[c\\]"
+
+
+@pytest.mark.slow
+def test_every_file_of_a_run_is_on_the_page(tmp_path: Path) -> None:
+    words = ("--epochs", "1", "--ema", "0.9", "--log", "csv,tensorboard", "--threads", "1", "--nproc", "1")
+    ended = run_lockstep("train", "digits", *words, "--out", "run", cwd=tmp_path, timeout=300)
+    assert ended.code == 0, ended.text
+    page = (REFERENCE / "run-folder.md").read_text(encoding="utf-8")
+    names = {name for row in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE) for name in SPAN.findall(row)}
+    found = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert len(found) >= 10
+    assert not [file for file in found if not any(covers(name, file) for name in names)]
+
+
+def covers(name: str, file: str) -> bool:
+    """Whether a name of the page is a file's, or that of a folder around it."""
+    pattern = re.escape(name).replace(r"\*", "[^/]*")
+    return re.fullmatch(f"{pattern}.*" if name.endswith("/") else pattern, file) is not None
