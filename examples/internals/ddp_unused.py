@@ -21,7 +21,8 @@ class Branches(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers[rank](x)
+        branch = self.layers[rank]
+        return branch(x)
 
 
 ddp = DistributedDataParallel(Branches())
