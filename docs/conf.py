@@ -21,9 +21,7 @@ ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # the reference is this checkout's, installed or not
 from docs.from_code.parts import PARTS  # noqa: E402
 
-CHINESE_LINES = re.compile(
-    r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])\n(?=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])"
-)
+CHINESE = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 OF_THEME = {
     "On this page": "本页内容",
     "Next": "下一页",
@@ -134,9 +132,12 @@ def fill_in(_app: Sphinx, _docname: str, content: list[str]) -> None:
 
 def join_lines(_app: Sphinx, doctree: nodes.document) -> None:
     """Where a line of Chinese ends in the source, no space belongs."""
-    for text in list(doctree.findall(nodes.Text)):
-        if CHINESE_LINES.search(text) and not isinstance(text.parent, nodes.FixedTextElement):
-            text.parent.replace(text, nodes.Text(CHINESE_LINES.sub("", text)))
+    for line_end in [text for text in doctree.findall(nodes.Text) if text == "\n"]:
+        siblings = line_end.parent.children
+        place = next(number for number, each in enumerate(siblings) if each is line_end)
+        around = [each.astext() for each in siblings[max(0, place - 1) : place + 2 : 2]]
+        if len(around) == 2 and CHINESE.fullmatch(around[0][-1:]) and CHINESE.fullmatch(around[1][:1]):
+            del line_end.parent[place]
 
 
 def switch_language(_app: Sphinx, pagename: str, _template: str, context: dict[str, object], _tree: object) -> None:
