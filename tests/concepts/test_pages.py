@@ -95,7 +95,7 @@ def test_a_program_prints_what_the_page_says(name: str, tmp_path: Path) -> None:
 
 
 def test_the_glossaries_have_the_same_words_and_their_pages_use_them() -> None:
-    pattern = r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| \[[^\]]+\]\(([^)]+)\) \|$"
+    pattern = r"^\| ([^|·]+)(?: · ([^|]+))? \| ([^|]+) ?.\[[^\]]+\]\(([^)]+)\). \|$"
     ours, theirs = (
         re.findall(pattern, (ROOT / "docs" / folder / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
         for folder in ("", "zh")
