@@ -14,6 +14,7 @@ import sphinx.locale
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.search.zh import SearchChinese
 from sphinx.util.matching import patfilter
 
 DOCS = Path(__file__).parent
@@ -35,6 +36,7 @@ REPOSITORY = "/".join(os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_
 
 if ZH:
     jieba.setLogLevel("WARNING")  # it tells of its dictionary otherwise
+    SearchChinese.language_name = "English"  # whose stemmer it brings along
 
 project = "Lockstep"
 author = "The Lockstep developers"

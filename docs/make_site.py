@@ -69,6 +69,13 @@ def broken_links(site: Path) -> list[str]:
     return broken
 
 
+def stemmers(site: Path) -> list[str]:
+    """The languages whose search asks for a stemmer that its script does not define: it would wait for good."""
+    scripts = {name: (site / below / "_static/language_data.js").read_text() for name, (_, below) in LANGUAGES.items()}
+    wanted = {name: script.partition("window.Stemmer = ")[2].partition(";")[0] for name, script in scripts.items()}
+    return [name for name, stemmer in wanted.items() if not stemmer or scripts[name].count(stemmer) < 2]
+
+
 def main(folder: str) -> None:
     """Both languages into a folder, and their links."""
     site = Path(folder).resolve()
@@ -76,6 +83,8 @@ def main(folder: str) -> None:
         build(site, language, site.parent / f".{site.name}-doctrees")
     if broken := broken_links(site):
         raise SystemExit("these links lead nowhere:\n" + "\n".join(broken))
+    if silent := stemmers(site):
+        raise SystemExit(f"the search has no stemmer: {', '.join(silent)}")
     pages = list(site.rglob("*.html"))
     print(f"{len(pages)} pages in {site}, every link within them leads somewhere")
 
