@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep.commands import chaos, diff, evaluate, export, predict, recipes, runs, train, watch
+from lockstep.commands import chaos, completion, diff, evaluate, export, predict, recipes, runs, train, watch
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
@@ -96,6 +96,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         export.main,
     ),
     "recipes": ("", "list the recipes", recipes.main),
+    "completion": (
+        "bash|zsh",
+        "print what completes commands, recipes, flags and values in a shell",
+        lambda args: completion.main(args, {name: usage for name, (usage, _, _) in COMMANDS.items()}),
+    ),
     "show": ("RECIPE|RUN", "print a recipe or a run's config as a command, or as --toml, to copy", recipes.show),
 }
 

@@ -206,7 +206,12 @@ def _fault(record: Mapping[str, Any]) -> str:
 
 def _ending(attempt: Attempt, last: bool) -> tuple[str, int, float, str]:
     seconds, step = attempt.at + attempt.seconds, attempt.last_step
-    again = f"; steps {attempt.kept_to + 1} to {step} are trained again" if attempt.kept_to is not None else ""
+    again = ""
+    if attempt.kept_to is not None:
+        one = attempt.kept_to + 1 == step
+        again = (
+            f"; step {step} is trained again" if one else f"; steps {attempt.kept_to + 1} to {step} are trained again"
+        )
     if attempt.status == "completed":
         return "end", step, seconds, "completed"
     if attempt.restarted:
