@@ -157,7 +157,7 @@ class Files(Dataset[tuple[Tensor, int]]):
 def by_pillow(path: str) -> Tensor:
     """The usual pipeline: Pillow, and transforms on its image."""
     with Image.open(path) as image:
-        return _USUAL(image.convert("RGB"))
+        return USUAL(image.convert("RGB"))
 
 
 def by_tensor(path: str) -> Tensor:
@@ -165,7 +165,7 @@ def by_tensor(path: str) -> Tensor:
     return _TUNED(decode(Path(path).read_bytes()))
 
 
-_USUAL = transforms.Compose(
+USUAL = transforms.Compose(
     [
         transforms.RandomResizedCrop(SIZE),
         transforms.RandomHorizontalFlip(),

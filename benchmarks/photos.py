@@ -11,6 +11,7 @@ import argparse
 import itertools
 import shutil
 import statistics
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from common import interleave, print_table, ratio, show, table, write
 from PIL import Image
+from torch.utils.data import DataLoader
 
 import data
 from lockstep.config import Config, DataConfig, Execution
@@ -97,11 +99,41 @@ def sides(root: Path, scratch: Path, workers: int) -> dict[str, Callable[[], flo
         f"first epoch, --decode-size {SHORT} --cache": first(SHORT, True),
         "DataLoader, Pillow": timed(data.LOADERS["DataLoader, Pillow"](root, workers)),
     }
-    try:
-        found["timm"] = timed(data.LOADERS["timm"](root, workers))
-    except ModuleNotFoundError as missing:
-        print(f"timm: not measured: {missing}")
+    for name, make in (("timm", data.LOADERS["timm"]), ("webdataset", shards)):
+        try:
+            found[name] = timed(make(root, workers))
+        except ModuleNotFoundError as missing:
+            print(f"{name}: not measured: {missing}")
     return found
+
+
+def shards(root: Path, workers: int) -> Callable[[], Iterator[object]]:
+    """The training files in tar files, two for each worker, read by webdataset with the usual transforms."""
+    import webdataset
+
+    files = sorted(file for file in (root / "train").rglob("*.jpg"))
+    names = []
+    for number in range(2 * max(1, workers)):
+        names.append(str(root / f"{number}.tar"))
+        with tarfile.open(names[-1], "w") as tar:
+            for file in files[number :: 2 * max(1, workers)]:
+                tar.add(file, f"{file.stem}.jpg")
+    found = (
+        webdataset.WebDataset(names, shardshuffle=len(names), seed=0, workersplitter=webdataset.split_by_worker)
+        .shuffle(1000, seed=0)
+        .decode("pil")
+        .to_tuple("jpg")
+        .map_tuple(data.USUAL)
+        .batched(data.BATCH)
+    )
+    loader = DataLoader(
+        found,
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        prefetch_factor=4 if workers else None,
+    )
+    return lambda: iter(loader)
 
 
 def measure(size: tuple[int, int], count: int, workers: int, rounds: int, data_dir: str) -> dict[str, Any]:

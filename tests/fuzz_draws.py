@@ -3,6 +3,9 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz_sets import PICTURES
 
 Give = Callable[..., None]
 VARIANTS = "tests.commands.variants"
@@ -47,9 +50,11 @@ class Drawn:
         return f"lockstep {command} {self.recipe} {' '.join(self.flags)} --nproc {','.join(map(str, self.nproc))}"
 
 
-def draw(rng: random.Random) -> Drawn:
-    """One configuration."""
-    flags: list[str] = ["--dataset", "digits", "--device", "cpu"]
+def draw(rng: random.Random, pictures: Path) -> Drawn:
+    """One configuration. `pictures`: a folder that `fuzz_sets.write_pictures` has filled."""
+    source = rng.choices(["digits", "several", "pictures"], [8, 1, 1])[0]
+    dataset = {"digits": "digits", "several": "tests.fuzz_sets:several", "pictures": "folder"}[source]
+    flags: list[str] = ["--dataset", dataset, "--device", "cpu"]
 
     def give(flag: str, *values: object) -> None:
         flags.extend([f"--{flag}", *map(str, values)])
@@ -63,6 +68,11 @@ def draw(rng: random.Random) -> Drawn:
     small = least < 20
     others = [least, least + 16] if "vit" in model else [least, least + 1, 40]  # whole patches
     size = rng.choice([0, 8, *range(least, 14)] if small else others)
+    if source == "pictures":
+        size = size or 8
+        give("data-dir", pictures)
+        give("decode-size", size + rng.randint(0, 9))
+        give("cache", rng.choice(["auto", "ram"]))
     if size:
         give("image-size", size)
     batch = rng.randint(5, 40) if small else rng.randint(5, 14)
@@ -70,7 +80,7 @@ def draw(rng: random.Random) -> Drawn:
     samples = batch * rng.randint(1, 3 if small else 2) + rng.randint(0, batch - 1)
     if sometimes(0.15) and batch % 2 == 0:
         give("aug-repeats", 2)
-    give("fraction", round(samples / 1437, 5))
+    give("fraction", round(min(1.0, samples / (PICTURES if source == "pictures" else 1437)), 5))
     give("epochs", rng.choice([1, 2]))
     give("seed", rng.randint(0, 999))
     if sometimes(0.15):
@@ -86,7 +96,7 @@ def draw(rng: random.Random) -> Drawn:
         give("accumulate", rng.randint(1, min(4, batch // max(nproc))))
     give("precision", rng.choices(["fp32", "bf16", "fp16"], [6, 3, 2])[0])
     local = _batch_norm(rng, give, exact, batch)
-    _optimizer(rng, give)
+    _optimizer(rng, give, source)
     _augmentation(rng, give, size or 8)
     if sometimes(0.15):
         give("on-nonfinite", rng.choice(["skip", "rollback"]))
@@ -118,7 +128,7 @@ def _batch_norm(rng: random.Random, give: Give, exact: int, batch: int) -> bool:
     return kind == "local"
 
 
-def _optimizer(rng: random.Random, give: Give) -> None:
+def _optimizer(rng: random.Random, give: Give, source: str) -> None:
     name, lr = rng.choice([("sgd", 0.05), ("adam", 1e-3), ("adamw", 3e-3), ("adadelta", 1.0), ("muon", 0.02)])
     give("optimizer", name)
     give("lr", lr)
@@ -135,8 +145,8 @@ def _optimizer(rng: random.Random, give: Give) -> None:
         (0.25, "ema", rng.choice([0.9, 0.99])),
         (0.25, "label-smoothing", 0.1),
         (0.2, "warmup-epochs", 1),
-        (0.15, "loss", rng.choice(["bce", "focal"])),
-        (0.1, "class-weights", "1,2,1,3,1,1,4,1,1,0.5"),
+        (1.0 if source == "several" else 0.15, "loss", "bce" if source == "several" else rng.choice(["bce", "focal"])),
+        (0.1, "class-weights", "1,2,1,3" if source == "pictures" else "1,2,1,3,1,1,4,1,1,0.5"),
     ):
         if rng.random() < often:
             give(flag, value)

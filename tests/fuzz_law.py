@@ -35,6 +35,7 @@ from lockstep.processes.failures import WorkerFailed
 from lockstep.processes.world import World
 from tests import journals
 from tests.fuzz_draws import Drawn, draw
+from tests.fuzz_sets import write_pictures
 from tests.pool import Pool
 
 KEYED = importlib.util.find_spec("lockstep.draws") is not None  # draws in forward belong to a sample
@@ -65,11 +66,12 @@ class TooSlow(Exception):
 def fuzz(seconds: float, seed: int, configurations: int, say: Callable[[str], None] = print) -> Tally:
     """Try configurations until the time is up, or so many."""
     tally, began = Tally(), time.monotonic()
-    with Pool(timeout=300) as pool:
+    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as pictures, Pool(timeout=300) as pool:
+        write_pictures(Path(pictures))
         while tally.drawn < configurations and time.monotonic() - began < seconds:
             number = tally.drawn
             tally.drawn += 1
-            drawn = draw(random.Random(f"{seed} {number}"))
+            drawn = draw(random.Random(f"{seed} {number}"), Path(pictures))
             try:
                 kind, wrong = tried(drawn, pool)
             except Refused as refused:

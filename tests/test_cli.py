@@ -18,9 +18,10 @@ from lockstep.__main__ import main as start
 from lockstep.commands import train
 from lockstep.commands.shared.arguments import parse
 from lockstep.config import Config, Execution
-from lockstep.config.flags import known_flags, split_arguments
+from lockstep.config.evaluation import Evaluation
+from lockstep.config.flags import HABITS, known_flags, split_arguments
 from lockstep.config.recipes import RECIPES, recipe
-from lockstep.errors import RENAMED, UserError
+from lockstep.errors import RENAMED, SAID, UserError
 from lockstep.models import build
 from lockstep.processes.world import World
 from lockstep.training.evaluation import Metrics
@@ -58,7 +59,7 @@ def test_every_example_of_the_help_is_understood(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_field_of_the_config_is_a_flag_with_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "train --help")
+    text = said(capsys, "train --help all")
     for flag in known_flags(Config):
         assert re.search(rf"{flag}\b", text), flag
     for line in re.findall(r"│ --[^│]*│\n│ (?! {20})[^│]*│", text):
@@ -86,6 +87,14 @@ def test_every_name_that_is_answered_with_another_leads_somewhere() -> None:
     for old, new in RENAMED.items():
         known = known_flags(Config) if old.startswith("--") else cli.COMMANDS
         assert (old in known, new in known) == (False, True), old
+    flags = known_flags(Config)
+    for habit, name in HABITS.items():
+        assert (habit in flags, name in flags) == (False, True), habit
+    for habit, sentence in SAID.items():
+        assert habit not in flags
+        named = re.findall(r"(?<![\w-])--[a-z-]+", sentence)
+        assert named or "`lockstep" in sentence
+        assert set(named) <= {*flags, *known_flags(Evaluation)}, habit
 
 
 def test_version_names_torch_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +211,7 @@ def test_a_run_leaves_a_whole_folder(trained: Path) -> None:
 
 
 def evaluated(world: World, folder: str) -> str:
-    from lockstep.training.folder import Evaluation, evaluate_run, read_config
+    from lockstep.training.folder import evaluate_run, read_config
 
     with contextlib.redirect_stdout(io.StringIO()) as out:
         evaluate_run(world, read_config(folder), folder, Evaluation(weights="final"))

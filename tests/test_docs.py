@@ -14,9 +14,9 @@ from lockstep.commands.preview.command import Preview
 from lockstep.commands.report.command import Report
 from lockstep.commands.sweep.plan import Plan as Sweep
 from lockstep.config import Config
+from lockstep.config.evaluation import Evaluation
 from lockstep.config.flags import SHORT, known_flags
 from lockstep.config.recipes import RECIPES
-from lockstep.training.folder import Evaluation
 from tests.subprocesses import Command
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,9 @@ def not_flags(text: str) -> set[str]:
     return flags_of_lockstep(text) - ours - BESIDE
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "README.zh-CN.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/overview.md", "docs/guide.md", "README.zh-CN.md", "docs/zh/overview.md", "CHANGELOG.md"]
+)
 def test_every_flag_exists(page: str) -> None:
     assert not not_flags((ROOT / page).read_text())
 
@@ -127,13 +129,33 @@ def test_the_guide_names_all_that_is_public() -> None:
     assert not [name for name in lockstep.__all__ if name not in internal and not re.search(rf"\b{name}\b", guide)]
 
 
-def test_the_readme_has_the_two_commands_and_all_recipes() -> None:
-    readme = (ROOT / "README.md").read_text()
-    lines = readme.splitlines()
-    assert "pip install . && lockstep train" in lines
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_readme_has_the_two_commands(page: str) -> None:
+    lines = (ROOT / page).read_text().splitlines()
+    assert lines.index("pip install . && lockstep train") < 15
     assert "pip install '.[dev]' && pytest" in lines
-    rows = re.findall(r"^\| `([\w-]+)` \|.*?\| (\d+), (\d+) \|", readme, re.MULTILINE)
+
+
+def test_the_overview_has_all_recipes() -> None:
+    overview = (ROOT / "docs/overview.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \|.*?\| (\d+), (\d+) \|", overview, re.MULTILINE)
     assert rows == [(name, str(make().batch_size), str(make().epochs)) for name, make in RECIPES.items()]
+
+
+def test_the_readmes_say_the_same_and_their_figures_are_measured() -> None:
+    cell = re.compile(r"[\d.]+ \[[\d.]+, [\d.]+\]")
+    tables = [cell.findall((ROOT / page).read_text()) for page in ("README.md", "README.zh-CN.md")]
+    assert tables[0] == tables[1]
+    measured = (ROOT / "docs/benchmarks.md").read_text()
+    rows = re.findall(
+        r"^\| (.*?) \| (.*) \|$", measured.partition("Lockstep's images/s over each side's")[2], re.MULTILINE
+    )
+    both = [cells.split(" | ") for _, cells in rows if cell.match(cells)]
+    fp32 = [f"{cells[2]} {cells[4]}" for cells in both]  # 1 x 2 and 2 x 1
+    assert len(tables[0]) == 32
+    for first, second in zip(tables[0][::2], tables[0][1::2], strict=True):
+        assert f"{first} {second}" in fp32
+    assert "2.14" in measured
 
 
 def test_every_kind_of_fault_has_its_test() -> None:

@@ -1,6 +1,7 @@
 """The fuzzer of the law: its configurations are ones that a user could ask for, and it sees what it is there to see."""
 
 import random
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ from tests.pool import Pool
 
 
 def test_most_of_what_is_drawn_can_be_asked_for_and_it_differs() -> None:
-    drawn = [draw(random.Random(i)) for i in range(12)]
+    drawn = [draw(random.Random(i), Path("pictures")) for i in range(12)]
     assert len(set(drawn)) == 12
     plans = 0
     for each in drawn:
@@ -28,7 +29,7 @@ def test_most_of_what_is_drawn_can_be_asked_for_and_it_differs() -> None:
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    assert draw(random.Random("7 3")) == draw(random.Random("7 3"))
+    assert draw(random.Random("7 3"), Path("pictures")) == draw(random.Random("7 3"), Path("pictures"))
 
 
 SMALL = (

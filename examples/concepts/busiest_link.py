@@ -71,7 +71,7 @@ def main(world: ls.World) -> None:
         links = world.gather(list(add(gradient, world.rank, world.size)))
         assert gradient.eq(sum(range(world.size))).all()
         out, into = (" ".join(f"{link[way] / n:.2f}" for link in links) for way in (0, 1))
-        world.print(f"{add.__name__:<16} out of ranks 0 to 3: {out} n    into them: {into} n")
+        world.print(f"{add.__name__:<16} out {out} n   in {into} n")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
 PROCESSES = (1, 2, 4)
+FILE = "run.pt"  # step 12's checkpoint
 PORT = 12355  # of step 4's wrong way; taken here, as by another run
 Run = Callable[[str, int, tuple[str, ...]], str]  # step, processes, flags -> what the program says
 
@@ -45,14 +47,22 @@ EVALUATED = Figure("evaluated samples", "评估的样本数", r"of (\d+) samples
 WEIGHTS = Figure("norm of the weights", "权重的范数", r"weights ([\d.]+)")
 
 
+REDUCTIONS = Figure("all-reduces an epoch", "每个 epoch 的 all-reduce 次数", r"(\d+) all-reduces")
+MASKS = Figure("different masks of 64", "64 个掩码中不同的个数", r"(\d+) different masks")
+SEEN = Figure("images seen, of 1437", "1437 张图片中看到的张数", r"(\d+) of 1437 images")
+
+WRONG, RIGHT = {"`--wrong`": ("--wrong",)}, {"right": ()}
+RESUMED = {"uninterrupted": (), "resumed, `--wrong`": ("--file", FILE, "--wrong"), "resumed, right": ("--file", FILE)}
+
+
 @dataclass(frozen=True)
 class Step:
-    """What a step shows. `ways`: name of a row -> flags; wrong ones begin with the flag --wrong."""
+    """What a step shows. `ways`: name of a row -> flags."""
 
     title: str
     chinese: str
     figures: tuple[Figure, ...]
-    ways: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"`--wrong`": ("--wrong",), "right": ()})
+    ways: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: WRONG | RIGHT)
 
 
 STEPS = {
@@ -63,18 +73,42 @@ STEPS = {
     "05": Step("Why the loss isn't the loss", "为什么损失不是损失", (TRAINING, WEIGHTS)),
     "06": Step("set_epoch", "set_epoch", (FIRST_SAMPLES, LOSS)),
     "07": Step("Evaluation on all ranks", "所有 rank 一起评估", (EVALUATED, ACCURACY, LOSS)),
+    "08": Step("Mixed precision", "混合精度", (TRAINING, LOSS)),
+    "09": Step("Accumulation and no_sync", "梯度累积与 no_sync", (STEPS_AN_EPOCH, REDUCTIONS, WEIGHTS)),
+    "10": Step("Batch norm", "批归一化", (LOSS, WEIGHTS), {**WRONG, "global": (), "`--groups`": ("--groups",)}),
+    "11": Step(
+        "Dropout and seeds", "dropout 与随机种子", (MASKS, LOSS), {**WRONG, "`--by-rank`": ("--by-rank",), **RIGHT}
+    ),
+    "12": Step("Checkpoint and resume", "检查点与续训", (TRAINING, LOSS, WEIGHTS), RESUMED),
+    "13": Step("Several machines", "多台机器", (SEEN, LOSS)),
+    "14": Step("The same with Lockstep", "用 Lockstep 做同样的事", (STEPS_AN_EPOCH, LOSS, ACCURACY)),
 }
 
 
 OWN_LAUNCHER = {"02": "--parts", "04": "--nproc", "14": "--nproc"}  # the flag by which a program is told N
 
 
-def command(step: str, n: int, flags: tuple[str, ...]) -> list[str]:
-    """The arguments of Python that run a step's program on n processes: by torchrun, unless it starts them itself."""
-    (program,) = HERE.glob(f"{step}-*.py")
+def program(step: str) -> Path:
+    """The program of a step, as "07"."""
+    (path,) = HERE.glob(f"{step}-*.py")
+    return path
+
+
+def machines(step: str, n: int) -> int:
+    """On how many machines, or what this one plays of them, a step's n processes run."""
+    return 2 if step == "13" and n > 1 else 1
+
+
+def commands(step: str, n: int, flags: tuple[str, ...]) -> list[list[str]]:
+    """The arguments of Python that run a program on n processes, on each machine: torchrun's, or the program's own."""
+    path, nodes = str(program(step)), machines(step, n)
     if step in OWN_LAUNCHER:
-        return [str(program), *flags, OWN_LAUNCHER[step], str(n)]
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), str(program), *flags]
+        return [[path, *flags, OWN_LAUNCHER[step], str(n)]]
+    torchrun, each = ["-m", "torch.distributed.run"], ["--nproc-per-node", str(n // nodes), path, *flags]
+    if nodes == 1:
+        return [[*torchrun, "--standalone", *each]]
+    where = ["--nnodes", str(nodes), "--master-addr", "localhost", "--node-rank"]
+    return [[*torchrun, *where, str(node), *each] for node in range(nodes)]
 
 
 def to_fail(step: str, flags: tuple[str, ...]) -> bool:
@@ -82,16 +116,31 @@ def to_fail(step: str, flags: tuple[str, ...]) -> bool:
     return step == "04" and "--wrong" in flags
 
 
+def before(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """What has to be run first, to leave the checkpoint that a run goes on from; step 12 alone has one."""
+    return ("--file", FILE, "--stop", "2") if FILE in flags and "--stop" not in flags else ()
+
+
 def launch(step: str, n: int, flags: tuple[str, ...]) -> str:
     """What a step's program says on n processes."""
-    with socket.socket() as other:
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as other:
         if to_fail(step, flags):
             other.bind(("localhost", PORT))
             other.listen()
-        ended = subprocess.run([sys.executable, *command(step, n, flags)], capture_output=True, text=True)
-    if (ended.returncode != 0) is not to_fail(step, flags):
-        raise SystemExit(ended.stderr)
-    return ended.stdout + ended.stderr
+        if first := before(flags):
+            _outputs(step, n, first, folder)
+        return _outputs(step, n, flags, folder)
+
+
+def _outputs(step: str, n: int, flags: tuple[str, ...], folder: str) -> str:
+    argvs = [[sys.executable, *argv] for argv in commands(step, n, flags)]
+    pipe = subprocess.PIPE
+    begun = [subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, cwd=folder) for argv in argvs]
+    outputs = [process.communicate() for process in begun]
+    for process, (_, errors) in zip(begun, outputs, strict=True):
+        if (process.returncode != 0) is not to_fail(step, flags):
+            raise SystemExit(errors)
+    return "".join(out + errors for out, errors in outputs)
 
 
 def measure(run: Run, step: str) -> dict[str, dict[int, list[str]]]:
@@ -106,6 +155,15 @@ def measure(run: Run, step: str) -> dict[str, dict[int, list[str]]]:
     }
 
 
+WAYS = {  # in Chinese
+    "right": "正确",
+    "global": "全局",
+    "uninterrupted": "不中断",
+    "resumed, `--wrong`": "续训 `--wrong`",
+    "resumed, right": "正确地续训",
+}
+
+
 def rows(step: str, measured: Mapping[str, Mapping[int, list[str]]], chinese: bool = False) -> list[str]:
     """A step's lines of a table: way, figure, and its values on 1, 2 and 4 processes."""
     return [
@@ -115,9 +173,6 @@ def rows(step: str, measured: Mapping[str, Mapping[int, list[str]]], chinese: bo
         for place, figure in enumerate(STEPS[step].figures)
         for way, by_n in measured.items()
     ]
-
-
-WAYS = {"right": "正确"}
 
 
 def head(chinese: bool = False) -> list[str]:

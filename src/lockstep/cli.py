@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import lockstep
-from lockstep.commands import chaos, diff, evaluate, export, predict, recipes, runs, train, watch
+from lockstep.commands import chaos, completion, diff, evaluate, export, predict, recipes, runs, train, watch
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
@@ -14,6 +14,7 @@ from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
 from lockstep.commands.report import command as report
 from lockstep.commands.shared.arguments import print_error, print_failure
+from lockstep.commands.shared.helping import joined
 from lockstep.commands.sweep import command as sweep
 from lockstep.commands.tune import command as tune
 from lockstep.commands.verify import command as verify
@@ -95,6 +96,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         export.main,
     ),
     "recipes": ("", "list the recipes", recipes.main),
+    "completion": (
+        "bash|zsh",
+        "print what completes commands, recipes, flags and values in a shell",
+        lambda args: completion.main(args, {name: usage for name, (usage, _, _) in COMMANDS.items()}),
+    ),
     "show": ("RECIPE|RUN", "print a recipe or a run's config as a command, or as --toml, to copy", recipes.show),
 }
 
@@ -130,7 +136,8 @@ examples:
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh
   lockstep doctor --nnodes 2 --master-addr 10.0.0.1 --master-port 29500
 
-`lockstep COMMAND --help` explains a command. Data sets are looked for in --data-dir, $LOCKSTEP_DATA or ./data.
+`lockstep COMMAND --help` explains a command, with `all` after it every flag.
+Data sets are looked for in --data-dir, $LOCKSTEP_DATA or ./data.
 Exit codes: 0 done, 1 a process failed, 2 something that you can put right, 124 no progress for --hang-timeout;
 stopped by a signal, after a checkpoint: 130 (Ctrl-C), 143 (SIGTERM), 138 (SIGUSR1), 129 (the terminal closed).
 """
@@ -183,4 +190,4 @@ def _dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS, "See `lockstep --help`.")
-    return COMMANDS[args[0]][2](args[1:])
+    return COMMANDS[args[0]][2](joined(args[1:]))

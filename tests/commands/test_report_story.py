@@ -35,6 +35,18 @@ def test_the_story_of_a_kill_a_resume_on_another_number_and_a_hang() -> None:
     assert told.stalls == [(2, 1.5, 500.0)]
 
 
+def test_why_processes_were_started_again_is_told_in_place_of_what_the_others_lost() -> None:
+    restart = {"kind": "fault", "time": 3.0, "fault": "restart", "step": 2, "cause": "rank 1: killed", "processes": 1}
+    failed = reports.end(2.5, 4, "failed", error="Connection reset by peer")
+    told = story(
+        [reports.run(0.0), reports.step(2.0, 4), failed, restart, reports.run(5.0, 1, 2), reports.step(6.0, 4)]
+    )
+    assert [(e.kind, e.step, e.text) for e in told.events][1] == (
+        "lost", 4, "rank 1: killed; its processes are started again; steps 3 to 4 are trained again"
+    )  # fmt: skip
+    assert "Connection" not in str(told.events)
+
+
 def test_the_time_that_was_spent_adds_up_to_that_from_the_first_to_the_last_record() -> None:
     spent = story(reports.eventful()).spent
     assert sum(spent.values()) == pytest.approx(33.0)
@@ -117,7 +129,13 @@ def test_an_axis_holds_all_values_between_round_marks(values: list[float], zero:
 
 def test_durations_are_said_in_two_units() -> None:
     times = (0.04, 45, 200, 7500, 273_600)
-    assert [duration(s) for s in times] == ["0.0 s", "45 s", "3 min 20 s", "2 h 05 min", "3 d 4 h"]
+    assert [duration(s).replace("\N{NO-BREAK SPACE}", " ") for s in times] == [
+        "0.0 s",
+        "45 s",
+        "3 min 20 s",
+        "2 h 05 min",
+        "3 d 4 h",
+    ]
 
 
 def test_a_report_of_the_journal_as_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/concepts"
 PAGES = sorted(path.name for path in (ROOT / "docs/concepts").glob("*.md"))
 MEASURED = {"gil", "loss_scaling"}  # what these print is this machine's: their numbers are not compared
-SLOW = {"gil", "memory", "membership"}  # programs that take more than a few seconds
+SLOW = {"gil", "memory", "membership", "nodes"}  # programs that take more than a few seconds
 
 
 def english(name: str) -> str:
@@ -95,7 +95,7 @@ def test_a_program_prints_what_the_page_says(name: str, tmp_path: Path) -> None:
 
 
 def test_the_glossaries_have_the_same_words_and_their_pages_use_them() -> None:
-    pattern = r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| \[[^\]]+\]\(([^)]+)\) \|$"
+    pattern = r"^\| ([^|·]+)(?: · ([^|]+))? \| ([^|]+) ?.\[[^\]]+\]\(([^)]+)\). \|$"
     ours, theirs = (
         re.findall(pattern, (ROOT / "docs" / folder / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
         for folder in ("", "zh")

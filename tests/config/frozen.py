@@ -37,7 +37,7 @@ def parsers() -> dict[str, tuple[type, Any]]:
             command = " ".join(filter(None, [name, target]))
             if "[FLAGS]" in usage:
                 with plain, mock.patch("tyro.cli", parse), contextlib.suppress(SystemExit):
-                    run([*filter(None, [target]), "--help"])
+                    run([*filter(None, [target]), "--help=all"])
     return found
 
 

@@ -21,7 +21,7 @@ def test_what_users_rely_on_is_as_written_down(file: str) -> None:
 def test_the_help_offers_the_flags_that_are_written_down_and_no_hidden_one(capsys: pytest.CaptureFixture[str]) -> None:
     for command, (cls, _) in frozen.parsers().items():
         with pytest.raises(SystemExit):
-            cli.main([*command.split(), "--help"])
+            cli.main([*command.split(), "--help", "all"])
         heads = re.findall(r"^\W{0,2} (--[a-z].*?)(?:  |│|$)", capsys.readouterr().out, re.MULTILINE)
         offered = sorted(re.findall(r"--[a-z][\w-]*", " ".join(heads)))
         assert offered == sorted(known_flags(cls)), command

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import consequences
-from tests.course.programs import PAGES, ROOT, program, run
+from tests.course.programs import PAGES, ROOT, run
 
 _BLOCK = re.compile(r"(<!-- begin ([^\n]*) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 DRAWN = ("program", "diff")  # what needs no run
@@ -44,11 +44,11 @@ def _block(page: Path, kind: str, words: list[str]) -> str:
     step, chinese = page.name[:2], "zh" in page.relative_to(ROOT).parts
     match kind:
         case "program":
-            return f"```python\n{program(step).read_text()}```"
+            return f"```python\n{consequences.program(step).read_text()}```"
         case "diff":
-            before = program(f"{int(step) - 1:02}")
-            old, new = (path.read_text().splitlines() for path in (before, program(step)))
-            lines = [*difflib.unified_diff(old, new, before.name, program(step).name, n=1, lineterm="")]
+            before = consequences.program(f"{int(step) - 1:02}")
+            old, new = (path.read_text().splitlines() for path in (before, consequences.program(step)))
+            lines = [*difflib.unified_diff(old, new, before.name, consequences.program(step).name, n=1, lineterm="")]
             return "```diff\n" + "\n".join(re.sub(r"^@@.*", "@@", line.rstrip()) for line in lines) + "\n```"
         case "run":
             n, flags = int(words[0]), tuple(words[1:])
@@ -60,7 +60,7 @@ def _block(page: Path, kind: str, words: list[str]) -> str:
             title = "步骤" if chinese else "step"
             lines = [f"| {title} {lines[0]}", f"| --- {lines[1]}"]
             for name, one in consequences.STEPS.items():
-                link = f"[{int(name)} {one.chinese if chinese else one.title}]({program(name).stem}.md)"
+                link = f"[{int(name)} {one.chinese if chinese else one.title}]({consequences.program(name).stem}.md)"
                 lines += [f"| {link} {row}" for row in _rows(name, chinese)]
             return "\n".join(lines)
     raise ValueError(f"{page}: no block is called {kind}")
@@ -71,11 +71,13 @@ def _rows(step: str, chinese: bool) -> list[str]:
 
 
 def shown(step: str, n: int, flags: tuple[str, ...]) -> str:
-    """The command that a reader types in examples/course."""
-    words = [program(step).name, *flags]
-    if own := consequences.OWN_LAUNCHER.get(step):
-        return " ".join(["python", *words, own, str(n)])
-    return " ".join(["python" if step == "01" else f"torchrun --nproc-per-node {n}", *words])
+    """The command that a reader types in examples/course; of two machines, the first one's."""
+    words = consequences.commands(step, n, flags)[0]
+    path = str(consequences.program(step))
+    words = [Path(path).name if word == path else word for word in words if word != "--standalone"]
+    if step == "01":
+        return " ".join(["python", *words[words.index("01-plain-loop.py") :]])
+    return " ".join(["torchrun", *words[2:]] if words[0] == "-m" else ["python", *words])
 
 
 def main(names: list[str]) -> None:

@@ -2,8 +2,9 @@
 
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -18,24 +19,26 @@ PROGRAMS = ROOT / "examples/course"
 PAGES = (ROOT / "docs/course", ROOT / "docs/zh/course")
 
 
-def program(step: str) -> Path:
-    """The program of a step, as "07"."""
-    (path,) = PROGRAMS.glob(f"{step}-*.py")
-    return path
-
-
 @cache
 def run(step: str, n: int, flags: tuple[str, ...] = ()) -> str:
     """What a step's program says on n processes: rank 0's output, all others silent and all successful.
 
     Of step 4's wrong way, which has to fail, what it says of that.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        if first := consequences.before(flags):
+            outputs(step, n, first, Path(folder))
+        return outputs(step, n, flags, Path(folder))
+
+
+def outputs(step: str, n: int, flags: tuple[str, ...], cwd: Path) -> str:
+    """What rank 0 prints, or of what has to fail its errors."""
     if consequences.to_fail(step, flags):
         with taken(consequences.PORT):
-            (ended,) = start(step, n, *flags)
+            (ended,) = start(step, n, *flags, cwd=cwd)
         assert ended.code, ended.text
         return ended.err
-    ranks = start(step, n, *flags)
+    ranks = start(step, n, *flags, cwd=cwd)
     for rank, ended in enumerate(ranks):
         assert ended.code == 0, f"rank {rank} of {n}: {ended.text}"
         assert not ended.orphans, ended.text
@@ -46,15 +49,12 @@ def run(step: str, n: int, flags: tuple[str, ...] = ()) -> str:
     return ranks[0].out
 
 
-def start(step: str, n: int, *flags: str, cwd: Path = PROGRAMS, nodes: int = 1) -> list[Ended]:
-    """The n processes of a program, ended, by rank; where it starts them itself, only the first.
-
-    `nodes`: on how many pretended machines the n are.
-    """
+def start(step: str, n: int, *flags: str, cwd: Path = PROGRAMS) -> list[Ended]:
+    """The n processes of a program, ended, by rank; where it starts them itself, only the first."""
     if step in consequences.OWN_LAUNCHER:
-        return end([consequences.command(step, n, flags)], [{"OMP_NUM_THREADS": "1"}], cwd)
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
-    here = n // nodes
+        return end(consequences.commands(step, n, flags), [{"OMP_NUM_THREADS": "1"}], cwd)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=180))
+    here = n // consequences.machines(step, n)
     base = {
         "WORLD_SIZE": str(n),
         "LOCAL_WORLD_SIZE": str(here),
@@ -64,7 +64,7 @@ def start(step: str, n: int, *flags: str, cwd: Path = PROGRAMS, nodes: int = 1) 
         "OMP_NUM_THREADS": "1",
     }
     ranks = [{**base, "RANK": str(rank), "LOCAL_RANK": str(rank % here)} for rank in range(n)]
-    return end([[str(program(step)), *flags]] * n, ranks, cwd)
+    return end([[str(consequences.program(step)), *flags]] * n, ranks, cwd)
 
 
 def end(argvs: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: Path) -> list[Ended]:
@@ -79,10 +79,7 @@ def end(argvs: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: 
 def taken(port: int) -> Iterator[None]:
     """Somebody listens on the port: this process, if nobody else does already."""
     with socket.socket() as other:
-        try:
+        with suppress(OSError):
             other.bind(("localhost", port))
             other.listen()
-        except OSError:
-            with nullcontext():
-                pass
         yield

@@ -20,11 +20,13 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore
 
+from tests.internals.worker import PORTS
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = "examples/internals"
 PAGES = sorted((ROOT / "docs/internals").glob("*.md"))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(rf"\$ (python|torchrun --nproc-per-node 2) ({PROGRAMS}/\w+\.py)")
+COMMAND = re.compile(rf"\$ (?:python|torchrun --nproc-per-node (\d)) ({PROGRAMS}/\w+\.py)")
 # on a page as `torch/nn/parallel/distributed.py`: `DistributedDataParallel.forward`, `_find_tensors`;
 # in a program as a line of its docstring, without the backticks
 ON_PAGE = re.compile(r"`(torch/[\w/]+\.(?:py|hpp))`(?:: |\uff1a)(`[\w.:]+`(?:(?:, |、)`[\w.:]+`)*)")
@@ -46,15 +48,15 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
-def commands(page: Path) -> list[tuple[str, Path]]:
-    """(launcher, program) of each console block; a ValueError where one begins with another command."""
+def commands(page: Path) -> list[tuple[int, Path]]:
+    """(processes, 0 without torchrun; program) of each console block; a ValueError where a command is another."""
     found = []
     for language, text in blocks(page):
         if language == "console":
             match = COMMAND.fullmatch(text.splitlines()[0])
             if not match:
                 raise ValueError(f"{page.name}: not a command of these pages: {text.splitlines()[0]}")
-            found.append((match[1], ROOT / match[2]))
+            found.append((int(match[1] or 0), ROOT / match[2]))
     return found
 
 
@@ -86,24 +88,27 @@ def exists(file: str, name: str) -> bool:
 
 def outputs(run: Run) -> dict[Path, str]:
     """What each program of the pages prints: the first rank's lines, then the second's."""
-    by_launcher: dict[str, list[Path]] = {"python": [], "torchrun --nproc-per-node 2": []}
+    by_size: dict[int, list[Path]] = {}
     for page in PAGES:
-        for launcher, program in commands(page):
-            by_launcher[launcher].append(program)
-    alone, pair = by_launcher.values()
-    texts = dict(zip(alone, run(alone, [{}])[0], strict=True)) if alone else {}
-    if pair:
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+        for size, program in commands(page):
+            by_size.setdefault(size, []).append(program)
+    texts: dict[Path, str] = {}
+    for size, programs in sorted(by_size.items()):
+        stores = [_store() for _ in programs if size]
         base = {
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            PORTS: " ".join(str(store.port) for store in stores),
         }
-        ranks = run(pair, [{**base, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)])
-        texts |= {program: "".join(said) for program, *said in zip(pair, *ranks, strict=True)}
+        ranks = [{**base, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)] or [{}]
+        texts |= {program: "".join(said) for program, *said in zip(programs, *run(programs, ranks), strict=True)}
     return texts
+
+
+def _store() -> TCPStore:
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 
 def written(page: Path, texts: dict[Path, str]) -> str:
@@ -111,8 +116,8 @@ def written(page: Path, texts: dict[Path, str]) -> str:
     programs = iter(commands(page))
     parts = re.split(r"(^```console\n.*?^```$)", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for i in range(1, len(parts), 2):
-        launcher, program = next(programs)
-        parts[i] = f"```console\n$ {launcher} {program.relative_to(ROOT)}\n{texts[program]}```"
+        _, program = next(programs)
+        parts[i] = f"{parts[i].splitlines()[0]}\n{parts[i].splitlines()[1]}\n{texts[program]}```"
         head, fence, _ = parts[i - 1].rpartition("```python\n")
         end = parts[i - 1].rpartition("\n```")[2]
         parts[i - 1] = f"{head}{fence}{code(program)}```{end}"

@@ -21,7 +21,7 @@ def _id(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
-    """Program -> what it prints; all programs of a launcher in the same one or two processes."""
+    """Program -> what it prints; all of as many ranks in the same processes."""
 
     def run(programs: Sequence[Path], ranks: Sequence[dict[str, str]]) -> list[list[str]]:
         folder = tmp_path_factory.mktemp("internals")

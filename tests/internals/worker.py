@@ -1,7 +1,7 @@
 """One rank, for programs of examples/internals one after another: `python -m tests.internals.worker OUT PROGRAM...`.
 
 What a program prints is a string of the list that OUT gets as JSON; a traceback is printed too. Where the environment
-has a WORLD_SIZE it is torchrun's, with a store that the parent holds: each program's group is an attempt of its own.
+has a WORLD_SIZE it is torchrun's, and the parent holds the stores: one for each program, since keys stay.
 """
 
 import contextlib
@@ -13,8 +13,14 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
+
+# What programs leave is kept: a DDP that goes after its group joins the threads of gloo while it holds
+# the lock of Python, for which they may be waiting.
+_KEPT: list[dict[str, Any]] = []
+PORTS = "LOCKSTEP_TEST_PORTS"  # of the stores, a program each
 
 
 def printed(program: str) -> str:
@@ -22,7 +28,7 @@ def printed(program: str) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), warnings.catch_warnings():
         try:
-            runpy.run_path(program, run_name="__main__")
+            _KEPT.append(runpy.run_path(program, run_name="__main__"))
         except Exception:
             traceback.print_exc(file=out)
     if dist.is_initialized():
@@ -34,12 +40,15 @@ def main() -> None:
     """Run all programs, in the order of the command line."""
     out, *programs = sys.argv[1:]
     sys.path.insert(0, str(Path(programs[0]).parent))
+    ports = os.environ.get(PORTS, "").split()
     texts = []
     for number, program in enumerate(programs):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # what the store's keys of this group begin with
+        if ports:
+            os.environ["MASTER_PORT"] = ports[number]
         texts.append(printed(program))
-    Path(out).write_text(json.dumps(texts))
+        Path(out).write_text(json.dumps(texts))  # each time, for who wants to know where it hangs
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)

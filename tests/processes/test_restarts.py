@@ -46,6 +46,10 @@ def test_a_killed_rank_is_started_again_and_ends_as_if_nothing_had_been(tmp_path
     assert "restart 1 of 3 on 2 process(es)" in ended.err
     found = records(tmp_path / "run")
     assert [record["resumed_from"] > 0 for record in found if record["kind"] == "run"] == [False, True]
+    (restart,) = [record for record in found if record.get("fault") == "restart"]
+    assert restart["cause"].startswith("rank 1: killed by SIGKILL")
+    resumed = next(record for record in found[found.index(restart) :] if record["kind"] == "run")
+    assert (restart["step"], restart["processes"]) == (resumed["resumed_from"], resumed["world"]["size"])
     straight = undisturbed(tmp_path, "6")
     for name in ("status", "steps", "ledger_sha256", "weights_sha256"):
         assert found[-1][name] == straight[name]

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.cli import main
+from lockstep.config.evaluation import Evaluation
 from lockstep.errors import UserError
 from lockstep.processes.files import write_text
 from lockstep.processes.world import World
 from lockstep.training.by_class import ByClass, ClassCounts, require_ending, write
-from lockstep.training.folder import Evaluation, evaluate_run, read_config
+from lockstep.training.folder import evaluate_run, read_config
 from tests.inference.runs import CLASSES, config, leave_a_run
 from tests.ranks import run_ranks
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import UserError
 from lockstep.training.resume import digests
-from lockstep.watch.journal import Journal, end_of, mend, read, seal
+from lockstep.watch.journal import Journal, append, end_of, mend, read, seal
 from lockstep.watch.records import CheckpointRecord, EvalRecord, Record, StepRecord
 
 GUIDE = Path(__file__).parents[2] / "docs/guide.md"
@@ -50,10 +50,22 @@ def test_the_guide_lists_every_field_of_every_kind() -> None:
     kinds = {get_args(get_type_hints(record)["kind"])[0] for record in get_args(Record)}
     assert set(table) == kinds
     assert table == {kind: set.union(*fields_of(kind)) for kind in kinds}
-    assert len(fields_of("fault")) == 4
+    assert len(fields_of("fault")) == 5
     assert documented("| kind | when | fields |\n| - | - | - |\n| `a` | now | `b` (`c`), `d` |\n\n") == {
         "a": {"b", "d"}
     }
+
+
+def test_what_another_process_appends_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    append(path, step(1))
+    with path.open("a") as file:
+        file.write('{"kind": "st')  # its writer was killed here
+    append(path, step(2))
+    append(path, step(3))
+    skipped: list[int] = []
+    assert [record["step"] for record in read(path, skipped.append) if record["kind"] == "step"] == [1, 2, 3]
+    assert skipped == [2]
 
 
 CHECKPOINTS = {10: "ab" * 32, 20: "cd" * 32}

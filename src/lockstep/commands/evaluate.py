@@ -3,36 +3,38 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockstep.commands.shared.arguments import launched, one_name, parse
+from lockstep.commands.shared.helping import asked
 from lockstep.config import Config, Execution
+from lockstep.config.evaluation import Evaluation
 from lockstep.config.fields import require
 from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
 from lockstep.processes.output import status
 
-if TYPE_CHECKING:
-    from lockstep.training.folder import Evaluation
-
 
 def main(args: list[str]) -> int:
     """Evaluate a run's saved weights again."""
-    if not {"-h", "--help"} & set(args) and os.environ.get("RANK", "0") == "0":
+    names, rest = split_arguments(args, Evaluation)
+    run_folder, about = (
+        one_name("eval", "run folder", names),
+        "Evaluate a run's saved weights, on any number of processes.",
+    )
+    how = ("lockstep eval RUN", about)
+    if asked(rest) is not None:
+        parse(Evaluation, Evaluation(), rest, *how)
+    if not run_folder:
+        raise UserError("eval needs a run folder", "As `lockstep eval runs/digits-20260101-120000`.")
+    if os.environ.get("RANK", "0") == "0":
         status("starting: importing torch")
     from lockstep.training.by_class import require_ending
-    from lockstep.training.folder import Evaluation, evaluate_run, read_config, require_trusted
+    from lockstep.training.folder import evaluate_run, read_config, require_trusted
 
-    names, rest = split_arguments(args, Evaluation)
-    run_folder = one_name("eval", "run folder", names)
-    if not run_folder and not {"-h", "--help"} & set(rest):
-        raise UserError("eval needs a run folder", "As `lockstep eval runs/digits-20260101-120000`.")
     alone = Path(run_folder).is_file()  # weights, or a program, which are enough for other data
-    config = read_config(run_folder) if run_folder and not alone else Config()
+    config = Config() if alone else read_config(run_folder)
     default = Evaluation(execution=dataclasses.replace(Execution(), data_dir=config.execution.data_dir))
-    chosen: Evaluation = parse(
-        Evaluation, default, rest, "lockstep eval RUN", "Evaluate a run's saved weights, on any number of processes."
-    )
+    chosen: Evaluation = parse(Evaluation, default, rest, *how)
     require_ending(chosen.report)
     if chosen.data:
         return _elsewhere(run_folder, chosen)
@@ -42,7 +44,7 @@ def main(args: list[str]) -> int:
     return launched(evaluate_run, config, run_folder, chosen, execution=chosen.execution)
 
 
-def _elsewhere(run: str, chosen: "Evaluation") -> int:
+def _elsewhere(run: str, chosen: Evaluation) -> int:
     """Evaluate on other data than the run's."""
     from lockstep.data.named import is_code
     from lockstep.inference.elsewhere import evaluate_elsewhere

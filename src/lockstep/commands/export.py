@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from lockstep.commands.shared.arguments import one_name, parse
+from lockstep.commands.shared.helping import asked
 from lockstep.config.fields import require
 from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
@@ -47,7 +48,7 @@ def main(args: list[str]) -> int:
     """Write a run's weights for other programs."""
     names, rest = split_arguments(args, Export)
     run_folder = one_name("export", "run folder", names)
-    if not run_folder and not {"-h", "--help"} & set(rest):
+    if not run_folder and asked(rest) is None:
         raise UserError("export needs a run folder", "As `lockstep export runs/digits-20260101-120000`.")
     chosen: Export = parse(
         Export,

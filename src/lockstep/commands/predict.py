@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 from tyro.conf import arg
 
 from lockstep.commands.shared.arguments import launched, parse
+from lockstep.commands.shared.helping import asked
 from lockstep.config import Execution
 from lockstep.config.fields import require, require_at_least
 from lockstep.config.flags import split_arguments
@@ -66,7 +67,7 @@ class Predict:
 def main(args: list[str]) -> int:
     """Name what is on new pictures."""
     names, rest = split_arguments(args, Predict)
-    if not {"-h", "--help"} & set(rest):
+    if asked(rest) is None:
         require(
             len(names) >= 2,
             "predict needs a run and pictures",

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lockstep.commands.shared.helping import asked
 from lockstep.config import Config
 from lockstep.config.flags import as_command
 from lockstep.config.recipes import RECIPES, recipe
@@ -11,7 +12,7 @@ from lockstep.errors import UserError, unknown
 
 def main(args: list[str]) -> int:
     """List the recipes."""
-    if {"-h", "--help"} & set(args):
+    if asked(args) is not None:
         print("usage: lockstep recipes\n\nList the recipes; `lockstep show RECIPE` prints one, to copy and change.")
         return 0
     if args:
@@ -24,7 +25,7 @@ def main(args: list[str]) -> int:
 
 def show(args: list[str]) -> int:
     """Print a recipe, or a run's config, as a command or as TOML."""
-    if {"-h", "--help"} & set(args):
+    if asked(args) is not None:
         print(
             "usage: lockstep show [RECIPE|RUN] [--toml]\n\nPrint a recipe, or what a run was trained by, as a command "
             "with all its flags, or with --toml as a file for --config, to copy and change."

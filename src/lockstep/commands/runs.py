@@ -133,7 +133,7 @@ def columns(runs: Sequence[Glance], now: float, top: Path) -> list[Column]:
     names = [str(path) if path.name else run.folder.name for path, run in zip(below, runs, strict=True)]
     faults = [f"{len(run.faults)}" if run.faults else "" for run in runs]
     resumes = [f"{run.resumes}" if run.resumes else "" for run in runs]
-    return [
+    found = [
         Column("run", names, left=True),
         Column("recipe", [run.of("recipe") or NOTHING for run in runs], 3, left=True),
         Column("N", [_or_nothing(run.processes) for run in runs]),
@@ -149,6 +149,7 @@ def columns(runs: Sequence[Glance], now: float, top: Path) -> list[Column]:
         Column("data", [run.of("data", "dataset") or NOTHING for run in runs], 9, left=True),
         Column("loss", [_or_nothing(run.loss, ".4f") for run in runs], 10),
     ]  # fmt: skip
+    return [column for column in found if any(column.texts)]
 
 
 def _or_nothing(value: float | None, form: str = "") -> str:

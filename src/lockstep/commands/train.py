@@ -2,7 +2,9 @@
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from lockstep.commands.shared.arguments import launched, planned
 from lockstep.config import Config
@@ -39,6 +41,16 @@ def main(args: list[str]) -> int:
 
         status("starting")
         reached = partial(newest_step, str(folder))
-        return launched(
-            run, config, str(folder), began, execution=execution, recovery=config.recovery, progress=reached
-        )
+        noted = partial(_note_restart, folder, reached)
+        how = {"execution": execution, "recovery": config.recovery, "progress": reached, "restarting": noted}
+        return launched(run, config, str(folder), began, **how)
+
+
+def _note_restart(folder: Path, newest_step: Callable[[], int], cause: str, processes: int) -> None:
+    """Put into the run's journal that its processes are started again, where it has one yet."""
+    from lockstep.watch.journal import append
+    from lockstep.watch.records import RestartRecord
+
+    journal, step = folder / "journal.jsonl", max(0, newest_step())
+    if journal.exists():
+        append(journal, RestartRecord(kind="fault", fault="restart", step=step, cause=cause, processes=processes))

@@ -19,6 +19,15 @@ _FIXED = typing.get_args(Fixed[str])[1]
 # switches that are short for a flag and its value
 SHORT = {"--sync-bn": ("--batch-norm", "global"), "--no-sync-bn": ("--batch-norm", "local")}
 
+# what fingers type from habit -> its name here; `lockstep.errors.SAID` has what is said in other words
+HABITS = {
+    "-b": "--batch-size", "--bs": "--batch-size", "-j": "--workers", "--num-workers": "--workers",
+    "--wd": "--weight-decay", "--opt": "--optimizer", "--sched": "--schedule", "--lr-scheduler": "--schedule",
+    "--num-epochs": "--epochs", "--arch": "--model", "-a": "--model", "--output-dir": "--out", "-o": "--out",
+    "--smoothing": "--label-smoothing", "--clip-grad": "--clip-norm", "--grad-accum-steps": "--accumulate",
+    "--gradient-accumulation-steps": "--accumulate", "--print-freq": "--log-every", "--dist-backend": "--backend",
+    "--gpu": "--gpus", "--data-path": "--data-dir", "--root": "--data-dir",
+}  # fmt: skip
 
 _AUTO = "--accumulate"  # whose 0 is spelt auto too
 _READERS: dict[Any, tuple[Callable[[str], object], str]] = {
@@ -64,10 +73,11 @@ def hidden_fields(cls: type) -> frozenset[str]:
 
 def known_flags(cls: type) -> dict[str, Flag]:
     """Every flag of a config class and of those inside it, by each of its names."""
-    return {name: flag for flag in _flags(cls, frozenset()) for name in flag.names}
+    return {name: flag for flag in flags_of(cls, frozenset()) for name in flag.names}
 
 
-def _flags(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
+def flags_of(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
+    """The flags of a config class and of those inside it, but for fields of these names in the latter."""
     hints = typing.get_type_hints(cls, include_extras=True)
     for name in (item.name for item in dataclasses.fields(cls) if item.name not in hidden):
         hint: Any = hints[name]
@@ -76,7 +86,7 @@ def _flags(cls: type, hidden: frozenset[str]) -> Iterator[Flag]:
             hint, *extras = typing.get_args(hint)
         flag = name.replace("_", "-")
         if dataclasses.is_dataclass(hint):
-            yield from _flags(hint, hidden | hidden_fields(cls))  # type: ignore[arg-type]
+            yield from flags_of(hint, hidden | hidden_fields(cls))  # type: ignore[arg-type]
         elif hint is bool:
             yield Flag((f"--{flag}", f"--no-{flag}"), False)
         elif _FIXED not in extras:
@@ -115,11 +125,11 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
         if not argument.startswith("-"):
             positional.append(argument)
             continue
-        if argument in ("-h", "--help"):
+        if argument in ("-h", "--help") or argument.startswith("--help="):
             rest.append(argument)
             continue
         typed, equals, value = argument.partition("=")
-        flag = flags.get(typed.replace("_", "-"))
+        flag = flags.get(typed.replace("_", "-")) or flags.get(HABITS.get(typed.replace("_", "-"), ""))
         if flag is None:
             raise unknown("flag", typed, flags, "`--help` lists them.")
         if not flag.takes_value:
@@ -129,7 +139,8 @@ def split_arguments(arguments: Sequence[str], cls: type) -> tuple[list[str], lis
             continue
         if not (equals or queue):
             raise UserError(f"{typed} stands at the end without its value", f"Give it as {typed} VALUE.")
-        words = [argument] if equals else [argument, value := queue.popleft()]
+        name = typed if typed.replace("_", "-") in flags else flag.names[0]
+        words = [f"{name}={value}"] if equals else [name, value := queue.popleft()]
         if value == "auto" and flag.names[0] == _AUTO:
             words, value = [f"{_AUTO}=0"], "0"
         flag.check(typed, value)

@@ -37,6 +37,7 @@ def launch(
     execution: Execution | None = None,
     recovery: Recovery | None = None,
     progress: Callable[[], int] = lambda: 0,
+    restarting: Callable[[str, int], object] = lambda *_: None,
 ) -> list[Any]:
     """Run `fn(world, *args)` on `nproc` processes and return one value per local rank.
 
@@ -46,6 +47,7 @@ def launch(
     goes to the workers with copies of the global variables that it uses.
 
     `progress`: where the work has got to, asked after a restart; what comes no further goes on with fewer processes.
+    `restarting`: told before a restart why, and how many processes it starts.
 
     Raises:
         UserError: for a request that this machine can't meet.
@@ -64,7 +66,7 @@ def launch(
     count = process_count(execution)
     if count == 1 and execution.nnodes == 1:
         return [_run_here(fn, args, execution)]
-    return _supervise(fn, args, execution, count, recovery or Recovery(max_restarts=0), progress)
+    return _supervise(fn, args, execution, count, recovery or Recovery(max_restarts=0), progress, restarting)
 
 
 def _supervise(
@@ -74,6 +76,7 @@ def _supervise(
     count: int,
     recovery: Recovery,
     progress: Callable[[], int],
+    restarting: Callable[[str, int], object],
 ) -> list[Any]:
     """Start the workers, and again where one of them was killed or hung; with one less where that got nowhere."""
     restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
@@ -92,6 +95,7 @@ def _supervise(
                         count -= 1
                     message = f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)"
                     print(message, file=sys.stderr, flush=True)
+                    restarting(str(failed), count)
                     if not warm.process.is_alive():
                         warm = WarmProcess(fn, args, execution)
     finally:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -52,9 +53,16 @@ class Journal:
 
 
 def append(path: Path, record: Record) -> None:
-    """One record, from whoever is left to write it: the run's own writer may hang."""
+    """One record, from whoever is left to write it: the run's own writer may hang, or have died within a line."""
     with closing(Journal(path)) as journal:
+        if journal.file is not None and not _at_a_line(path):
+            journal.file.write("\n")
         journal.write(record)
+
+
+def _at_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.seek(0, os.SEEK_END) == 0 or (file.seek(-1, os.SEEK_END) >= 0 and file.read(1) == b"\n")
 
 
 def _opened_to_append(path: Path) -> TextIO:

@@ -139,6 +139,16 @@ class TroubleRecord(TypedDict):
     cause: str
 
 
+class RestartRecord(TypedDict):
+    """Processes were killed or hung, and the launcher starts them again; it writes this when all of them are gone."""
+
+    kind: Literal["fault"]
+    fault: Literal["restart"]
+    step: int  # of the newest checkpoint; 0: there is none
+    cause: str
+    processes: int  # that it starts now
+
+
 class RollbackRecord(TypedDict):
     """A loss was not finite, and the run went back to a checkpoint."""
 
@@ -176,7 +186,7 @@ class EndRecord(TypedDict):
     error: NotRequired[str]
 
 
-FaultRecord = HangRecord | RollbackRecord | SkipRecord | TroubleRecord
+FaultRecord = HangRecord | RestartRecord | RollbackRecord | SkipRecord | TroubleRecord
 Record = (
     RunRecord
     | StepRecord

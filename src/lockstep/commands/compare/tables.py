@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,11 +15,12 @@ from rich.text import Text
 
 from lockstep.commands.compare.results import FIGURES
 
-_WIDTH = 200  # characters, where there is no terminal that would wrap the table
+_WIDTH = 200  # characters, of which the whole table takes less
+_FILE_WIDTH = 100  # where there is no terminal, and no $COLUMNS
 _ENOUGH = 6  # rounds, for 95 %
 _SPARE = (
     "memory_smallest_gib", "memory_largest_gib", "threads", "data_wait", "memory_sum_gib", "images_per_s", "total_s",
-    "communication",
+    "communication", "efficiency",
 )  # fmt: skip
 _THREE = -1
 NOTHING = "\N{EN DASH}"
@@ -131,8 +133,8 @@ def _copies(row: Mapping[str, Any]) -> bool:
 def show(results: Mapping[str, Any], console: Console | None = None) -> None:
     """The table on a terminal."""
     console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = _FILE_WIDTH
     visible, left_out = columns(results), 0
     free = console.options.update(width=_WIDTH)
     while console.measure(_grid(results, visible), options=free).maximum > console.width and left_out < len(_SPARE):
@@ -141,7 +143,8 @@ def show(results: Mapping[str, Any], console: Console | None = None) -> None:
     console.print(heading(results), markup=False, soft_wrap=True)
     console.print(_grid(results, visible))
     if left_out:
-        console.print("(the terminal is too narrow for all columns: the files have them)", soft_wrap=True)
+        line = f"({console.width} characters are too narrow for all columns: the files have them)"
+        console.print(line, soft_wrap=True)
     for line in explanations(results):
         console.print(line, markup=False, soft_wrap=True)
 

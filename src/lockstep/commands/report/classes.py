@@ -12,7 +12,7 @@ from lockstep.commands.shared.markup import Markup, tag, trusted
 from lockstep.commands.shared.page import table
 
 _NUMBERED = 26  # classes up to which the confusion matrix is a table of numbers; beyond it is a picture
-_ROWS, _PAIRS = 30, 15
+_ROWS, _PAIRS = 30, 10
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def sections(told: Sequence[Told]) -> Iterator[Markup]:
         yield tag(
             "div",
             tag("h3", each.name) if len(told) > 1 else None,
-            tag("div", _scores(found, of), _confusion(found, of), class_="beside"),
+            tag("div", _scores(found, of), *_confusion(found, of), class_="beside"),
             class_=f"run run-{run}",
         )
 
@@ -92,18 +92,16 @@ def _scores(found: ByClass, of: str) -> Markup:
     return tag("div", table(f"{caption}: {_ROWS} of {len(rows)}", head, rows[:_ROWS]), rest)
 
 
-def _confusion(found: ByClass, of: str) -> Markup:
+def _confusion(found: ByClass, of: str) -> list[Markup]:
     if found.confusion is None:
-        return tag("p", f"The journal has no confusion matrix of {len(found.classes)} classes.", class_="soft")
+        return [tag("p", f"The journal has no confusion matrix of {len(found.classes)} classes.", class_="soft")]
     size = len(found.classes)
     about = f"Confusion matrix{of}: images of the class of a row that were taken for the class of a column"
     drawn = _numbers(found, about) if size <= _NUMBERED else _picture(found, about)
-    pairs = table(f"Taken for another class most often{of}", ["class", "taken for", "images"], found.pairs, words=True)
-    return tag(
-        "div",
-        drawn,
-        pairs if found.pairs else tag("p", "No image was taken for another class."),
-    )
+    if not found.pairs:
+        return [drawn, tag("p", "No image was taken for another class.")]
+    caption = f"Taken for another class most often{of}"
+    return [drawn, table(caption, ["class", "taken for", "images"], found.pairs, words=True)]
 
 
 def _numbers(found: ByClass, about: str) -> Markup:
@@ -111,7 +109,12 @@ def _numbers(found: ByClass, about: str) -> Markup:
     rows = []
     for row, (name, images) in enumerate(zip(found.classes, found.images, strict=True)):
         cells = (
-            tag("td", n or "", style=f"--share:{100 * _ratio(n, images):.0f}%", class_="right" if row == k else None)
+            tag(
+                "td",
+                n or "",
+                style=f"--share:{100 * _ratio(n, images):.0f}%",
+                class_=" ".join(["right"] * (row == k) + ["dense"] * (2 * n > images)) or None,
+            )
             for k, n in enumerate(matrix[row])
         )
         rows.append(tag("tr", tag("th", name, scope="row"), *cells))

@@ -57,7 +57,7 @@ def main(args: list[str]) -> int:
         for each in told:
             each.mistakes = _mistakes(each.folder, chosen, chosen.mistakes // len(told))
             if each.mistakes.why_not:
-                print(f"{each.name}: no pictures, since {each.mistakes.why_not}")
+                print(f"{each.name}: the pictures are missing: {each.mistakes.why_not}")
     page, data = bounded(told)
     out = Path(chosen.out) if chosen.out else Path(names[0]) / "report.html"
     write_text(out, page)

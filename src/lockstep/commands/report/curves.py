@@ -77,18 +77,19 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """In words: 45 s, 3 min 20 s, 2 h 05 min, 3 d 4 h."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    minutes, s = divmod(whole, 60)
+    """In words: 45 s, 3 min 20 s, 2 h 05 min, 3 d 4 h; with blanks at which no line breaks."""
+    minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     days, h = divmod(hours, 24)
-    if days:
-        return f"{days} d {h} h"
-    if hours:
-        return f"{hours} h {m:02d} min"
-    return f"{minutes} min {s:02d} s" if minutes else f"{s} s"
+    if seconds < 10:
+        said = f"{seconds:.1f} s"
+    elif days:
+        said = f"{days} d {h} h"
+    elif hours:
+        said = f"{hours} h {m:02d} min"
+    else:
+        said = f"{minutes} min {s:02d} s" if minutes else f"{s} s"
+    return said.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _round(gap: float) -> float:

@@ -50,7 +50,7 @@ def html(told: Sequence[Told], points: int = 400) -> str:
     main = tag(
         "main",
         tag("h1", title),
-        tag("p", "All numbers are those of the runs' journals.", class_="soft"),
+        tag("p", "Numbers are those of the runs' journals; nothing here is loaded from elsewhere.", class_="soft"),
         facts.cards(told),
         "\n",
         facts.joined_with_headings(parts),

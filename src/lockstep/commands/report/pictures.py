@@ -15,21 +15,17 @@ _SMALL = 64  # pixels of width up to which a picture is enlarged without smoothi
 def sections(told: Sequence[Told]) -> Iterator[Markup]:
     """For each run, or why there are none."""
     for run, each in enumerate(told):
-        found, of = each.mistakes, f"{each.name}: " if len(told) > 1 else ""
+        found, whose = each.mistakes, f"{each.name}: the" if len(told) > 1 else "The"
         if found.why_not:
-            yield tag("p", f"{of}no pictures, since {found.why_not}", class_=f"run run-{run}")
+            yield tag("p", f"{whose} pictures are missing: {found.why_not}", class_=f"run run-{run}")
             continue
-        said = (
-            f"{of}the {found.weights} weights take {found.wrong:,} of {found.images:,} images for another class "
-            f"(top-1 {1 - found.wrong / max(1, found.images):.2%})"
-        )
-        said += f". Those of which they are surest, {len(found.shown)}:" if found.shown else "."
+        said = f"{whose} {found.weights} weights take {found.wrong:,} of {found.images:,} images for another class"
+        said += f" (top-1 {1 - found.wrong / max(1, found.images):.2%})"
+        said += f". The {len(found.shown)} that they are surest of:" if found.shown else "."
         yield tag(
             "div",
             tag("p", said),
-            tag("p", "The data here is not what the run was trained on.", class_="alarm")
-            if _other_data(each)
-            else None,
+            _other_data(each),
             tag("ul", *map(_item, found.shown), class_="mistakes") if found.shown else None,
             _pairs(each),
             class_=f"run run-{run}",

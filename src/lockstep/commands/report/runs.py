@@ -29,7 +29,7 @@ class Told:
     command: str  # that repeats it
     command_note: str
     story: Story
-    mistakes: Mistakes = field(default_factory=lambda: Mistakes("it was not asked for (--no-pictures)"))
+    mistakes: Mistakes = field(default_factory=lambda: Mistakes("nobody asked for them (--no-pictures)"))
 
 
 def runs(folders: Sequence[str]) -> list[Told]:

@@ -27,6 +27,7 @@ class Attempt:
     kept_to: int | None = None  # the step that the next attempt went on from, where that is before `last_step`
     status: str = ""  # of its `end` record; empty where there is none
     error: str = ""
+    restarted: str = ""  # why the launcher started its processes again
     backend: str = ""
     threads: int = 0
     devices: list[str] = field(default_factory=list)
@@ -98,8 +99,11 @@ def _attempts(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, An
     return parts
 
 
-def _steps_per_epoch(records: Iterable[Mapping[str, Any]]) -> float | None:
-    """By an evaluation, which is at an epoch's end; else by the last step record of an epoch before the next one's."""
+def _steps_per_epoch(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """As a `run` record says; an older journal tells by an evaluation, or by an epoch's last step record."""
+    said = [n for record in records if record.get("kind") == "run" and (n := count(record, "steps_per_epoch"))]
+    if said:
+        return float(said[-1])
     before = None
     for record in records:
         step, epoch = count(record, "step"), count(record, "epoch")
@@ -115,7 +119,7 @@ def _steps_per_epoch(records: Iterable[Mapping[str, Any]]) -> float | None:
 
 def _attempt(part: Sequence[Mapping[str, Any]], began: float, at: float) -> Attempt:
     run = part[0] if part[0].get("kind") == "run" else {}
-    world, last = group(run, "world"), part[-1]
+    world, last = group(run, "world"), next((r for r in reversed(part) if r.get("fault") != "restart"), part[-1])
     steps = [step for record in part if record.get("kind") == "step" and (step := count(record, "step")) is not None]
     ended = last.get("kind") == "end"
     if ended and (step := count(last, "steps")) is not None:
@@ -156,7 +160,9 @@ def _tell(told: Story, part: Sequence[Mapping[str, Any]], place: int, bound: int
         kind, step = record.get("kind"), count(record, "step")
         when = number(record, "time")
         seconds = attempt.at + (when - attempt.started if when is not None else 0.0)
-        if kind == "fault":
+        if record.get("fault") == "restart":
+            attempt.restarted = text(record, "cause")
+        elif kind == "fault":
             event("fault", step or 0, seconds, _fault(record))
         elif kind == "stop":
             event("stop", step or 0, seconds, f"ends early: {text(record, 'reason') or 'for a reason of its own'}")
@@ -200,9 +206,16 @@ def _fault(record: Mapping[str, Any]) -> str:
 
 def _ending(attempt: Attempt, last: bool) -> tuple[str, int, float, str]:
     seconds, step = attempt.at + attempt.seconds, attempt.last_step
-    again = f"; steps {attempt.kept_to + 1} to {step} are trained again" if attempt.kept_to is not None else ""
+    again = ""
+    if attempt.kept_to is not None:
+        one = attempt.kept_to + 1 == step
+        again = (
+            f"; step {step} is trained again" if one else f"; steps {attempt.kept_to + 1} to {step} are trained again"
+        )
     if attempt.status == "completed":
         return "end", step, seconds, "completed"
+    if attempt.restarted:
+        return "lost", step, seconds, f"{attempt.restarted}; its processes are started again{again}"
     if attempt.status == "interrupted":
         return "stop", step, seconds, f"stopped after a signal or --max-time{again}"
     if attempt.status:

@@ -76,15 +76,18 @@ def _kept_until(told: Told, at: float, seconds: float) -> float | None:
 
 def events(told: Sequence[Told]) -> Markup:
     """The same in words."""
+    several = len(told) > 1
     rows = [
-        [each.name, duration(event.seconds), f"{event.step:,}", event.text[:_TEXT]]
+        [*([each.name] if several else []), duration(event.seconds), f"{event.step:,}", event.text[:_TEXT]]
         for each in told
         for event in _bounded(each)
     ]
     left_out = sum(len(each.story.events) - len(_bounded(each)) for each in told)
     more = f" {left_out} more are left out here; the page's JSON has all." if left_out else ""
     caption = f"What happened. Times are seconds at work, without the pauses between attempts.{more}"
-    return table(caption, ["run", "at", "step", "what"], rows, words=True, label="What happened")
+    return table(
+        caption, [*(["run"] if several else []), "at", "step", "what"], rows, words=True, label="What happened"
+    )
 
 
 def _bounded(told: Told) -> list[Event]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.commands.shared import helping
 from lockstep.config import Config
 from lockstep.config.flags import changed_flags, hidden_fields, split_arguments
-from lockstep.config.recipes import recipe
+from lockstep.config.recipes import RECIPES, recipe
 from lockstep.config.toml import applied, read_values, take_file
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
@@ -55,6 +57,16 @@ def one_name(command: str, what: str, names: list[str]) -> str:
 
 def parse(cls: type, default: Any, args: list[str], prog: str, description: str) -> Any:
     """The dataclass that the flags make of `default`; prints the help and ends where they ask for it."""
+    topic = helping.asked(args)
+    if (
+        topic is not None
+        and topic != "all"
+        and any(dataclasses.is_dataclass(value) for value in vars(default).values())
+    ):
+        print(helping.text(cls, default, topic, prog, description), end="")
+        raise SystemExit(0)
+    helping.refuse_sections(topic or "")
+    args = ["--help"] if topic is not None else args
     import tyro
     from tyro.conf import OmitArgPrefixes, SuppressFixed
 
@@ -92,11 +104,39 @@ def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str
     values = read_values(file) if file else {}
     names, rest = split_arguments(args, cls)
     name = one_name(command, "recipe", names) or str(values.get("recipe", "digits"))
+    _refuse_what_is_no_recipe(command, name)
     config = applied(values, recipe(name), file) if file else recipe(name)
     if command in ("verify", "compare", "tune", "forecast", "lr-find") and _finds(config, rest):
         raise UserError(f"{command} with --accumulate auto: that is found by `lockstep train`", "Give a number.")
     about = f"{description.format(name)} --config FILE.toml, or a run's config.json, gives values that flags change."
     return _settled(parse(cls, of(config), rest, f"lockstep {command} {name}", about))
+
+
+# networks that others name where a recipe stands here, by how their names begin
+_NETWORKS = re.compile(
+    "(wide_)?res(net|next)|vgg|alexnet|densenet|mobilenet|efficientnet|convnext|vit_|vit-|swin|regnet|inception|googlenet|"
+    "squeezenet|shufflenet|mnasnet|maxvit|deit|beit|eva|digits_net|mnist_net"
+)
+
+
+def _refuse_what_is_no_recipe(command: str, name: str) -> None:
+    """Raise UserError for a network, a folder or a file where a recipe stands, which says how that is meant."""
+    if name in RECIPES or ":" in name:
+        return
+    path = Path(name).expanduser()
+    if (path / "config.json").is_file():
+        remedy = f"Go on with it: `lockstep {command} --config {name}/config.json --out {name}`."
+        raise UserError(f"{name} is a run folder, not a recipe", remedy)
+    if path.is_dir():
+        raise UserError(
+            f"{name} is a folder, not a recipe",
+            f"Class folders of your own: `lockstep {command} photos --data-dir {name}`, and --val-fraction 0.1 where "
+            "there is no val/.",
+        )
+    if path.suffix in (".toml", ".json") and path.is_file():
+        raise UserError(f"{name} is a file, not a recipe", f"Give it as --config {name}.")
+    if _NETWORKS.match(name.lower()):
+        raise UserError(f"{name} is a network, not a recipe", f"As `lockstep {command} cifar10 --model {name}`.")
 
 
 def _settled(plan: Any) -> Any:

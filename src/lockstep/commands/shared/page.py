@@ -36,7 +36,7 @@ pre { background: var(--band); border: 1px solid var(--line); border-radius: 6px
 code { font-size: 0.92em; } .soft { color: var(--soft); } .alarm { color: var(--alarm); font-weight: 600; }
 summary { cursor: pointer; color: var(--soft); }
 :focus-visible { outline: 2px solid light-dark(#0969da, #58a6ff); outline-offset: 2px; }
-@media (max-width: 40rem) { body { padding: 0.8rem 0.8rem 2rem; } }
+@media (max-width: 40rem) { body { padding: 0.8rem 0.8rem 2rem; } .words.long { min-width: 48rem; } }
 @media print { :root, :root:has(#theme-dark:checked) { color-scheme: light; } body { max-width: none; padding: 0; }
   .controls { display: none; } .scroll { overflow: visible; } * { print-color-adjust: exact; } }
 """
@@ -65,11 +65,13 @@ def table(
         tag("tr", *(tag("th", cell, scope="row") if not place else tag("td", cell) for place, cell in enumerate(row)))
         for row in rows
     )
+    head = list(head)
+    kind = "words long" if words and len(head) > 3 else "words" if words else None
     whole = tag(
         "table",
         tag("caption", caption) if caption else None,
         tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))),
         tag("tbody", *body),
-        class_="words" if words else None,
+        class_=kind,
     )
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=label or caption)
