@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-ROUNDS = 60
+ROUNDS = 20
 
 
 def work(barrier: Any) -> None:

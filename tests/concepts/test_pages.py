@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/concepts"
 PAGES = sorted(path.name for path in (ROOT / "docs/concepts").glob("*.md"))
 MEASURED = {"gil", "loss_scaling"}  # what these print is this machine's: their numbers are not compared
-SLOW = {"gil", "memory", "membership"}  # programs that take more than a few seconds
+SLOW = {"gil", "memory", "membership", "nodes"}  # programs that take more than a few seconds
 
 
 def english(name: str) -> str:
