@@ -125,6 +125,7 @@ def launch(step: str, n: int, flags: tuple[str, ...]) -> str:
     """What a step's program says on n processes."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as other:
         if to_fail(step, flags):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # nothing but a listener is in the way
             other.bind(("localhost", PORT))
             other.listen()
         if first := before(flags):

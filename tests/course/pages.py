@@ -48,8 +48,8 @@ def _block(page: Path, kind: str, words: list[str]) -> str:
         case "diff":
             before = consequences.program(f"{int(step) - 1:02}")
             old, new = (path.read_text().splitlines() for path in (before, consequences.program(step)))
-            lines = [*difflib.unified_diff(old, new, before.name, consequences.program(step).name, n=1, lineterm="")]
-            return "```diff\n" + "\n".join(re.sub(r"^@@.*", "@@", line.rstrip()) for line in lines) + "\n```"
+            lines = [f"--- {before.name}", f"+++ {consequences.program(step).name}", *changes(old, new)]
+            return "```diff\n" + "\n".join(line.rstrip() for line in lines) + "\n```"
         case "run":
             n, flags = int(words[0]), tuple(words[1:])
             return f"```console\n$ {shown(step, n, flags)}\n{run(step, n, flags)}```"
@@ -64,6 +64,24 @@ def _block(page: Path, kind: str, words: list[str]) -> str:
                 lines += [f"| {link} {row}" for row in _rows(name, chinese)]
             return "\n".join(lines)
     raise ValueError(f"{page}: no block is called {kind}")
+
+
+def changes(old: list[str], new: list[str]) -> list[str]:
+    """What was and what is: a large change is not divided by a line or two that happen to be equal within it."""
+    found: list[tuple[int, int, int, int]] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        large = max(b - a, d - c, *((found[-1][1] - found[-1][0], found[-1][3] - found[-1][2]) if found else ())) > 3
+        if found and large and a - found[-1][1] <= 2:
+            found[-1] = (found[-1][0], b, found[-1][2], d)
+        else:
+            found.append((a, b, c, d))
+    lines: list[str] = []
+    for a, b, c, d in found:
+        lines += ["@@", *(f" {line}" for line in old[max(a - 1, 0) : a]), *(f"-{line}" for line in old[a:b])]
+        lines += [*(f"+{line}" for line in new[c:d]), *(f" {line}" for line in old[b : b + 1])]
+    return lines
 
 
 def _rows(step: str, chinese: bool) -> list[str]:

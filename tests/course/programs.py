@@ -79,6 +79,7 @@ def end(argvs: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: 
 def taken(port: int) -> Iterator[None]:
     """Somebody listens on the port: this process, if nobody else does already."""
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of earlier tests' ended connections
         with suppress(OSError):
             other.bind(("localhost", port))
             other.listen()

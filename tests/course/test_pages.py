@@ -1,12 +1,14 @@
 """The course's pages: what they show is what the programs are, in both languages, for every step."""
 
 import re
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import consequences
-from tests.course.pages import DRAWN, pages, rendered
+from tests.course.pages import DRAWN, changes, pages, rendered
 from tests.course.programs import PAGES, PROGRAMS, ROOT
 
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
@@ -63,3 +65,14 @@ def test_what_is_not_nearly_equal_would_be_seen() -> None:
 def test_programs_stay_short() -> None:
     for path in PROGRAMS.glob("[0-9]*.py"):
         assert len(path.read_text().splitlines()) < 170, path.name
+
+
+def test_a_diff_leads_from_one_program_to_the_next() -> None:
+    """What has a minus stands in the old one alone, or more often; with plus and blank it is the new one's."""
+    texts = [path.read_text().splitlines() for path in sorted(PROGRAMS.glob("[0-9]*.py"))]
+    for old, new in pairwise(texts):
+        lines = changes(old, new)
+        gone = Counter(line[1:] for line in lines if line.startswith("-"))
+        come = Counter(line[1:] for line in lines if line.startswith("+"))
+        assert gone <= Counter(old)
+        assert Counter(old) - gone + come == Counter(new)
