@@ -1,6 +1,5 @@
 """Scripts before and after: the same numbers out of both, and the pages show them as they are."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -72,8 +71,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.realdata
-def test_the_mended_mnist_script_and_the_one_after_print_the_same(tmp_path: Path) -> None:
-    data = os.environ["LOCKSTEP_DATA"]
+def test_the_mended_mnist_script_and_the_one_after_print_the_same(tmp_path: Path, real_data: Path) -> None:
+    data = str(real_data)
     (tmp_path / "after.py").write_text(AFTER.format(scripts=str(SCRIPTS), data=data))
     flags = ("--data", data, "--fraction", "0.02")
     wrong = losses(output(*TORCHRUN, str(SCRIPTS / "mnist_before.py"), *flags, "--dropout", "0", folder=tmp_path))
