@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import jieba  # cuts Chinese into words, for the search
+import sphinx.locale
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
@@ -20,6 +21,13 @@ ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # the reference is this checkout's, installed or not
 from docs.from_code.parts import PARTS  # noqa: E402
 
+CHINESE = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
+OF_THEME = {
+    "On this page": "本页内容",
+    "Next": "下一页",
+    "Previous": "上一页",
+    "Home": "首页",
+}  # not in its translation
 GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 ZH = tags.has("zh")  # type: ignore[name-defined]  # noqa: F821 (Sphinx's)
 # Where the source is to be read, if the environment knows: then links to it lead there, and otherwise to a copy.
@@ -122,6 +130,16 @@ def fill_in(_app: Sphinx, _docname: str, content: list[str]) -> None:
     content[0] = GENERATED.sub(lambda found: PARTS[found[1]]("zh" if ZH else "en"), content[0])
 
 
+def join_lines(_app: Sphinx, doctree: nodes.document) -> None:
+    """Where a line of Chinese ends in the source, no space belongs."""
+    for line_end in [text for text in doctree.findall(nodes.Text) if text == "\n"]:
+        siblings = line_end.parent.children
+        place = next(number for number, each in enumerate(siblings) if each is line_end)
+        around = [each.astext() for each in siblings[max(0, place - 1) : place + 2 : 2]]
+        if len(around) == 2 and CHINESE.fullmatch(around[0][-1:]) and CHINESE.fullmatch(around[1][:1]):
+            del line_end.parent[place]
+
+
 def switch_language(_app: Sphinx, pagename: str, _template: str, context: dict[str, object], _tree: object) -> None:
     """Where the same page is in the other language; its front page where it has none."""
     here, there = (DOCS / "zh", DOCS) if ZH else (DOCS, DOCS / "zh")
@@ -129,6 +147,8 @@ def switch_language(_app: Sphinx, pagename: str, _template: str, context: dict[s
     same = pagename if generated or (there / f"{pagename}.md").exists() else "index"
     context["other_page"] = os.path.relpath(there / f"{same}.html", (here / pagename).parent)
     context["other_name"], context["other_language"] = ("English", "en") if ZH else ("中文", "zh-CN")
+    if ZH:
+        context["_"] = lambda text: OF_THEME.get(text) or sphinx.locale._(text)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -138,4 +158,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", anchor_headings, priority=100)
     app.connect("doctree-read", link_outside, priority=100)
     app.connect("html-page-context", switch_language)
+    if ZH:
+        app.connect("doctree-read", join_lines, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

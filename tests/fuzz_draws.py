@@ -73,6 +73,7 @@ def draw(rng: random.Random, pictures: Path) -> Drawn:
         give("data-dir", pictures)
         give("decode-size", size + rng.randint(0, 9))
         give("cache", rng.choice(["auto", "ram"]))
+        give("workers", 0)  # starting them takes seconds
     if size:
         give("image-size", size)
     batch = rng.randint(5, 40) if small else rng.randint(5, 14)
@@ -108,7 +109,8 @@ def draw(rng: random.Random, pictures: Path) -> Drawn:
         give("tta", rng.choice(["mirror", "shift"]))
     if sometimes(0.1):
         give("loader", "streaming")
-        give("workers", 0)
+        if source != "pictures":
+            give("workers", 0)
     give("eval-batch-size", rng.choice([100, 250, 360, 37] if small else [90, 120]))
     threads = 2 if sometimes(0.1) and max(nproc) <= 2 else 1
     give("threads", threads)

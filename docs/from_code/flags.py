@@ -58,7 +58,7 @@ def groups(cls: type, default: Any, hidden: frozenset[str] = frozenset()) -> dic
     """By title of a group its flags, each with its table row; a class's own fields come first."""
     flags, texts = known_flags(cls), docstrings(cls)
     hints = typing.get_type_hints(cls, include_extras=True)
-    title = (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    title = (cls.__doc__ or "").strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     own: dict[str, list[str]] = {}
     inside: dict[str, dict[str, list[str]]] = {}
     for name in (item.name for item in dataclasses.fields(cls) if item.name not in hidden):

@@ -123,3 +123,16 @@ def test_the_numbers_of_the_text_are_those_of_the_formulas() -> None:
         assert f"{ring / 1.25e9:.2f}" in text
     for text in (english("elastic.md"), chinese("elastic.md")):
         assert re.search(rf"\b{round(interval / 60)} (minutes|分钟)", text)
+
+
+@pytest.mark.slow
+def test_fake_tensors_count_what_real_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples.concepts import memory
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torchvision.models.resnet import Bottleneck, resnet50
+
+    monkeypatch.setattr(memory, "BATCH", 2)
+    real = memory.kept(resnet50(), Bottleneck)
+    with FakeTensorMode():
+        assert memory.kept(resnet50(), Bottleneck) == real
+    assert real.all > real.recomputed > real.inputs_of_blocks > 0

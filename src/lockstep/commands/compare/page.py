@@ -8,7 +8,22 @@ from string import Template
 from typing import Any
 
 from lockstep.commands.compare.tables import Column, columns, explanations, heading, text
+from lockstep.commands.shared.page import STYLE
 
+_STYLE = """
+body { max-width: 100rem; }
+table { font-size: 0.88rem; } th, td { padding: 0.35rem 0.45rem; } td { white-space: nowrap; }
+th:first-child { position: sticky; left: 0; background: var(--ground); }
+tbody th { white-space: nowrap; }
+tbody tr:nth-child(even) th { background: var(--band); }
+tr.base th::after { content: " (baseline)"; font-weight: 400; }
+.range { display: block; color: var(--soft); font-size: 0.82em; }
+.none { color: var(--soft); white-space: normal; }
+.alarm { border: 2px solid var(--alarm); padding: 0.6rem 1rem; }
+figure { margin: 0; } img { max-width: 100%; height: auto; width: 50rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; margin: 0; }
+dt { color: var(--soft); } dd { margin: 0; }
+"""
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -16,34 +31,7 @@ _PAGE = Template("""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark;
-  --ink: #1f2328; --ground: #ffffff; --soft: #57606a; --line: #d0d7de; --band: #f6f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --ground: #161b22; --soft: #9da7b3; --line: #3d444d; --band: #1f2630; }
-}
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
-  max-width: 100rem; margin: 0 auto; padding: 1rem 1.5rem 3rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0.2rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.88rem; }
-caption { text-align: left; color: var(--soft); padding-bottom: 0.5rem; }
-th, td { padding: 0.35rem 0.45rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { white-space: nowrap; }
-thead th { vertical-align: bottom; border-bottom: 2px solid var(--soft); }
-th:first-child { text-align: left; position: sticky; left: 0; background: var(--ground); }
-tbody th { font-weight: 600; white-space: nowrap; }
-tbody tr:nth-child(even), tbody tr:nth-child(even) th { background: var(--band); }
- tr.base th::after { content: " (baseline)"; font-weight: 400; }
-.range { display: block; color: var(--soft); font-size: 0.82em; }
-.none { color: var(--soft); white-space: normal; }
-.alarm { border: 2px solid #cf222e; padding: 0.6rem 1rem; font-weight: 600; }
-figure { margin: 0; } img { max-width: 100%; height: auto; width: 50rem; }
-pre { background: var(--band); border: 1px solid var(--line); border-radius: 6px; padding: 0.6rem 0.8rem;
-  overflow-x: auto; margin: 0.3rem 0 1rem; font-size: 0.85rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; margin: 0; }
-dt { color: var(--soft); } dd { margin: 0; }
-</style>
+<style>$style</style>
 </head>
 <body>
 <main>
@@ -77,6 +65,7 @@ def html(results: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
     notes = "".join(f'<li id="note-{n}">{escape(note)}</li>' for n, note in enumerate(results["notes"], 1))
     alarm = '<p class="alarm" role="alert">The rows can\'t be compared: see the notes.</p>'
     return _PAGE.substitute(
+        style=STYLE + _STYLE,
         title=escape(f"lockstep compare {results['config']['recipe']}"),
         heading=escape(heading(results)),
         alarm="" if results["fair"] else alarm,

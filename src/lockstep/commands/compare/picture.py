@@ -4,11 +4,8 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart, and lighter ones of the same hues
-_COLOURS = {
-    "light": ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F"),
-    "dark": ("#4FA8E0", "#FF8C42", "#2EC4A0", "#E39AC8", "#F0C05A", "#A5D8F7", "#C9A66B", "#B0B0B0"),
-}
+from lockstep.commands.shared.page import COLOURS
+
 _MARKERS = "osD^vPX*"
 _INK = {"light": ("#1f2328", "#ffffff", "#d0d7de"), "dark": ("#e6edf3", "#161b22", "#3d444d")}  # text, ground, grid
 _STEP = 0.04  # points of one number of processes stand side by side, so that intervals don't hide each other
@@ -44,7 +41,7 @@ def draw(results: Mapping[str, Any], mode: str = "light") -> bytes | None:
     style |= {"grid.color": grid, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     style |= {"font.size": 11, "axes.labelsize": 12, "axes.titlesize": 12, "axes.titlelocation": "left"}
     style |= {"lines.linewidth": 1.8, "lines.markersize": 6, "errorbar.capsize": 4, "legend.frameon": False}
-    style |= {"axes.prop_cycle": cycler(color=_COLOURS[mode]) + cycler(marker=_MARKERS)}
+    style |= {"axes.prop_cycle": cycler(color=COLOURS[mode]) + cycler(marker=_MARKERS)}
     out = io.BytesIO()
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(8.0, 4.8), dpi=160, layout="constrained")
