@@ -12,7 +12,8 @@ from tests.test_docs import anchors
 DOCS = Path(__file__).parents[1] / "docs"
 ZH = DOCS / "zh"
 OVERVIEWS = {Path("README.md"), Path("index.md")}  # written for their language, so compared by nobody
-PAIRS = sorted({path.relative_to(ZH) for path in ZH.rglob("*.md")} - OVERVIEWS)
+ROOT = DOCS.parent
+PAIRS = [*sorted({path.relative_to(ZH) for path in ZH.rglob("*.md")} - OVERVIEWS), Path("../CONTRIBUTING.md")]
 _CJK = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FIGURE = re.compile(r"(?<![A-Za-z0-9_.])(\d[\d,]*(?:\.\d+)*(?:e[+-]?\d+)?(?<!,))(?: ?(million|billion|万|亿))?")
@@ -73,6 +74,11 @@ class Section:
     @property
     def links(self) -> list[str]:
         return _LINK.findall(re.sub(r"`[^`\n]*`", "", self.flowing))
+
+
+def chinese_page(name: Path) -> Path:
+    """The Chinese page of an English one, which is named from docs/."""
+    return ROOT / f"{name.stem}.zh-CN.md" if name.parent == Path("..") else ZH / name
 
 
 def sections(text: str) -> list[Section]:
@@ -141,8 +147,8 @@ def aim(page: Path, target: str) -> tuple[str, int | None]:
     path, _, anchor = target.partition("#")
     file = (page.parent / path).resolve() if path else page
     number = titles(file).index(anchor) if anchor else None
-    if file.name == "README.zh-CN.md":
-        file = file.with_name("README.md")
+    if file.parent == ROOT:
+        file = file.with_name(file.name.replace(".zh-CN.", "."))
     if file.is_relative_to(ZH):
         file = DOCS.parent / "README.md" if file == ZH / "README.md" else DOCS / file.relative_to(ZH)
     return str(file).replace(".zh.", "."), number
@@ -150,21 +156,22 @@ def aim(page: Path, target: str) -> tuple[str, int | None]:
 
 def differing_links(name: Path, english: Section, chinese: Section) -> list[str]:
     """Links that one page lacks, but for those between the two, and Chinese ones that miss a Chinese page."""
-    twins = {(str(DOCS / name), None)}
+    twins = {(str((DOCS / name).resolve()), None)}
+    here = chinese_page(name)
     ours = Counter(aim(DOCS / name, target) for target in english.links)
-    theirs = Counter(aim(ZH / name, target) for target in chinese.links)
+    theirs = Counter(aim(here, target) for target in chinese.links)
     different = [str(found) for found in (ours - theirs) + (theirs - ours) if found not in twins]
     for target in chinese.links:
-        file = (ZH / name).parent.joinpath(target.partition("#")[0]).resolve()
+        file = here.parent.joinpath(target.partition("#")[0]).resolve()
         if file.suffix == ".md" and file.is_relative_to(DOCS) and not file.is_relative_to(ZH):
             page = file.relative_to(DOCS)
-            if page != name and (ZH / page).exists():
+            if page not in {name, *OVERVIEWS} and (ZH / page).exists():
                 different.append(f"{target}, though there is docs/zh/{page}")
     return different
 
 
 def _both(name: Path) -> list[tuple[Section, Section]]:
-    pages = [sections((folder / name).read_text(encoding="utf-8")) for folder in (DOCS, ZH)]
+    pages = [sections(page.read_text(encoding="utf-8")) for page in (DOCS / name, chinese_page(name))]
     levels = [[(section.level, len(section.blocks)) for section in page] for page in pages]
     assert levels[0] == levels[1], [[section.heading for section in page] for page in pages]
     return list(zip(*pages, strict=True))
@@ -182,7 +189,7 @@ def test_the_pages_say_the_same(name: Path) -> None:
 @pytest.mark.parametrize("name", PAIRS, ids=str)
 def test_the_chinese_pages_are_set_well(name: Path) -> None:
     """A half-width space between Chinese and Latin letters or digits, and full-width marks after Chinese words."""
-    for section in sections((ZH / name).read_text(encoding="utf-8")):
+    for section in sections(chinese_page(name).read_text(encoding="utf-8")):
         shown = re.sub(r"`[^`\n]*`", "X", section.prose)
         assert not re.findall(r".{0,9}(?:[\u4e00-\u9fff][A-Za-z0-9]|[A-Za-z0-9][\u4e00-\u9fff]).{0,9}", shown)
         assert not re.findall(r".{0,9}[\u4e00-\u9fff][,;:?!].{0,9}", shown)

@@ -57,11 +57,12 @@ def _block(page: Path, kind: str, words: list[str]) -> str:
             return "\n".join(consequences.head(chinese) + _rows(step, chinese))
         case "summary":
             lines = consequences.head(chinese)
-            title = "步骤" if chinese else "step"
-            lines = [f"| {title} {lines[0]}", f"| --- {lines[1]}"]
+            lines = [f"| {'步骤' if chinese else 'step'} {lines[0]}", f"| --- {lines[1]}"]
             for name, one in consequences.STEPS.items():
-                link = f"[{int(name)} {one.chinese if chinese else one.title}]({consequences.program(name).stem}.md)"
-                lines += [f"| {link} {row}" for row in _rows(name, chinese)]
+                title = f" {one.chinese if chinese else one.title}"
+                for row in _rows(name, chinese):
+                    lines.append(f"| [{int(name)}{title}]({consequences.program(name).stem}.md) {row}")
+                    title = ""
             return "\n".join(lines)
     raise ValueError(f"{page}: no block is called {kind}")
 

@@ -19,6 +19,7 @@ DRAW = """
 from lockstep.watch.progress import ProgressBar
 bar = ProgressBar(20, 2, enabled={enabled}, done=4)
 bar.write("digits: [bold]digits_net[/bold] on digits/train")
+bar.doing("compiling: step")
 for step in (5, 10, 20):
     bar.update(step, 1 + step // 11, 1 / step, 0.1, 12345.6, 0.031)
 bar.close()
@@ -62,6 +63,7 @@ def test_one_live_bar_in_a_terminal() -> None:
     screen = in_terminal(DRAW.format(enabled=True))
     assert "digits: [bold]digits_net[/bold] on digits/train" in screen  # a file name in brackets is no markup
     assert screen.count("\n") < 8  # redrawn in place
+    assert "compiling: step" in screen
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen).replace("\r", "\n").strip().split("\n")[-1]
     for part in (
         "epoch 2/2",

@@ -68,6 +68,7 @@ class Session:
         if not self.config.model.compile or work in self.compiled:
             return nullcontext()
         self.compiled.add(work)
+        self.bar.doing(f"compiling: {work[0]}")
         return self.beat.long_phase("compilation")
 
     def checkpoint(self) -> None:

@@ -14,6 +14,8 @@ from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
 from lockstep.inference.mistakes import Mistakes
 
+_REASON = 400  # characters of an error's message, and of its remedy
+
 
 @dataclass(frozen=True)
 class Report:
@@ -79,5 +81,6 @@ def _mistakes(folder: str, chosen: Report, most: int) -> Mistakes:
             0
         ]
     except UserError as error:
-        return Mistakes(why_not=". ".join(filter(None, (error.message, error.remedy))))
+        reason = ". ".join(part[:_REASON] for part in (error.message, error.remedy) if part)
+        return Mistakes(why_not=reason)  # a forged config may be quoted in it, however long that is
     return found
