@@ -9,6 +9,7 @@ bootstrap ones of the median over seeds; differences are paired by seed.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import interval, print_table, table, write
+from common import RESULTS, interval, print_table, table, write
 
 SIDES: dict[str, list[str]] = {
     "plain": [],
@@ -88,17 +89,24 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--sides", default="", help="some of them, as plain,--balance equal (default: all)")
     parser.add_argument("--tiny", action="store_true", help="a twentieth of the images and a small net; writes nothing")
+    parser.add_argument("--go-on", action="store_true", help="after the seeds that results/rare.json has already")
     parser.add_argument("flags", nargs="*", help="further flags of lockstep train, after --")
     args = parser.parse_args()
     flags = [*args.flags, *(["--data-dir", args.data_dir] if args.data_dir else [])]
     flags += ["--model", "digits_net", "--lr", "0.02", "--no-channels-last"] if args.tiny else []
     names = args.sides.split(",") if args.sides else [*SIDES]
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in dict.fromkeys(["plain", *names])}
-    for seed in range(args.seeds):
+    asked = {"flags": args.flags, "epochs": args.epochs, "sides": list(dict.fromkeys(["plain", *names]))}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in asked["sides"]}
+    if args.go_on and not args.tiny:
+        kept = json.loads((RESULTS / "rare.json").read_text())
+        if any(kept[key] != value for key, value in asked.items()):
+            parser.error(f"{RESULTS / 'rare.json'} is of other settings")
+        runs = kept["runs"]
+    for seed in range(len(runs["plain"]), args.seeds):
         for name, found in runs.items():
             found.append(run(seed, args.epochs, [*SIDES[name], *flags], args.tiny))
         if not args.tiny:
-            write("rare", {"runs": runs, "flags": flags, "tables": tables(runs, args.epochs)})
+            write("rare", {**asked, "runs": runs, "tables": tables(runs, args.epochs)})
     print_table(tables(runs, args.epochs)[0])
 
 

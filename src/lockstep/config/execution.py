@@ -10,6 +10,7 @@ from lockstep.config.fields import Ints, Names, require, require_at_least, requi
 from lockstep.errors import UserError, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
+Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
 ONE_PROCESS = ("single", "dp")  # whatever --nproc says
 LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 
@@ -43,7 +44,7 @@ class Execution:
     """single: one process; dp: one, DataParallel on several GPUs; ddp: a whole model on each; fsdp: a part of it."""
     model_parallel: int = 1
     """Cut the model into this many stages, each on a device of its own; each process then drives as many devices."""
-    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
+    device: Device = "auto"
     """Kind of device; auto takes the accelerator where there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How ranks talk; auto: NCCL on NVIDIA, XCCL on Intel, gloo on the CPU (gloo also lets ranks share a GPU)."""

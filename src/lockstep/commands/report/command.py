@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import arg
 
 from lockstep.commands.shared.arguments import parse, refuse_launched
 from lockstep.config import Execution
+from lockstep.config.execution import Device
 from lockstep.config.fields import require_at_least
 from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
@@ -31,7 +32,7 @@ class Report:
     """How many of them, over all runs."""
     data_dir: Annotated[str, arg(help_behavior_hint="(default: the run's)")] = ""
     """Where the data for them lies; nothing is downloaded."""
-    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
+    device: Device = "auto"
     """Kind of device to evaluate on; auto takes the accelerator where there is one."""
     trust_code: bool = False
     """Import and call the code that a run's config.json names, as --model package.module:factory did."""
