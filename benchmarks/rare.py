@@ -61,7 +61,7 @@ def run(seed: int, epochs: int, flags: list[str], tiny: bool) -> dict[str, float
     return {name: last[name] for name in ("macro_f1", "macro_recall", "top1")}
 
 
-def tables(runs: dict[str, list[dict[str, float]]], epochs: int) -> list[dict[str, Any]]:
+def tables(runs: dict[str, list[dict[str, float]]], epochs: int, flags: list[str]) -> list[dict[str, Any]]:
     """Each side's scores, and by how much its macro F1 is beyond plain's."""
     rows = []
     for name, mine in runs.items():
@@ -73,6 +73,8 @@ def tables(runs: dict[str, list[dict[str, float]]], epochs: int) -> list[dict[st
         )
     seeds = min(map(len, runs.values()))
     notes = [f"Medians over {seeds} seed(s) of {epochs} epoch(s); the test set has 1,000 images of each class."]
+    if flags:
+        notes.append(f"Instead of the recipe's own settings: {' '.join(flags)}.")
     columns = ["", "macro F1", "over plain, paired", "balanced accuracy", "top-1"]
     return [table("CIFAR-10 with 5,000 to 100 images a class", columns, rows, notes)]
 
@@ -106,8 +108,8 @@ def main() -> None:
         for name, found in runs.items():
             found.append(run(seed, args.epochs, [*SIDES[name], *flags], args.tiny))
         if not args.tiny:
-            write("rare", {**asked, "runs": runs, "tables": tables(runs, args.epochs)})
-    print_table(tables(runs, args.epochs)[0])
+            write("rare", {**asked, "runs": runs, "tables": tables(runs, args.epochs, args.flags)})
+    print_table(tables(runs, args.epochs, args.flags)[0])
 
 
 if __name__ == "__main__":

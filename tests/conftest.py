@@ -27,6 +27,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
+# As the command line has it, before torch is loaded. With libgomp's own, a step of two threads took 25 times as long
+# beside anything else that computed, even at the lowest priority.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 hypothesis.settings.register_profile("lockstep", deadline=None)  # of a test's time: machines are busy at times
 hypothesis.settings.load_profile("lockstep")
 

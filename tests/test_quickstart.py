@@ -27,7 +27,8 @@ def sessions(text: str) -> list[tuple[list[str], list[str]]]:
 
 def normal(line: str) -> str:
     """A line without what differs between machines: numbers, digests, widths."""
-    return re.sub(r" +", " ", re.sub(r"\b[0-9a-f]{12}\b|[\d.,]+", "#", line)).strip()
+    timeless = re.sub(r"\b\d+(:\d\d)+ (min|h)\b", "# s", line)  # of a slow machine
+    return re.sub(r" +", " ", re.sub(r"\b[0-9a-f]{12}\b|[\d.,]+", "#", timeless)).strip()
 
 
 def as_shown(shown: list[str], printed: list[str]) -> bool:
