@@ -105,7 +105,9 @@ def test_several_runs_stand_side_by_side_and_what_differs_is_named() -> None:
     ],
 )
 def test_runs_without_an_end_an_evaluation_or_sense_have_a_page(records: list[dict[str, Any]]) -> None:
-    Page(html([_told("odd", records)]))
+    page = Page(html([_told("odd", records)]))
+    assert any("odd" in said for said in page.texts)
+    assert "table" in page.tags
 
 
 _hostile = st.text(max_size=12) | st.sampled_from(
