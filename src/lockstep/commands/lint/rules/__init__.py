@@ -1,3 +1,7 @@
 """The rules, a file for each part of a script; importing them enters them in the list."""
 
 from lockstep.commands.lint.rules import data as data
+from lockstep.commands.lint.rules import evaluation as evaluation
+from lockstep.commands.lint.rules import reading as reading
+from lockstep.commands.lint.rules import accumulation as accumulation
+from lockstep.commands.lint.rules import metrics as metrics
