@@ -207,7 +207,7 @@ def method(program: Program, owner: ast.ClassDef, name: str, depth: int = 0) -> 
     return None
 
 
-_COMMON = {"train", "eval", "forward", "step", "to", "cuda", "update", "reset", "load", "save", "close", "log", "print",
+_COMMON = {"train", "eval", "backward", "apply", "size", "split", "item", "mean", "sum", "all_reduce", "barrier", "forward", "step", "to", "cuda", "update", "reset", "load", "save", "close", "log", "print",
            "get", "add", "items", "state_dict", "load_state_dict", "zero_grad", "set_epoch", "append", "write"}  # fmt: skip
 
 

@@ -5,3 +5,5 @@ from lockstep.commands.lint.rules import evaluation as evaluation
 from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import accumulation as accumulation
 from lockstep.commands.lint.rules import metrics as metrics
+from lockstep.commands.lint.rules import modes as modes
+from lockstep.commands.lint.rules import rates as rates
