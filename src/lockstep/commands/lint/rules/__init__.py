@@ -7,3 +7,5 @@ from lockstep.commands.lint.rules import accumulation as accumulation
 from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
 from lockstep.commands.lint.rules import rates as rates
+from lockstep.commands.lint.rules import collectives as collectives
+from lockstep.commands.lint.rules import wrapping as wrapping

@@ -34,7 +34,7 @@ def _seeds(program: Program) -> list[ast.Call]:
 def equal_dropout(program: Program) -> Iterator[Hit]:
     """Dropout in a distributed program that seeds, and never by the rank."""
     drops = [call for name in ("Dropout", "Dropout2d", "dropout", "DropPath", "dropout2d", "AlphaDropout") for call in program.named.get(name, [])]
-    drops = [each for each in drops if not _never_drops(program, each)]
+    drops = [each for each in drops if not definition(program, each.func) and not _never_drops(program, each)]
     seeds = _seeds(program)
     if not drops or not seeds or not wrapped(program) or library(program, "accelerate", "lightning"):
         return
@@ -50,7 +50,9 @@ def equal_dropout(program: Program) -> Iterator[Hit]:
 
 
 def _never_drops(program: Program, call: ast.Call) -> bool:
-    return constant(program, given(program, call, "p", 0)) in (0, 0.0)
+    share = given(program, call, "p", 1 if qualified(program, call.func).endswith(("functional.dropout", "F.dropout")) else 0)
+    factors = [share.left, share.right] if isinstance(share, ast.BinOp) and isinstance(share.op, ast.Mult) else [share]
+    return any(constant(program, each) in (0, 0.0) for each in factors)
 
 
 @rule(
