@@ -267,9 +267,7 @@ def model_calls(program: Program, node: ast.AST) -> list[ast.Call]:
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute) and each.args:
             name = last_name(each.func).lower()
             named = re.search(r"(^|_)(model|net|network|ddp|classifier|backbone|resnet|wrapped|m)(_?\w*)?$", name)
-            if named and not qualified(program, each.func) and callee(program, each) is None:
-                found.append(each)
-            elif isinstance(each.func, ast.Name) and made_by(program, each.func, "DistributedDataParallel"):
+            if (named and not qualified(program, each.func) and callee(program, each) is None) or (isinstance(each.func, ast.Name) and made_by(program, each.func, "DistributedDataParallel")):
                 found.append(each)
     return found
 

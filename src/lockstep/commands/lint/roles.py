@@ -159,7 +159,7 @@ def distributed(program: Program) -> bool:
 
 def _several_devices(program: Program) -> bool:
     return lightning(program) and any(
-        (devices := given(program, call, "devices")) is not None and constant(program, devices) != 1
+        ((devices := given(program, call, "devices")) is not None and constant(program, devices) != 1)
         or given(program, call, "strategy") is not None
         for call in program.named.get("Trainer", [])
     )  # fmt: skip

@@ -62,7 +62,7 @@ def _every(program: Program, test: ast.expr) -> ast.expr | None:
 
 def _updates(program: Program, node: ast.If) -> bool:
     steps = [call for part in node.body for call in calls_in(program, part, "step")]
-    return any("sched" not in ast.unparse(call.func).lower() and "optim" in ast.unparse(call).lower() or last_name(
+    return any(("sched" not in ast.unparse(call.func).lower() and "optim" in ast.unparse(call).lower()) or last_name(
         call.func.value if isinstance(call.func, ast.Attribute) else call) in ("opt", "scaler", "optim") for call in steps)  # fmt: skip
 
 

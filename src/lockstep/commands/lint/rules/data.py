@@ -4,10 +4,19 @@ import ast
 from collections.abc import Iterator
 
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, definition, last_name
-from lockstep.commands.lint.roles import constant, given, lightning, loaders, of_loader, samplers, sharding, training_loaders
-from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.places import step_loops
+from lockstep.commands.lint.program import Program, definition, last_name
+from lockstep.commands.lint.roles import (
+    constant,
+    given,
+    lightning,
+    loaders,
+    of_loader,
+    samplers,
+    sharding,
+    training_loaders,
+)
+from lockstep.commands.lint.rule import Hit, rule
 
 
 @rule(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import calls_in, evaluation_loops, on_rank, per_rank, step_loops
-from lockstep.commands.lint.program import Program, definition, last_name, qualified, sites
+from lockstep.commands.lint.program import Program, definition, qualified, sites
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.source import Function, function_of

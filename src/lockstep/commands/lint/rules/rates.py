@@ -109,9 +109,7 @@ def adjusted_twice(program: Program) -> Iterator[Hit]:
         if _mentions_batch(program, rate):
             continue
         times = depends(program, rate, _by_world(ast.Mult))
-        if divided and times:
-            yield Hit(rate, f"lr={ast.unparse(rate)}")
-        elif times and _twice(program, rate):
+        if (divided and times) or (times and _twice(program, rate)):
             yield Hit(rate, f"lr={ast.unparse(rate)}")
 
 

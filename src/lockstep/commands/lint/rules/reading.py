@@ -4,16 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.flow import option, text_around
+from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.origins import depends, origins
-from lockstep.commands.lint.places import guarded, is_world, on_rank, on_world, over_loader, per_rank
-from lockstep.commands.lint.program import Program, definition, last_name, qualified
+from lockstep.commands.lint.places import guarded, on_rank, on_world, over_loader, per_rank
+from lockstep.commands.lint.program import Program, definition, last_name
 from lockstep.commands.lint.roles import (
     constant,
     datasets,
     distributed,
     given,
-    library,
     lightning,
     loaders,
     of_loader,
@@ -21,7 +20,7 @@ from lockstep.commands.lint.roles import (
 )
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.source import Function, Loop, above, function_of, statement_of
+from lockstep.commands.lint.source import Function, Loop, above, function_of
 
 _DOWNLOAD = "download"
 

@@ -28,7 +28,7 @@ def wrapped_before_moved(program: Program) -> Iterator[Hit]:
 
 
 def _is_move(call: ast.Call) -> bool:
-    return last_name(call.func) == "cuda" or bool(call.args) and "dtype" not in ast.unparse(call) and "float" not in ast.unparse(call)
+    return last_name(call.func) == "cuda" or (bool(call.args) and "dtype" not in ast.unparse(call) and "float" not in ast.unparse(call))
 
 
 def _moved_before(program: Program, call: ast.Call) -> bool:
@@ -130,9 +130,7 @@ def _device_numbers(program: Program) -> Iterator[ast.expr]:
             yield call.args[0]
         elif name == "device" and len(call.args) == 2 and qualified(program, call.func) == "torch.device":
             yield call.args[1]
-        elif name == "device" and call.args and isinstance(call.args[0], ast.JoinedStr) and "cuda" in ast.unparse(call.args[0]):
-            yield call.args[0]
-        elif name == "cuda" and call.args and isinstance(call.func, ast.Attribute) and not qualified(program, call.func):
+        elif (name == "device" and call.args and isinstance(call.args[0], ast.JoinedStr) and "cuda" in ast.unparse(call.args[0])) or (name == "cuda" and call.args and isinstance(call.func, ast.Attribute) and not qualified(program, call.func)):
             yield call.args[0]
         for keyword in call.keywords:
             if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List) and len(keyword.value.elts) == 1:
