@@ -27,6 +27,8 @@ def own_nodes(program: Program, node: ast.AST) -> list[ast.AST]:
     """The nodes of the function, or the file's top, that a node stands in."""
     source = program.owner[node]
     function = function_of(source, node)
+    while function is not None and (outer := function_of(source, function)) is not None:
+        function = outer  # a function within a function shares its names
     if function is not None:
         return list(ast.walk(function))
     return [each for each in source.nodes if function_of(source, each) is None]

@@ -76,8 +76,17 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
 def _rank_like(program: Program, node: ast.AST) -> bool:
     if any(is_rank(each) for each in ast.walk(node)):
         return True
-    return isinstance(node, ast.Name | ast.Attribute) and any(
-        is_rank(each) for made in origins(program, node) if not isinstance(made, ast.AST) for each in ast.walk(made)
+    if not isinstance(node, ast.Name | ast.Attribute):
+        return False
+    made = origins(program, node)
+    return bool(made) and all(_is_place(each) for each in made)
+
+
+def _is_place(made: ast.AST) -> bool:
+    """int(os.environ["LOCAL_RANK"]), dist.get_rank(), and a condition's value of one."""
+    small = isinstance(made, ast.Call | ast.Subscript | ast.IfExp | ast.Constant)
+    return small and not isinstance(made, ast.Constant) and any(is_rank(each) for each in ast.walk(made)) and not any(
+        isinstance(each, ast.Call) and last_name(each.func) in ("device", "format", "join", "print") for each in ast.walk(made)
     )
 
 

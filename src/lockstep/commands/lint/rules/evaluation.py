@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.flow import is_reduced, own_nodes, text_around
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import calls_in, inside
+from lockstep.commands.lint.places import calls_in, inside, is_rank
 from lockstep.commands.lint.program import Program, definition, last_name
 from lockstep.commands.lint.roles import (
     constant,
@@ -32,6 +32,17 @@ def prepared(program: Program, loader: ast.Call) -> bool:
     return last_name(loader.func) == "auto_dataloader"
 
 
+def shared_out(program: Program, loader: ast.Call) -> bool:
+    """Whether each rank has a part of a loader's set: by a sampler, by a framework, or by its own rank."""
+    if sharding(program, loader) or prepared(program, loader):
+        return True
+    made = list(samplers(program, loader))
+    node = of_loader(program, loader, "dataset")
+    made += [each for each in origins(program, node) if isinstance(each, ast.Call)] if node is not None else []
+    known = [each for each in made if last_name(each.func) in ("Subset", "Shares") or each in samplers(program, loader)]
+    return any(is_rank(part) for each in known for argument in each.args for part in ast.walk(argument))
+
+
 @rule(
     "LS104", "part-taken-for-whole", "a rank's part of the test set is taken for the whole",
     result="the printed accuracy is of 1/N of the set: on 4 processes of 2,500 of 10,000 images",
@@ -41,7 +52,7 @@ def prepared(program: Program, loader: ast.Call) -> bool:
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
     for loader, loops in evaluation_loaders(program).items():
-        if sharding(program, loader) or prepared(program, loader):
+        if shared_out(program, loader):
             for loop in loops:
                 if not is_reduced(program, loop):
                     yield Hit(loop)
@@ -74,7 +85,7 @@ def _cut_to_size(program: Program, loops: list[ast.For | ast.AsyncFor | ast.Whil
             if isinstance(node, ast.Slice) and node.upper is not None and not isinstance(node.upper, ast.Constant):
                 return True
     text = "\n".join(source.text for source in program.sources)
-    return bool(re.search(r"total_size|aux_val|remainder|gather_for_metrics|unpad|even_batches|drop_dup|dedup|set\(", text))
+    return bool(re.search(r"total_size|aux_val|remainder|gather_for_metrics|unpad|even_batches|drop_dup|dedup", text))
 
 
 @rule(

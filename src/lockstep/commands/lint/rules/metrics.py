@@ -14,17 +14,16 @@ from lockstep.commands.lint.roles import (
     given,
     lightning,
     of_loader,
-    sharding,
 )
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.evaluation import prepared
+from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.source import Function, Loop, class_of, function_of
 
 
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
     """The loops over loaders of which each rank has its own part, in training and evaluation."""
     for loop in [*step_loops(program), *evaluation_loops(program)]:
-        cut = [each for each in loaders_of(program, loop) if sharding(program, each) or prepared(program, each)]
+        cut = [each for each in loaders_of(program, loop) if shared_out(program, each)]
         if cut:
             yield loop, cut
 
@@ -180,7 +179,7 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
         source = program.owner[call]
         returns_it = _returns_reduced(program, call)
         parent = source.parents[call]
-        if isinstance(parent, ast.Expr) and (returns_it or _of_a_copy(program, call)):
+        if isinstance(parent, ast.Expr) and not _is_a_wait(call) and (returns_it or _of_a_copy(program, call)):
             yield Hit(call)
         elif returns_it and isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Name):
             name = parent.targets[0].id
@@ -189,6 +188,13 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
             same = {each.id for argument in call.args for each in ast.walk(argument) if isinstance(each, ast.Name)}
             if not read and function_of(source, call) is not None and name != "_" and name not in same:
                 yield Hit(call)
+
+
+def _is_a_wait(call: ast.Call) -> bool:
+    """Whether a collective over nothing stands for a barrier."""
+    first = call.args[0] if call.args else None
+    return isinstance(first, ast.Call) and last_name(first.func) in ("zeros", "ones", "tensor", "empty") and not any(
+        isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in ast.walk(first))  # fmt: skip
 
 
 def _returns_reduced(program: Program, call: ast.Call) -> bool:

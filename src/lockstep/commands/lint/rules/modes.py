@@ -42,7 +42,7 @@ def equal_dropout(program: Program) -> Iterator[Hit]:
         return
     if any(each.arg in ("device_specific", "workers") for call in seeds for each in call.keywords):
         return
-    if any(re.search(r"initial_seed|seed\(\)|set_rng_state|fork_rng", source.text) for source in program.sources):
+    if any(re.search(r"torch\.seed\(\)|set_rng_state|fork_rng", source.text) for source in program.sources):
         return
     known = [call for call in seeds if per_rank(program, call) and definition(program, call.func) is None]
     if known:
@@ -107,6 +107,9 @@ def eval_missing(program: Program) -> Iterator[Hit]:
     """An evaluation loop of a program that trains, and no eval() in its function or above."""
     if not step_loops(program) or lightning(program):
         return
+    text = "\n".join(source.text for source in program.sources)
+    if not re.search(r"[Dd]ropout|[Bb]atch_?[Nn]orm|torchvision.*models|timm|create_model|get_model|torch\.hub|pretrained|Transformer", text):
+        return  # nothing in it changes with the mode
     for loop in evaluation_loops(program):
         function = function_of(program.owner[loop], loop)
         if not _evaluates(program, function, 0) and _looks_like_evaluation(program, loop):

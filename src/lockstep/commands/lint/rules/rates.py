@@ -18,6 +18,7 @@ from lockstep.commands.lint.roles import (
     wrapped,
 )
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.reading import meant_for_all
 
 _EACH = re.compile(r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"
                    r"|each|_rank|每(张|个|块)|单卡")  # fmt: skip
@@ -51,7 +52,7 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
         batch = of_loader(program, loader, "batch_size")
         if batch is None or not sharding(program, loader) or on_world(program, batch):
             continue
-        if not _for_each(program, batch) and not _line_says(program, batch):
+        if not (_for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch)):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
 
 

@@ -74,7 +74,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         batch = of_loader(program, loader, "batch_size")
         shared = sharding(program, loader) or prepared(program, loader)
-        if batch is not None and shared and _meant_for_all(program, batch) and not on_world(program, batch):
+        if batch is not None and shared and meant_for_all(program, batch) and not on_world(program, batch):
             if not _split_batches(program):
                 yield Hit(batch, f"batch_size={ast.unparse(batch)}")
         workers = of_loader(program, loader, "num_workers")
@@ -84,7 +84,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
                 yield Hit(workers, f"num_workers={ast.unparse(workers)}")
 
 
-def _meant_for_all(program: Program, node: ast.expr) -> bool:
+def meant_for_all(program: Program, node: ast.expr) -> bool:
     """Whether a batch size is called that of all processes, by its name or its option's help."""
 
     def says(each: ast.AST) -> bool:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
@@ -66,7 +67,15 @@ def load_without_map_location(program: Program) -> Iterator[Hit]:
     gpu = any(re.search(r"cuda|device", source.text) for source in program.sources)
     for call in loads(program):
         if distributed(program) and gpu and given(program, call, "map_location", 1) is None and not _spreads(call):
+            if any(_other_branch(program, call, each) for each in loads(program)):
+                continue  # the way of a single device, beside that of several
             yield Hit(call, "", _keyword(call, 'map_location="cpu"'))
+
+
+def _other_branch(program: Program, call: ast.Call, other: ast.Call) -> bool:
+    """Whether the same file is loaded elsewhere in the function, onto a named device."""
+    same = bool(call.args and other.args) and ast.dump(call.args[0]) == ast.dump(other.args[0])
+    return same and other in own_nodes(program, call) and given(program, other, "map_location", 1) is not None
 
 
 def _spreads(call: ast.Call) -> bool:
@@ -83,7 +92,7 @@ def _keyword(call: ast.Call, text: str) -> tuple[Edit, ...]:
 
 
 @rule(
-    "LS403", "module-saved", "the wrapper's state is saved: each key begins with module.",
+    "LS403", "module-saved", "the wrapper's state is saved, whose keys all begin with `module.`",
     result="the file loads into no plain model: missing keys, or, with strict=False, not one weight and no error",
     why="DDP's state_dict() names its model module",
     mend="torch.save(model.module.state_dict(), path)",
@@ -146,7 +155,7 @@ def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
 @rule(
     "LS405", "pickle-load", "a file is unpickled without weights_only",
     result="a checkpoint from elsewhere can run any code as it is loaded",
-    why="weights_only=False lets pickle call what the file names (it is also what torch did before 2.6 where nothing was said)",
+    why="weights_only=False lets pickle call what the file names (before torch 2.6 that is the default)",
     mend="torch.load(path, map_location=\"cpu\", weights_only=True)",
 )  # fmt: skip
 def pickle_load(program: Program) -> Iterator[Hit]:
@@ -155,10 +164,22 @@ def pickle_load(program: Program) -> Iterator[Hit]:
         value = given(program, call, "weights_only")
         if _spreads(call):
             continue
-        if value is None:
+        if value is None and not _newer_torch(program.root.path):
             yield Hit(call, "", _keyword(call, "weights_only=True"))
-        elif constant(program, value) is False:
+        elif value is not None and constant(program, value) is False:
             yield Hit(call, "weights_only=False")
+
+
+def _newer_torch(path: Path) -> bool:
+    """Whether a requirements file or pyproject.toml beside or above a script asks for torch 2.6 or later, which unpickles
+    weights alone unless told otherwise."""
+    for folder in list(path.parents)[:3]:
+        for file in (*folder.glob("requirements*.txt"), folder / "pyproject.toml"):
+            if file.is_file():
+                found = re.search(r"^\W*torch\s*(?:>=|==|~=)\s*(\d+)\.(\d+)", file.read_text(errors="replace"), re.MULTILINE)
+                if found and (int(found[1]), int(found[2])) >= (2, 6):
+                    return True
+    return False
 
 
 @rule(
