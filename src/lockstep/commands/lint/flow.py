@@ -4,9 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.origins import depends
+from lockstep.commands.lint.origins import depends, origins
 from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program, last_name, sites
+from lockstep.commands.lint.program import Program, definition, last_name, method, sites
 from lockstep.commands.lint.source import Function, Loop, function_of
 
 _REDUCER = re.compile(r"reduce|gather|synchroni[sz]e|sync_between|metric_average|^compute$|^sync$|sync_dist|average_over|merge")
@@ -89,10 +89,24 @@ def is_reduced(program: Program, loop: Loop) -> bool:
         return True
     nodes = own_nodes(program, loop)
     names = tainted(nodes, added_up(loop))
+    if any(_reduces_itself(program, each) for each in ast.walk(loop)):
+        return True
     if any(is_reduction(each) and mentions(each, names) for each in nodes):
         return True
     function = function_of(program.owner[loop], loop)
     return function is not None and any(_reduced_by_caller(program, site.call) for site in sites(program, function))
+
+
+def _reduces_itself(program: Program, node: ast.AST) -> bool:
+    """Whether a call is a method's of a local class that puts the ranks' values together."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    for made in origins(program, node.func.value) if node.func.attr in ("update", "add", "add_batch") else []:
+        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+        found = method(program, owner, node.func.attr) if isinstance(owner, ast.ClassDef) else None
+        if found is not None and any(is_reduction(each) for each in ast.walk(found)):
+            return True
+    return False
 
 
 def _reduced_by_caller(program: Program, call: ast.Call, depth: int = 0) -> bool:

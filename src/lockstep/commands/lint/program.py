@@ -18,6 +18,7 @@ class Program:
     root: Source
     sources: list[Source] = field(default_factory=list)
     memo: dict[object, object] = field(default_factory=dict)
+    whole: bool = True  # False: there is more than _MOST_FILES, so that nothing can be said to be absent
 
     @cached_property
     def owner(self) -> dict[ast.AST, Source]:
@@ -62,15 +63,18 @@ def load(path: Path, parsed: dict[Path, Source | None]) -> Program | None:
     root = _read(path.resolve(), parsed)
     if root is None:
         return None
-    program, waiting = Program(root), [root]
+    program, waiting, known = Program(root), [root.path], {root.path}
     while waiting and len(program.sources) < _MOST_FILES:
-        source = waiting.pop(0)
+        source = _read(waiting.pop(0), parsed)
+        if source is None:
+            continue
         program.sources.append(source)
         for binding in _imports(source):
             for file in files_of(binding, source.path, root.path):
-                other = _read(file, parsed)
-                if other is not None and other not in program.sources and other not in waiting:
-                    waiting.append(other)
+                if file not in known:
+                    known.add(file)
+                    waiting.append(file)
+    program.whole = not waiting
     return program
 
 

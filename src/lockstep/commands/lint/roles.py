@@ -152,9 +152,17 @@ def distributed(program: Program) -> bool:
     """Whether the program runs in several processes that train one model."""
     names = ("init_process_group", "DistributedDataParallel", "Accelerator", "Fabric", "fully_shard",
              "DistributedSampler", "init_distributed_mode", "deepspeed")  # fmt: skip
-    if any(program.named.get(name) for name in names) or wrapped(program):
+    several = [call for name in names for call in program.named.get(name, []) if not _one_device(program, call)]
+    if several or wrapped(program) or library(program, "horovod", "deepspeed"):
         return True
-    return library(program, "horovod", "ignite.distributed", "deepspeed") or _several_devices(program)
+    parts = [call for name in ("Parallel", "auto_model", "initialize", "spawn") for call in program.named.get(name, [])]
+    ignite = any(qualified(program, call.func).startswith("ignite.distributed") for call in parts)
+    return ignite or _several_devices(program)
+
+
+def _one_device(program: Program, call: ast.Call) -> bool:
+    """Fabric(devices=1)."""
+    return last_name(call.func) == "Fabric" and constant(program, given(program, call, "devices")) in (1, "1")
 
 
 def _several_devices(program: Program) -> bool:

@@ -212,7 +212,7 @@ def _without_scaler(program: Program, call: ast.Call) -> bool:
 )  # fmt: skip
 def no_no_sync(program: Program) -> Iterator[Hit]:
     """Accumulation with DDP in a program that never says no_sync."""
-    if not wrapped(program) or any(each in source.text for source in program.sources for each in (
+    if not program.whole or not wrapped(program) or any(each in source.text for source in program.sources for each in (
         "no_sync", "require_backward_grad_sync", "no_backward_sync", "set_requires_gradient_sync", "accelerator.accumulate")):  # fmt: skip
         return
     for each in accumulations(program):

@@ -39,7 +39,7 @@ def collectives(program: Program) -> list[ast.Call]:
 )  # fmt: skip
 def init_without_end(program: Program) -> Iterator[Hit]:
     """init_process_group in a program that never says destroy_process_group."""
-    if any("destroy_process_group" in source.text for source in program.sources) or library(program, "deepspeed"):
+    if any("destroy_process_group" in source.text for source in program.sources) or library(program, "deepspeed") or not program.whole:
         return
     calls = [each for each in program.named.get("init_process_group", []) if definition(program, each.func) is None]
     for call in calls[:1]:

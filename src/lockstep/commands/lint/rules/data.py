@@ -27,7 +27,7 @@ from lockstep.commands.lint.rule import Hit, rule
 )  # fmt: skip
 def no_set_epoch(program: Program) -> Iterator[Hit]:
     """A sharding sampler that shuffles, whose loader is run over in each epoch, in a program without set_epoch."""
-    if program.named.get("set_epoch") or lightning(program):
+    if program.named.get("set_epoch") or lightning(program) or not program.whole:
         return
     around = step_loops(program)
     for loader, loops in training_loaders(program).items():

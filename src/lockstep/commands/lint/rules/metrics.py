@@ -16,7 +16,7 @@ from lockstep.commands.lint.roles import (
     of_loader,
 )
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.evaluation import shared_out
+from lockstep.commands.lint.rules.evaluation import prepared, shared_out
 from lockstep.commands.lint.source import Function, Loop, class_of, function_of
 
 
@@ -37,7 +37,7 @@ def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
 def mean_of_means(program: Program) -> Iterator[Hit]:
     """Batches' means added up unweighted, divided by the number of batches, and reduced."""
     for loop, cut in shared_loops(program):
-        if any(constant(program, of_loader(program, each, "drop_last")) is True for each in cut):
+        if any(constant(program, of_loader(program, each, "drop_last")) is True or prepared(program, each) for each in cut):
             continue
         if not is_reduced(program, loop):
             continue

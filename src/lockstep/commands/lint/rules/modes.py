@@ -63,7 +63,7 @@ def _never_drops(program: Program, call: ast.Call) -> bool:
 )  # fmt: skip
 def seeds_unset(program: Program) -> Iterator[Hit]:
     """random_split or a shuffled list of numbers in each rank of a program that never seeds; weights without a broadcast."""
-    if not distributed(program) or lightning(program) or any("seed" in source.text for source in program.sources):
+    if not program.whole or not distributed(program) or lightning(program) or any("seed" in source.text for source in program.sources):
         return
     sharded = {name for name in ("DistributedSampler", "Accelerator") if program.named.get(name)}
     for call in program.named.get("random_split", []):
@@ -105,7 +105,7 @@ def _mode_calls(program: Program, node: ast.AST, name: str) -> list[ast.Call]:
 )  # fmt: skip
 def eval_missing(program: Program) -> Iterator[Hit]:
     """An evaluation loop of a program that trains, and no eval() in its function or above."""
-    if not step_loops(program) or lightning(program):
+    if not program.whole or not step_loops(program) or lightning(program):
         return
     text = "\n".join(source.text for source in program.sources)
     if not re.search(r"[Dd]ropout|[Bb]atch_?[Nn]orm|torchvision.*models|timm|create_model|get_model|torch\.hub|pretrained|Transformer", text):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.origins import depends, origins
 from lockstep.commands.lint.places import guarded, on_rank, on_world, over_loader, per_rank
-from lockstep.commands.lint.program import Program, definition, last_name
+from lockstep.commands.lint.program import Program, definition, last_name, sites
 from lockstep.commands.lint.roles import (
     constant,
     datasets,
@@ -20,7 +20,7 @@ from lockstep.commands.lint.roles import (
 )
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.source import Function, Loop, above, function_of
+from lockstep.commands.lint.source import Function, Loop, above, class_of, function_of
 
 _DOWNLOAD = "download"
 
@@ -42,6 +42,9 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
         function = function_of(program.owner[call], call)
         if function is not None and function.name in ("prepare_data", "prepare"):
             continue
+        if function is not None and function.name != "main" and not sites(program, function) and not class_of(
+            program.owner[call], call):  # fmt: skip
+            continue  # nobody calls it
         if per_rank(program, call) and not _waits(program, call) and not (lightning(program) and _prepares(program)):
             yield Hit(call)
 
@@ -96,7 +99,7 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
         told = option(program, name)[0].lower()
         if re.search(r"per[ _-](gpu|device|process|rank)|each (gpu|device|process)", told):
             return False
-        return "batch" in name and bool(
+        return bool(re.search(r"^(batch_?size|bs)$", name)) and bool(
             re.search(r"(total|global|overall)\b.*batch|across all|of all (the )?(gpus|processes|ranks)|over all", told)
         )
 

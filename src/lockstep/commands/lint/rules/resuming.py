@@ -39,7 +39,9 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
     enabled = [call for call in program.named.get("GradScaler", []) if constant(program, given(program, call, "enabled")) is not False]
     if enabled and "scaler" not in text:
         lacking.append("scaler")
-    if not re.search(r"epoch|step|iter", text):
+    path = given(program, best[0], "f", 1)
+    named = " ".join(ast.unparse(made) for made in origins(program, path)) if path is not None else ""
+    if not re.search(r"epoch|step|iter", text + named):
         lacking.append("epoch")
     if lacking:
         yield Hit(best[0], f"without {', '.join(lacking)}")

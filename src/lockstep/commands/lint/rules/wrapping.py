@@ -145,7 +145,7 @@ def _device_numbers(program: Program) -> Iterator[ast.expr]:
 )  # fmt: skip
 def local_rank_argument(program: Program) -> Iterator[Hit]:
     """An option --local_rank in a program that never reads LOCAL_RANK."""
-    if any(re.search(r"LOCAL_RANK|LOCAL_PROCESS|SLURM_LOCALID|get_node_local_rank|deepspeed", source.text) for source in program.sources):
+    if not program.whole or any(re.search(r"LOCAL_RANK|LOCAL_PROCESS|SLURM_LOCALID|get_node_local_rank|deepspeed", source.text) for source in program.sources):
         return
     for call in program.named.get("add_argument", []):
         names = [each.value for each in call.args if isinstance(each, ast.Constant)]
