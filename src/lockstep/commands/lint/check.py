@@ -9,7 +9,18 @@ from lockstep.commands.lint.program import Program, load
 from lockstep.commands.lint.rule import RULES, Finding, Hit, Rule
 from lockstep.commands.lint.source import Source, silenced
 
-_ELSEWHERE = {".git", ".venv", "venv", "node_modules", "__pycache__", "build", "dist", ".tox", ".mypy_cache", "site-packages"}
+_ELSEWHERE = {
+    ".git",
+    ".venv",
+    "venv",
+    "node_modules",
+    "__pycache__",
+    "build",
+    "dist",
+    ".tox",
+    ".mypy_cache",
+    "site-packages",
+}
 assert _rules  # importing them has entered them
 
 
@@ -33,7 +44,9 @@ def check(paths: list[Path], codes: frozenset[str]) -> tuple[list[Finding], list
     parsed: dict[Path, Source | None] = {}
     programs = {path: program for path in paths if (program := load(path, parsed))}
     broken = [path for path in paths if path not in programs]
-    imported = {source.path for program in programs.values() for source in program.sources if source is not program.root}
+    imported = {
+        source.path for program in programs.values() for source in program.sources if source is not program.root
+    }
     names = {path.resolve(): path for path in paths}
     found = set[Finding]()
     for path, program in programs.items():

@@ -28,7 +28,9 @@ def _fix(path: Path, findings: list[Finding]) -> list[Finding]:
     try:
         ast.parse(mended)
     except SyntaxError as error:
-        raise UserError(f"{path} would not be Python any more after --fix: {error}", "Mend it by hand; it is unchanged.") from error
+        raise UserError(
+            f"{path} would not be Python any more after --fix: {error}", "Mend it by hand; it is unchanged."
+        ) from error
     path.write_bytes(mended)
     return left
 

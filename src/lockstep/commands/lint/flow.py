@@ -4,12 +4,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.origins import depends, origins
+from lockstep.commands.lint.calls import definition, method, sites
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program, definition, last_name, method, sites
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.source import Function, Loop, function_of
 
-_REDUCER = re.compile(r"reduce|gather|synchroni[sz]e|sync_between|metric_average|^compute$|^sync$|sync_dist|average_over|merge")
+_REDUCER = re.compile(
+    r"reduce|gather|synchroni[sz]e|sync_between|metric_average|^compute$|^sync$|sync_dist|average_over|merge"
+)
 _TOLD = re.compile(r"^(print|log|info|add_scalar|add_scalars|log_metrics|write|log_metric|track|debug|warning)$")
 
 
@@ -134,7 +138,13 @@ def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
     within = set(ast.walk(loop))
     last = loop.end_lineno or 0
     for each in nodes:
-        if is_telling(each) and isinstance(each, ast.Call) and each not in within and each.lineno > last and mentions(each, names):
+        if (
+            is_telling(each)
+            and isinstance(each, ast.Call)
+            and each not in within
+            and each.lineno > last
+            and mentions(each, names)
+        ):
             yield each
     function = function_of(program.owner[loop], loop)
     if function is None or not _returns_any(function, names):
@@ -146,7 +156,9 @@ def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
 
 
 def _returns_any(function: Function, names: set[str]) -> bool:
-    return any(isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in ast.walk(function))
+    return any(
+        isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in ast.walk(function)
+    )
 
 
 def _tells(program: Program, node: ast.Call, call: ast.Call) -> bool:

@@ -1,22 +1,13 @@
 """Where a value comes from: names, parameters, returns and attributes followed back to the calls that made it."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from lockstep.commands.lint.program import (
-    Program,
-    argument,
-    bindings,
-    callee,
-    default,
-    definition,
-    last_name,
-    qualified,
-    sites,
-)
+from lockstep.commands.lint.calls import argument, callee, default, definition, sites
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.source import Binding, Function, above, class_of, function_of
 
-_DEPTH = 14  # names, calls and returns followed in a row
+DEPTH = 14  # names, calls and returns followed in a row
 
 # methods and functions whose result is the object that they are given, as far as a rule asks
 _SAME = {"to", "cuda", "cpu", "half", "float", "double", "bfloat16", "train", "eval", "requires_grad_", "apply",
@@ -33,7 +24,7 @@ def origins(program: Program, node: ast.AST, depth: int = 0) -> list[ast.AST]:
         known = program.memo[key]
         assert isinstance(known, list)
         return known
-    if depth > _DEPTH:
+    if depth > DEPTH:
         return [node]
     program.memo[key] = []  # a circle adds nothing
     found = list(dict.fromkeys(_origins(program, node, depth)))
@@ -184,7 +175,7 @@ def _along(program: Program, value: ast.AST, path: tuple[int, ...], depth: int) 
             yield from _along(program, other, path, depth + 1)
         case ast.Call():
             yield from _of_call(program, value, path, depth)
-        case ast.Name() if depth < _DEPTH:
+        case ast.Name() if depth < DEPTH:
             for made in origins(program, value, depth + 1):
                 if isinstance(made, ast.Tuple | ast.List) and path[0] < len(made.elts):
                     yield from _along(program, made.elts[path[0]], path[1:], depth + 1)
@@ -201,7 +192,7 @@ def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> Iterator
     if text.startswith("self."):
         own = class_of(source, node)
         found = [each for each in found if class_of(source, each.node) is own]
-    elif not found and depth < _DEPTH:
+    elif not found and depth < DEPTH:
         found = list(_of_instance(program, node, depth))
     found = [each for each in found if node not in ast.walk(each.node)] if len(found) < 8 else found
     if not found and node.attr == "module":
@@ -232,7 +223,7 @@ def _of_instance(program: Program, node: ast.Attribute, depth: int) -> Iterator[
 
 def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
     function, name = callee(program, call), last_name(call.func)
-    if function is not None and function.name != "__init__" and depth < _DEPTH:
+    if function is not None and function.name != "__init__" and depth < DEPTH:
         returned = [each for each in returns(program, function) if each is not None]
         for value in returned:
             yield from _along(program, value, path, depth + 1)
@@ -269,40 +260,3 @@ def made_by(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:
     """The calls of a library's function or class of one of these names that a value comes from."""
     calls = [each for each in origins(program, node) if isinstance(each, ast.Call)]
     return [each for each in calls if last_name(each.func) in names and definition(program, each.func) is None]
-
-
-def depends(program: Program, node: ast.AST, wanted: Callable[[ast.AST], bool], depth: int = 0,
-            seen: set[ast.AST] | None = None) -> bool:  # fmt: skip
-    """Whether something wanted enters the computation of a value, here or where its names were bound."""
-    seen = set() if seen is None else seen
-    for each in ast.walk(node):
-        if wanted(each):
-            return True
-        if each in seen or depth > _DEPTH or not isinstance(each, ast.Name | ast.Attribute | ast.Call):
-            continue
-        seen.add(each)
-        if any(depends(program, value, wanted, depth + 1, seen) for value in _sources(program, each)):
-            return True
-    return False
-
-
-def _sources(program: Program, node: ast.AST) -> Iterator[ast.AST]:
-    match node:
-        case ast.Name(id=name):
-            for binding in bindings(program, node, name):
-                if binding.kind == "param":
-                    function = program.owner[binding.node].scopes[binding.node]
-                    if isinstance(function, Function):
-                        given = [argument(site, name) for site in sites(program, function)]
-                        yield from (value for value in given if value is not None)
-                elif binding.kind in ("value", "aug", "item", "with") and binding.value is not None:
-                    yield binding.value
-        case ast.Attribute():
-            for source in program.sources:
-                for binding in source.attributes.get(ast.unparse(node), []):
-                    if binding.value is not None:
-                        yield binding.value
-        case ast.Call():
-            function = callee(program, node)
-            if function is not None and function.name != "__init__":
-                yield from (value for value in returns(program, function) if value is not None)

@@ -53,7 +53,9 @@ def as_plain(finding: Finding) -> dict[str, Any]:
 
 def _annotation(finding: Finding) -> str:
     rule = RULES[finding.code]
-    place = f"file={_escaped(str(finding.path), ',:')},line={finding.line},endLine={finding.end_line},col={finding.column}"
+    place = (
+        f"file={_escaped(str(finding.path), ',:')},line={finding.line},endLine={finding.end_line},col={finding.column}"
+    )
     message = _escaped(f"{rule.title}: {rule.result}\n{rule.why}\n{rule.mend}")
     return f"::warning {place},title={finding.code} {_escaped(rule.name, ',:')}::{message}"
 

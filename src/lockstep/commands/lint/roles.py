@@ -4,9 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import LOADERS, evaluation_loops, loaders_of, step_loops
-from lockstep.commands.lint.program import Program, definition, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.source import Loop
 
 SHARDING = ("DistributedSampler", "RASampler", "DistributedSamplerWrapper", "RepeatAugSampler")
@@ -127,7 +128,9 @@ def library(program: Program, *prefixes: str) -> bool:
             for binding in bindings
             if binding.kind == "import" and not binding.level
         ]
-        program.memo[key] = any(each == prefix or each.startswith(f"{prefix}.") for each in modules for prefix in prefixes)
+        program.memo[key] = any(
+            each == prefix or each.startswith(f"{prefix}.") for each in modules for prefix in prefixes
+        )
     return bool(program.memo[key])
 
 
@@ -184,11 +187,16 @@ def optimizers(program: Program) -> list[ast.Call]:
     found = []
     for call in program.calls:
         name = qualified(program, call.func)
-        if re.search(r"(^|\.)optim\.(?!lr_scheduler)\w+$|^(timm|apex)\.opt\w*\.", name) and last_name(call.func)[:1].isupper():
+        if (
+            re.search(r"(^|\.)optim\.(?!lr_scheduler)\w+$|^(timm|apex)\.opt\w*\.", name)
+            and last_name(call.func)[:1].isupper()
+        ):
             found.append(call)
     return found
 
 
 def reduced(program: Program, node: ast.AST) -> bool:
     """Whether a value goes through, or into, a sum or gathering over the ranks."""
-    return bool(made_by(program, node, "reduce", "gather", "gather_for_metrics", "all_gather", "all_reduce", "allreduce"))
+    return bool(
+        made_by(program, node, "reduce", "gather", "gather_for_metrics", "all_gather", "all_reduce", "allreduce")
+    )

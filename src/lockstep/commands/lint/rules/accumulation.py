@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.origins import depends
 from lockstep.commands.lint.places import backwards, calls_in, loops, over_loader, step_loops
-from lockstep.commands.lint.program import Program, definition, last_name
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import constant, library, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.source import Loop, above, statement_of
@@ -102,7 +103,11 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
             isinstance(node, ast.Attribute) and node.attr == "grad" for node in own_nodes(program, call)
             if isinstance(node, ast.Attribute)
         )  # fmt: skip
-        sums = any(one.arg == "reduction" and constant(program, one.value) == "sum" for c in program.calls for one in c.keywords)
+        sums = any(
+            one.arg == "reduction" and constant(program, one.value) == "sum"
+            for c in program.calls
+            for one in c.keywords
+        )
         by_rate = any(depends(program, one, lambda n: ast.dump(n) == ast.dump(each.every)) for one in _rates(program)
                       if not isinstance(each.every, ast.Constant))  # fmt: skip
         if not (divided or by_gradient or sums or by_rate or (managed and name.startswith("accelerator"))):
@@ -135,7 +140,8 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
 
 @rule(
     "LS202", "remainder-dropped", "the last, shorter group of accumulated passes makes no update",
-    result="with 782 batches and k = 4 the last 2 batches' gradients are dropped, or enter the next epoch's first update",
+    result="with 782 batches and k = 4 the last 2 batches' gradients are dropped, or enter the next epoch's first "
+    "update",
     why="the step runs where (i + 1) % k == 0 alone, and nothing runs it after the loop",
     mend="if (i + 1) % accumulate == 0 or i + 1 == len(loader):\n    optimizer.step()",
 )  # fmt: skip
@@ -145,10 +151,14 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
         if not isinstance(each.loop, ast.For) or not over_loader(program, each.loop):
             continue
         test = ast.unparse(each.when.test)
-        flag = depends(program, each.when.test, lambda node: isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or))
+        flag = depends(
+            program, each.when.test, lambda node: isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)
+        )
         if flag or re.search(r"len\(|last|num_batches|total|end", test) or _whole_groups(program, each):
             continue
-        after = [one for one in own_nodes(program, each.loop) if isinstance(one, ast.Call) and last_name(one.func) == "step"]
+        after = [
+            one for one in own_nodes(program, each.loop) if isinstance(one, ast.Call) and last_name(one.func) == "step"
+        ]
         if not any(one.lineno > (each.loop.end_lineno or 0) and "sched" not in ast.unparse(one.func) for one in after):
             yield Hit(each.when)
 
@@ -165,9 +175,11 @@ def _whole_groups(program: Program, each: Accumulation) -> bool:
 
 @rule(
     "LS207", "clip-before-unscale", "gradients are clipped before they are unscaled",
-    result="gradients that are 65,536 times too large are cut to the limit: nearly each update has the same, tiny length",
+    result="gradients that are 65,536 times too large are cut to the limit: nearly each update has the same, tiny "
+    "length",
     why="GradScaler multiplies the loss; the gradients stay multiplied until scaler.unscale_(optimizer)",
-    mend="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), limit)\nscaler.step(optimizer)",
+    mend="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), "
+    "limit)\nscaler.step(optimizer)",
 )  # fmt: skip
 def clip_before_unscale(program: Program) -> Iterator[Hit]:
     """clip_grad_norm_ between scaler.scale(loss).backward() and scaler.step, and no unscale_ before it."""
@@ -199,7 +211,9 @@ def _without_scaler(program: Program, call: ast.Call) -> bool:
     for outer in above(program.owner[call], call):
         if isinstance(outer, ast.If) and "scaler" in ast.unparse(outer.test).lower():
             mine = outer.body if any(call in ast.walk(each) for each in outer.body) else outer.orelse
-            return not any(isinstance(one, ast.Call) and last_name(one.func) == "scale" for each in mine for one in ast.walk(each))
+            return not any(
+                isinstance(one, ast.Call) and last_name(one.func) == "scale" for each in mine for one in ast.walk(each)
+            )
     return False
 
 
@@ -207,7 +221,8 @@ def _without_scaler(program: Program, call: ast.Call) -> bool:
     "LS311", "no-no-sync", "gradients are all-reduced in each accumulated pass",
     result="k times the communication for the same gradients: on a slow link the training takes up to k times as long",
     why="DDP reduces in every backward() that is not under no_sync()",
-    mend="with model.no_sync() if (i + 1) % accumulate else nullcontext():\n    loss = loss_fn(model(x), y) / accumulate\n"
+    mend="with model.no_sync() if (i + 1) % accumulate else nullcontext():\n    loss = loss_fn(model(x), y) / "
+    "accumulate\n"
     "    loss.backward()",
 )  # fmt: skip
 def no_no_sync(program: Program) -> Iterator[Hit]:
@@ -234,7 +249,11 @@ def no_sync_without_forward(program: Program) -> Iterator[Hit]:
             continue
         runs = [each for each in backwards(program) if any(each in ast.walk(part) for part in outer.body)]
         for run in runs:
-            names = {each.id for each in ast.walk(run) if isinstance(each, ast.Name)} - {"scaler", "accelerator", "fabric"}
+            names = {each.id for each in ast.walk(run) if isinstance(each, ast.Name)} - {
+                "scaler",
+                "accelerator",
+                "fabric",
+            }
             inner = {last_name(each) for part in outer.body for each in ast.walk(part)
                      if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}  # fmt: skip
             direct = any(isinstance(each, ast.Call) and each is not run for each in ast.walk(run.func)
@@ -247,6 +266,7 @@ def no_sync_without_forward(program: Program) -> Iterator[Hit]:
 
 def _forward_inside(run: ast.Call) -> bool:
     return any(
-        isinstance(each, ast.Call) and last_name(each.func) not in ("scale", "backward") for part in run.args for each in ast.walk(part)
+        isinstance(each, ast.Call) and last_name(each.func) not in ("scale", "backward")
+        for part in run.args
+        for each in ast.walk(part)
     )
-

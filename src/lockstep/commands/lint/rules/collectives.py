@@ -4,16 +4,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.places import guard, loops, over_loader, per_rank, side, step_loops
-from lockstep.commands.lint.program import Program, callee, definition, last_name, qualified
+from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.places import loops, over_loader, step_loops
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ranks import guard, per_rank, side
 from lockstep.commands.lint.roles import library, lightning, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Function, above, function_of, statement_of
 
 _COLLECTIVES = {
-    "all_reduce", "all_gather", "reduce", "broadcast", "barrier", "all_gather_object", "broadcast_object_list", "gather_object",
-    "reduce_scatter", "all_to_all", "scatter", "gather", "all_gather_into_tensor", "wait_for_everyone", "gather_for_metrics",
-    "monitored_barrier", "allreduce", "allgather", "reduce_scatter_tensor",
+    "all_reduce", "all_gather", "reduce", "broadcast", "barrier", "all_gather_object", "broadcast_object_list",
+    "gather_object", "reduce_scatter", "all_to_all", "scatter", "gather", "all_gather_into_tensor", "allreduce",
+    "wait_for_everyone", "gather_for_metrics", "monitored_barrier", "allgather", "reduce_scatter_tensor",
 }  # fmt: skip
 
 
@@ -24,7 +26,10 @@ def collectives(program: Program) -> list[ast.Call]:
         for call in program.named.get(name, []):
             text = qualified(program, call.func)
             owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-            managed = re.search(r"accelerator|fabric|(^|\.)hvd$|idist|strategy", owner) and definition(program, call.func) is None
+            managed = (
+                re.search(r"accelerator|fabric|(^|\.)hvd$|idist|strategy", owner)
+                and definition(program, call.func) is None
+            )
             if text.startswith(("torch.distributed.", "horovod.", "ignite.distributed.")) or managed:
                 if not (owner.endswith("Function") or text.startswith(("torch.distributed.nn.",))):
                     found.append(call)
@@ -39,7 +44,11 @@ def collectives(program: Program) -> list[ast.Call]:
 )  # fmt: skip
 def init_without_end(program: Program) -> Iterator[Hit]:
     """init_process_group in a program that never says destroy_process_group."""
-    if any("destroy_process_group" in source.text for source in program.sources) or library(program, "deepspeed") or not program.whole:
+    if (
+        any("destroy_process_group" in source.text for source in program.sources)
+        or library(program, "deepspeed")
+        or not program.whole
+    ):
         return
     calls = [each for each in program.named.get("init_process_group", []) if definition(program, each.func) is None]
     for call in calls[:1]:
@@ -72,7 +81,13 @@ def used_before_init(program: Program) -> Iterator[Hit]:
         for call in users:
             same = program.owner[call] is source and function_of(source, call) is function
             torchs = last_name(call.func) != "get_rank" or qualified(program, call.func).startswith("torch.distributed")
-            if same and torchs and call.lineno < init.lineno and not _asks(program, call) and _both_run(program, call, init):
+            if (
+                same
+                and torchs
+                and call.lineno < init.lineno
+                and not _asks(program, call)
+                and _both_run(program, call, init)
+            ):
                 yield Hit(call)
 
 
@@ -93,7 +108,8 @@ def _both_run(program: Program, one: ast.Call, other: ast.Call) -> bool:
 
 @rule(
     "LS308", "collective-on-some-ranks", "a collective that only some ranks reach",
-    result="the ranks that are there wait for the others until the timeout (10 or 30 minutes), and fail; or a later call is answered wrongly",
+    result="the ranks that are there wait for the others until the timeout (10 or 30 minutes), and fail; or a later "
+    "call is answered wrongly",
     why="a collective ends when all ranks of the group have called it",
     mend="dist.all_reduce(x)  # on all ranks\nif rank == 0:\n    print(x)",
 )  # fmt: skip
@@ -133,7 +149,8 @@ def _exclusive(program: Program, condition: ast.If, node: ast.AST) -> bool:
 
 
 def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Call]) -> bool:
-    """Whether the ranks that the condition keeps out call the same collective: in the other branch, or where they stay."""
+    """Whether the ranks that the condition keeps out call the same collective: in the other branch, or where they "
+    "stay."""
     name = last_name(call.func)
     source = program.owner[call]
     mine = condition.body if any(call in set(ast.walk(each)) for each in condition.body) else condition.orelse
@@ -145,7 +162,11 @@ def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Ca
     for other in known:  # `if rank != 0: barrier()` ... `if rank == 0: barrier()`
         if other is not call and last_name(other.func) == name and function_of(program.owner[other], other) is function:
             theirs = guard(program, other)
-            if isinstance(theirs, ast.If) and theirs is not condition and side(program, theirs.test) == -side(program, condition.test):
+            if (
+                isinstance(theirs, ast.If)
+                and theirs is not condition
+                and side(program, theirs.test) == -side(program, condition.test)
+            ):
                 return True
     early = not any(call in set(ast.walk(part)) for part in [*condition.body, *condition.orelse])
     return early and any(isinstance(each, ast.Call) and last_name(each.func) == name for each in ast.walk(condition))
@@ -153,7 +174,8 @@ def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Ca
 
 @rule(
     "LS309", "barrier-each-step", "a barrier in each step",
-    result="each step waits for the slowest rank twice, and for the device: some percent to half of the speed; nothing is any safer",
+    result="each step waits for the slowest rank twice, and for the device: some percent to half of the speed; nothing "
+    "is any safer",
     why="DDP's all-reduce of the gradients already lets all ranks wait for each other",
     mend="loss.backward()\noptimizer.step()  # without barrier()",
 )  # fmt: skip
@@ -178,7 +200,10 @@ def _each_pass(program: Program, node: ast.AST, loop: ast.AST) -> bool:
         if isinstance(outer, ast.For) and not over_loader(program, outer):
             return False
         if isinstance(outer, Function):
-            return any(path and path[0] is loop and not _conditional_call(program, outer, loop) for path in loops(program, node))
+            return any(
+                path and path[0] is loop and not _conditional_call(program, outer, loop)
+                for path in loops(program, node)
+            )
     return False
 
 
@@ -198,7 +223,9 @@ def _conditional_call(program: Program, function: Function, loop: ast.AST) -> bo
 )  # fmt: skip
 def sync_each_step(program: Program) -> Iterator[Hit]:
     """.item(), .cpu(), float(loss) or print of the loss in each training step on a GPU."""
-    if lightning(program) or not any(re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids", source.text) for source in program.sources):
+    if lightning(program) or not any(
+        re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids", source.text) for source in program.sources
+    ):
         return
     for loop in step_loops(program):
         for node in ast.walk(loop):
@@ -212,9 +239,10 @@ def _waits(program: Program, call: ast.Call) -> bool:
     if name in ("item", "cpu", "tolist", "numpy") and isinstance(call.func, ast.Attribute) and not call.args:
         owner = call.func.value
         text = ast.unparse(owner)
-        return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) and not re.search(r"\.cpu\(\)|labels?$|target$", text)
+        return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) and not re.search(
+            r"\.cpu\(\)|labels?$|target$", text
+        )
     if name == "print" and isinstance(call.func, ast.Name):
         return any(isinstance(each, ast.Name) and re.search(r"^(loss|losses|train_loss)$", each.id) for part in call.args
                    for each in ast.walk(part))  # fmt: skip
     return False
-

@@ -3,9 +3,10 @@
 import ast
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, definition, last_name
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import (
     constant,
     given,
@@ -21,7 +22,8 @@ from lockstep.commands.lint.rule import Hit, rule
 
 @rule(
     "LS101", "no-set-epoch", "set_epoch is never called",
-    result="every epoch has the order of the first one, on 2 processes and more; each rank sees the same part in all of them",
+    result="every epoch has the order of the first one, on 2 processes and more; each rank sees the same part in all "
+    "of them",
     why="DistributedSampler shuffles by seed + epoch, and its epoch stays 0 until set_epoch says otherwise",
     mend="for epoch in range(epochs):\n    sampler.set_epoch(epoch)",
 )  # fmt: skip
@@ -39,7 +41,8 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
 
 @rule(
     "LS102", "sampler-of-another-set", "the sampler is over another data set than the loader's",
-    result="the loader reads the samples that another set's numbers name: a part of the data is never read, or read by chance",
+    result="the loader reads the samples that another set's numbers name: a part of the data is never read, or read by "
+    "chance",
     why="a sampler yields numbers from 0 to the length of its own data set; the loader takes them as its own",
     mend="sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)",
 )  # fmt: skip

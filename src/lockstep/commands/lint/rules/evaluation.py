@@ -4,10 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.flow import is_reduced, own_nodes, text_around
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import calls_in, inside, is_rank
-from lockstep.commands.lint.program import Program, definition, last_name
+from lockstep.commands.lint.places import calls_in, inside
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.ranks import is_rank
 from lockstep.commands.lint.roles import (
     constant,
     datasets,
@@ -47,7 +49,8 @@ def shared_out(program: Program, loader: ast.Call) -> bool:
     "LS104", "part-taken-for-whole", "a rank's part of the test set is taken for the whole",
     result="the printed accuracy is of 1/N of the set: on 4 processes of 2,500 of 10,000 images",
     why="the loader gives each rank its own part, and nothing adds the ranks' sums",
-    mend="sums = torch.tensor([correct, total], device=device)\ndist.all_reduce(sums)\naccuracy = (sums[0] / sums[1]).item()",
+    mend="sums = torch.tensor([correct, total], device=device)\ndist.all_reduce(sums)\naccuracy = (sums[0] / "
+    "sums[1]).item()",
 )  # fmt: skip
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
@@ -61,7 +64,8 @@ def part_taken_for_whole(program: Program) -> Iterator[Hit]:
 @rule(
     "LS105", "padding-counted", "samples that pad the parts are counted twice",
     result="the accuracy depends on N: 10,000 images on 3 processes count as 10,002, the first two of them twice",
-    why="DistributedSampler repeats samples until the parts are equal, and Accelerate's gather returns the repeated ones",
+    why="DistributedSampler repeats samples until the parts are equal, and Accelerate's gather returns the repeated "
+    "ones",
     mend="DataLoader(Subset(test_set, range(rank, len(test_set), world_size)))  # or accelerator.gather_for_metrics",
 )  # fmt: skip
 def padding_counted(program: Program) -> Iterator[Hit]:
@@ -104,13 +108,24 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         node = of_loader(program, loader, "dataset")
         name = _assigned(program, loader)
-        if loader in trained or node is None or not re.search(r"(^|_)(test|val|valid|validation)", name) or "train" in name:
+        if (
+            loader in trained
+            or node is None
+            or not re.search(r"(^|_)(test|val|valid|validation)", name)
+            or "train" in name
+        ):
             continue
-        chosen = [each for each in samplers(program, loader) if last_name(each.func) not in ("DistributedSampler", "SequentialSampler")]
+        chosen = [
+            each
+            for each in samplers(program, loader)
+            if last_name(each.func) not in ("DistributedSampler", "SequentialSampler")
+        ]
         sets = [each for each in origins(program, node) if isinstance(each, ast.Call)]
         own = [each for each in sets if each in known or isinstance(definition(program, each.func), ast.ClassDef)]
         same = bool(own) and set(own) <= of_training
-        wrong = bool(own) and all(each in known and constant(program, given(program, each, "train", 1)) is True for each in own)
+        wrong = bool(own) and all(
+            each in known and constant(program, given(program, each, "train", 1)) is True for each in own
+        )
         if not chosen and len(own) == len(sets) and (same or wrong):
             yield Hit(loader)
 
@@ -144,7 +159,9 @@ def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
         folder = of is not None and any(
             isinstance(each, ast.Call) and last_name(each.func) == "ImageFolder" for each in origins(program, of)
         )
-        if folder or re.search(r"random|shuffl|\brand\b|随机", re.sub(r"random_split|RandomSampler|random_state", "", words)):
+        if folder or re.search(
+            r"random|shuffl|\brand\b|随机", re.sub(r"random_split|RandomSampler|random_state", "", words)
+        ):
             yield Hit(call)
 
 
@@ -167,4 +184,3 @@ def _first_part(program: Program, node: ast.expr) -> bool:
             case _:
                 return False
     return bool(origins(program, node))
-

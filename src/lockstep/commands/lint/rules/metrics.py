@@ -4,17 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_reduced, is_reduction, mentions, own_nodes, tainted, told_after
-from lockstep.commands.lint.origins import depends, origins
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
-from lockstep.commands.lint.program import Program, callee, definition, last_name
-from lockstep.commands.lint.roles import (
-    constant,
-    distributed,
-    given,
-    lightning,
-    of_loader,
-)
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.roles import constant, distributed, given, lightning, of_loader
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared, shared_out
 from lockstep.commands.lint.source import Function, Loop, class_of, function_of
@@ -30,14 +26,18 @@ def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
 
 @rule(
     "LS203", "mean-of-means", "means over unequal batches are averaged",
-    result="samples of the short last batch count more than the others: with 10,000 images in batches of 256, 16 images 16 times",
+    result="samples of the short last batch count more than the others: with 10,000 images in batches of 256, 16 "
+    "images 16 times",
     why="each batch's mean counts once, whatever its size, before and after the ranks' are averaged",
-    mend="total += loss.detach() * len(labels)\ncount += len(labels)\n...\ndist.all_reduce(total)\ndist.all_reduce(count)\nmean = total / count",
+    mend="total += loss.detach() * len(labels)\ncount += "
+    "len(labels)\n...\ndist.all_reduce(total)\ndist.all_reduce(count)\nmean = total / count",
 )  # fmt: skip
 def mean_of_means(program: Program) -> Iterator[Hit]:
     """Batches' means added up unweighted, divided by the number of batches, and reduced."""
     for loop, cut in shared_loops(program):
-        if any(constant(program, of_loader(program, each, "drop_last")) is True or prepared(program, each) for each in cut):
+        if any(
+            constant(program, of_loader(program, each, "drop_last")) is True or prepared(program, each) for each in cut
+        ):
             continue
         if not is_reduced(program, loop):
             continue
@@ -68,7 +68,11 @@ def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
 def _sums(program: Program, call: ast.Call) -> bool:
     """Whether a loss is asked for its sum."""
     calls = [call, *(each for each in origins(program, call.func) if isinstance(each, ast.Call))]
-    return any(keyword.arg == "reduction" and constant(program, keyword.value) != "mean" for each in calls for keyword in each.keywords)
+    return any(
+        keyword.arg == "reduction" and constant(program, keyword.value) != "mean"
+        for each in calls
+        for keyword in each.keywords
+    )
 
 
 def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:
@@ -122,7 +126,12 @@ def _lightning(program: Program) -> Iterator[Hit]:
         synced = constant(program, given(program, call, "sync_dist"))
         value = given(program, call, "value", 1)
         metric = value is None or _torchmetric(program, value)
-        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self" and synced in (..., False) and not metric:
+        if (
+            isinstance(call.func, ast.Attribute)
+            and ast.unparse(call.func.value) == "self"
+            and synced in (..., False)
+            and not metric
+        ):
             if given(program, call, "sync_dist") is None or synced is False:
                 yield Hit(call)
 
@@ -139,7 +148,9 @@ def _torchmetric(program: Program, value: ast.expr) -> bool:
 
 
 def _is_metric(program: Program, call: ast.Call) -> bool:
-    return bool(re.search(r"Accuracy|Metric|F1|AUROC|Precision|Recall|MeanSquared|ConfusionMatrix", last_name(call.func)))
+    return bool(
+        re.search(r"Accuracy|Metric|F1|AUROC|Precision|Recall|MeanSquared|ConfusionMatrix", last_name(call.func))
+    )
 
 
 @rule(
@@ -158,7 +169,11 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
         for source in program.sources:
             for node in source.nodes:
                 if isinstance(node, ast.Compare) and "best" in ast.unparse(node).lower():
-                    here = function_of(source, node) is function and program.owner[loop] is source and mentions(node, names)
+                    here = (
+                        function_of(source, node) is function
+                        and program.owner[loop] is source
+                        and mentions(node, names)
+                    )
                     if here or (function is not None and _comes_from(program, node, function)):
                         yield Hit(node)
 
@@ -184,7 +199,9 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
         elif returns_it and isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Name):
             name = parent.targets[0].id
             nodes = own_nodes(program, call)
-            read = any(isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in nodes)
+            read = any(
+                isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in nodes
+            )
             same = {each.id for argument in call.args for each in ast.walk(argument) if isinstance(each, ast.Name)}
             if not read and function_of(source, call) is not None and name != "_" and name not in same:
                 yield Hit(call)
@@ -203,26 +220,38 @@ def _returns_reduced(program: Program, call: ast.Call) -> bool:
     name = last_name(call.func)
     if name in ("reduce", "gather", "gather_for_metrics") and "accelerator" in owner:
         return True
-    if (name == "allreduce" and owner == "hvd") or (name in ("all_reduce", "all_gather") and owner.endswith(("fabric", "idist"))):
+    if (name == "allreduce" and owner == "hvd") or (
+        name in ("all_reduce", "all_gather") and owner.endswith(("fabric", "idist"))
+    ):
         return True
     function = callee(program, call)
     if function is None or not any(is_reduction(each) for each in ast.walk(function)):
         return False
     copied = any(
-        isinstance(each, ast.Call) and last_name(each.func) in ("clone", "tensor", "as_tensor", "stack") for each in ast.walk(function)
+        isinstance(each, ast.Call) and last_name(each.func) in ("clone", "tensor", "as_tensor", "stack")
+        for each in ast.walk(function)
     )
-    return copied and any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(function)) and _one_value(function)
+    return (
+        copied
+        and any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(function))
+        and _one_value(function)
+    )
 
 
 def _one_value(function: Function) -> bool:
     """Whether a function is about a reduction alone: a few statements, no loop over batches."""
-    return len(function.body) <= 10 and not any(isinstance(each, Loop) and len(each.body) > 6 for each in ast.walk(function))
+    return len(function.body) <= 10 and not any(
+        isinstance(each, Loop) and len(each.body) > 6 for each in ast.walk(function)
+    )
 
 
 def _of_a_copy(program: Program, call: ast.Call) -> bool:
     """dist.all_reduce(x.clone()): the copy is reduced, and gone."""
-    if last_name(call.func) not in ("all_reduce", "reduce", "broadcast") or not call.args or definition(program, call.func):
+    if (
+        last_name(call.func) not in ("all_reduce", "reduce", "broadcast")
+        or not call.args
+        or definition(program, call.func)
+    ):
         return False
     first = call.args[0]
     return isinstance(first, ast.Call) and last_name(first.func) in ("clone", "tensor", "as_tensor")
-

@@ -4,9 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.origins import made_by, origins
-from lockstep.commands.lint.places import calls_in, evaluation_loops, on_rank, per_rank, step_loops
-from lockstep.commands.lint.program import Program, definition, qualified, sites
+from lockstep.commands.lint.places import calls_in, evaluation_loops, step_loops
+from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.ranks import on_rank, per_rank
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.source import Function, function_of
@@ -20,7 +22,11 @@ def _seeds(program: Program) -> list[ast.Call]:
     for name in _SEEDS:
         for call in program.named.get(name, []):
             text = qualified(program, call.func)
-            if name != "manual_seed" or text in ("torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed"):
+            if name != "manual_seed" or text in (
+                "torch.manual_seed",
+                "torch.random.manual_seed",
+                "torch.cuda.manual_seed",
+            ):
                 found.append(call)
     return found
 
@@ -29,11 +35,16 @@ def _seeds(program: Program) -> list[ast.Call]:
     "LS211", "equal-dropout", "all ranks draw the same dropout masks",
     result="the k-th samples of all ranks lose the same units: a step sees N times fewer different masks",
     why="the seed is the same on all ranks, and stays so after the weights are drawn",
-    mend="torch.manual_seed(seed)         # the same initial weights\nmodel = Net()\ntorch.manual_seed(seed + rank)  # other masks",
+    mend="torch.manual_seed(seed)         # the same initial weights\nmodel = Net()\ntorch.manual_seed(seed + rank)  # "
+    "other masks",
 )  # fmt: skip
 def equal_dropout(program: Program) -> Iterator[Hit]:
     """Dropout in a distributed program that seeds, and never by the rank."""
-    drops = [call for name in ("Dropout", "Dropout2d", "dropout", "DropPath", "dropout2d", "AlphaDropout") for call in program.named.get(name, [])]
+    drops = [
+        call
+        for name in ("Dropout", "Dropout2d", "dropout", "DropPath", "dropout2d", "AlphaDropout")
+        for call in program.named.get(name, [])
+    ]
     drops = [each for each in drops if not definition(program, each.func) and not _never_drops(program, each)]
     seeds = _seeds(program)
     if not drops or not seeds or not wrapped(program) or library(program, "accelerate", "lightning"):
@@ -50,20 +61,29 @@ def equal_dropout(program: Program) -> Iterator[Hit]:
 
 
 def _never_drops(program: Program, call: ast.Call) -> bool:
-    share = given(program, call, "p", 1 if qualified(program, call.func).endswith(("functional.dropout", "F.dropout")) else 0)
+    share = given(
+        program, call, "p", 1 if qualified(program, call.func).endswith(("functional.dropout", "F.dropout")) else 0
+    )
     factors = [share.left, share.right] if isinstance(share, ast.BinOp) and isinstance(share.op, ast.Mult) else [share]
     return any(constant(program, each) in (0, 0.0) for each in factors)
 
 
 @rule(
     "LS212", "seeds-unset", "ranks draw different splits or weights",
-    result="each rank cuts the set elsewhere: samples of one rank's test part are trained on by another; weights differ without DDP",
+    result="each rank cuts the set elsewhere: samples of one rank's test part are trained on by another; weights "
+    "differ without DDP",
     why="no seed is set, so each process's generator starts anywhere",
     mend="random_split(dataset, sizes, generator=torch.Generator().manual_seed(0))",
 )  # fmt: skip
 def seeds_unset(program: Program) -> Iterator[Hit]:
-    """random_split or a shuffled list of numbers in each rank of a program that never seeds; weights without a broadcast."""
-    if not program.whole or not distributed(program) or lightning(program) or any("seed" in source.text for source in program.sources):
+    """random_split or a shuffled list of numbers in each rank of a program that never seeds; weights without a "
+    "broadcast."""
+    if (
+        not program.whole
+        or not distributed(program)
+        or lightning(program)
+        or any("seed" in source.text for source in program.sources)
+    ):
         return
     sharded = {name for name in ("DistributedSampler", "Accelerator") if program.named.get(name)}
     for call in program.named.get("random_split", []):
@@ -79,7 +99,8 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
 
 @rule(
     "LS213", "converted-after-wrapping", "batch norm is converted after the model was wrapped",
-    result="the new layers' parameters are not the ones that DDP's hooks stand on: their gradients are not reduced as they should",
+    result="the new layers' parameters are not the ones that DDP's hooks stand on: their gradients are not reduced as "
+    "they should",
     why="convert_sync_batchnorm makes new layers; DDP has already taken the old ones' parameters",
     mend="model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DistributedDataParallel(model)",
 )  # fmt: skip
@@ -99,7 +120,8 @@ def _mode_calls(program: Program, node: ast.AST, name: str) -> list[ast.Call]:
 
 @rule(
     "LS214", "eval-missing", "the model is evaluated in training mode",
-    result="dropout is active and batch norm takes the test batch's own statistics: the accuracy is too low, and depends on the batch size",
+    result="dropout is active and batch norm takes the test batch's own statistics: the accuracy is too low, and "
+    "depends on the batch size",
     why="model.eval() is never called before the test set is passed through",
     mend="model.eval()\nwith torch.no_grad():\n    ...\nmodel.train()",
 )  # fmt: skip
@@ -108,7 +130,10 @@ def eval_missing(program: Program) -> Iterator[Hit]:
     if not program.whole or not step_loops(program) or lightning(program):
         return
     text = "\n".join(source.text for source in program.sources)
-    if not re.search(r"[Dd]ropout|[Bb]atch_?[Nn]orm|torchvision.*models|timm|create_model|get_model|torch\.hub|pretrained|Transformer", text):
+    if not re.search(
+        r"[Dd]ropout|[Bb]atch_?[Nn]orm|torchvision.*models|timm|create_model|get_model|torch\.hub|pretrained|Transformer",
+        text,
+    ):
         return  # nothing in it changes with the mode
     for loop in evaluation_loops(program):
         function = function_of(program.owner[loop], loop)
@@ -173,4 +198,3 @@ def _restored(program: Program, call: ast.Call) -> bool:
     text = ast.unparse(function) if function else program.root.text
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return ".training" in text or (owner is not None and bool(made_by(program, owner, "deepcopy", "AveragedModel")))
-

@@ -4,19 +4,13 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
-from lockstep.commands.lint.origins import depends, origins
-from lockstep.commands.lint.places import is_world, loops, on_world, step_loops
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import loops, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import (
-    given,
-    library,
-    of_loader,
-    optimizers,
-    sharding,
-    training_loaders,
-    wrapped,
-)
+from lockstep.commands.lint.ranks import is_world, on_world
+from lockstep.commands.lint.roles import given, library, of_loader, optimizers, sharding, training_loaders, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.reading import meant_for_all
 
@@ -36,7 +30,8 @@ def _rates(program: Program) -> list[ast.expr]:
 
 @rule(
     "LS208", "not-adjusted-to-n", "neither batch size nor learning rate knows the number of processes",
-    result="N processes train another experiment: on 4 processes 4 times the batch, a quarter of the steps, at the same rate",
+    result="N processes train another experiment: on 4 processes 4 times the batch, a quarter of the steps, at the "
+    "same rate",
     why="a loader's batch size is its own process's, so the global batch is N times that",
     mend="DataLoader(dataset, batch_size=batch_size // world_size, sampler=sampler)  # the same experiment\n"
     "SGD(model.parameters(), lr=lr * world_size)  # or another one, on purpose",
@@ -59,7 +54,9 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
 def _rate_is_set(program: Program) -> bool:
     """Whether something sets a rate by N later: a group's lr, a schedule's lambda."""
     for call in program.calls:
-        if re.search(r"LambdaLR|SequentialLR|WarmUp|warmup", last_name(call.func)) and any(on_world(program, each) for each in call.args):
+        if re.search(r"LambdaLR|SequentialLR|WarmUp|warmup", last_name(call.func)) and any(
+            on_world(program, each) for each in call.args
+        ):
             return True
     for source in program.sources:
         for text, bindings in source.attributes.items():
@@ -82,7 +79,14 @@ def _for_each(program: Program, node: ast.expr) -> bool:
 def _line_says(program: Program, node: ast.expr) -> bool:
     """Whether a comment beside it, or where its name is bound, says that it is one process's."""
     source = program.owner[node]
-    lines = {node.lineno, *(each.lineno for each in origins(program, node) if isinstance(each, ast.expr) and program.owner[each] is source)}
+    lines = {
+        node.lineno,
+        *(
+            each.lineno
+            for each in origins(program, node)
+            if isinstance(each, ast.expr) and program.owner[each] is source
+        ),
+    }
     for each in ast.walk(node):
         if isinstance(each, ast.Name):
             for binding in source.names.get(source.tree, {}).get(each.id, []):
@@ -95,7 +99,8 @@ def _line_says(program: Program, node: ast.expr) -> bool:
 
 @rule(
     "LS209", "adjusted-twice", "batch size and learning rate are both adjusted to N",
-    result="the global batch stays as it was, and the rate is N times too high: on 8 processes 8 times, which diverges or trains badly",
+    result="the global batch stays as it was, and the rate is N times too high: on 8 processes 8 times, which diverges "
+    "or trains badly",
     why="the batch was divided by N, so a step sees as many samples as before; the rate belongs to that number",
     mend="SGD(model.parameters(), lr=lr)  # with batch_size // world_size",
 )  # fmt: skip
@@ -133,7 +138,9 @@ def _is_n(node: ast.AST) -> bool:
 
 
 def _mentions_batch(program: Program, node: ast.expr) -> bool:
-    return depends(program, node, lambda each: isinstance(each, ast.Name | ast.Attribute) and "batch" in last_name(each).lower())
+    return depends(
+        program, node, lambda each: isinstance(each, ast.Name | ast.Attribute) and "batch" in last_name(each).lower()
+    )
 
 
 def _twice(program: Program, rate: ast.expr) -> bool:
@@ -156,7 +163,8 @@ def _schedulers(program: Program) -> list[ast.Call]:
 
 @rule(
     "LS210", "scheduler-steps", "the scheduler is stepped a wrong number of times",
-    result="the rate ends before the training does, or long after it: stepped N times as often, it is over after 1/N of the epochs",
+    result="the rate ends before the training does, or long after it: stepped N times as often, it is over after 1/N "
+    "of the epochs",
     why="a schedule counts its step() calls; they have to be as many as it was made for",
     mend="scheduler = CosineAnnealingLR(optimizer, T_max=epochs * len(loader))  # and one step() a batch",
 )  # fmt: skip
@@ -199,7 +207,9 @@ def _counts_epochs(program: Program, scheduler: ast.Call) -> bool:
     if last_name(scheduler.func) != "CosineAnnealingLR":
         return False
     count = given(program, scheduler, "T_max", 1)
-    if count is None or depends(program, count, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "len"):
+    if count is None or depends(
+        program, count, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "len"
+    ):
         return False
     if depends(program, count, lambda node: bool(re.search(r"steps|iters|batches", last_name(node).lower()))):
         return False
@@ -208,7 +218,11 @@ def _counts_epochs(program: Program, scheduler: ast.Call) -> bool:
 
 def _already_shared(program: Program, scheduler: ast.Call) -> bool:
     """A schedule of len(loader) steps of a loader that was prepared before, which is then prepared itself."""
-    is_prepared = [call for call in program.named.get("prepare", []) if any(scheduler in origins(program, each) for each in call.args)]
+    is_prepared = [
+        call
+        for call in program.named.get("prepare", [])
+        if any(scheduler in origins(program, each) for each in call.args)
+    ]
     if not is_prepared or not library(program, "accelerate") or any(
             each.arg in ("split_batches", "step_scheduler_with_optimizer") for call in program.calls for each in call.keywords):  # fmt: skip
         return False
@@ -217,8 +231,13 @@ def _already_shared(program: Program, scheduler: ast.Call) -> bool:
     def counted(node: ast.AST) -> bool:
         if not (isinstance(node, ast.Call) and last_name(node.func) == "len" and node.args):
             return False
-        return any(set(origins(program, node.args[0])) & set(origins(program, each)) for call in before for each in call.args)
+        return any(
+            set(origins(program, node.args[0])) & set(origins(program, each)) for call in before for each in call.args
+        )
 
     parts = [*scheduler.args[1:], *(each.value for each in scheduler.keywords)]
-    return bool(before) and any(depends(program, part, counted) for part in parts) and not any(on_world(program, part) for part in parts)
-
+    return (
+        bool(before)
+        and any(depends(program, part, counted) for part in parts)
+        and not any(on_world(program, part) for part in parts)
+    )

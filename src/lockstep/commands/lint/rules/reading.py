@@ -4,20 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
-from lockstep.commands.lint.origins import depends, origins
-from lockstep.commands.lint.places import guarded, on_rank, on_world, over_loader, per_rank
-from lockstep.commands.lint.program import Program, definition, last_name, sites
-from lockstep.commands.lint.roles import (
-    constant,
-    datasets,
-    distributed,
-    given,
-    lightning,
-    loaders,
-    of_loader,
-    sharding,
-)
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import over_loader
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.ranks import guarded, on_rank, on_world, per_rank
+from lockstep.commands.lint.roles import constant, datasets, distributed, given, lightning, loaders, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.source import Function, Loop, above, class_of, function_of
@@ -66,7 +60,8 @@ def _waits(program: Program, call: ast.Call) -> bool:
 
 @rule(
     "LS109", "per-process-for-all", "each process takes the number that was meant for all",
-    result="N times the batch, or N times the workers: on 4 processes and 16 cores 64 workers, which wait for each other",
+    result="N times the batch, or N times the workers: on 4 processes and 16 cores 64 workers, which wait for each "
+    "other",
     why="a loader's batch_size and num_workers are its own process's",
     mend="DataLoader(dataset, batch_size=global_batch // world_size, num_workers=cpus // local_world_size)",
 )  # fmt: skip
@@ -82,7 +77,9 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
                 yield Hit(batch, f"batch_size={ast.unparse(batch)}")
         workers = of_loader(program, loader, "num_workers")
         cores = ("cpu_count", "sched_getaffinity", "process_cpu_count")
-        if workers is not None and depends(program, workers, lambda node: isinstance(node, ast.Call) and last_name(node.func) in cores):
+        if workers is not None and depends(
+            program, workers, lambda node: isinstance(node, ast.Call) and last_name(node.func) in cores
+        ):
             if not on_world(program, workers):
                 yield Hit(workers, f"num_workers={ast.unparse(workers)}")
 
@@ -125,7 +122,11 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
         made = [*origins(program, node), definition(program, node)] if node is not None else []
         for function in dict.fromkeys(each for each in made if isinstance(each, Function | ast.Lambda)):
             for call in ast.walk(function):
-                if isinstance(call, ast.Call) and last_name(call.func) in ("seed", "manual_seed", "seed_all") and call.args:
+                if (
+                    isinstance(call, ast.Call)
+                    and last_name(call.func) in ("seed", "manual_seed", "seed_all")
+                    and call.args
+                ):
                     if not _seed_differs(program, call.args[0], function, several):
                         yield Hit(call)
                         break
@@ -135,7 +136,12 @@ def _seed_differs(program: Program, seed: ast.expr, function: Function | ast.Lam
     worker = function.args.args[0].arg if function.args.args else ""
 
     def drawn(node: ast.AST) -> bool:
-        named = isinstance(node, ast.Call) and last_name(node.func) in ("initial_seed", "get_worker_info", "get_state", "urandom")
+        named = isinstance(node, ast.Call) and last_name(node.func) in (
+            "initial_seed",
+            "get_worker_info",
+            "get_state",
+            "urandom",
+        )
         return named or last_name(node) in ("seed_seq", "base_seed", "entropy")
 
     if depends(program, seed, drawn) or not all(isinstance(each, ast.expr | ast.AST) for each in [seed]):
@@ -148,14 +154,19 @@ def _opaque(program: Program) -> "type[bool] | object":
     """A predicate: calls of what is not in the program, whose result could be anything."""
 
     def wanted(node: ast.AST) -> bool:
-        return isinstance(node, ast.Call) and last_name(node.func) not in ("int", "getattr") and definition(program, node.func) is None
+        return (
+            isinstance(node, ast.Call)
+            and last_name(node.func) not in ("int", "getattr")
+            and definition(program, node.func) is None
+        )
 
     return wanted
 
 
 @rule(
     "LS111", "normalised-twice", "the pixels are normalised twice",
-    result="the network sees values shifted and stretched a second time, far from mean 0 and spread 1; pretrained weights suffer most",
+    result="the network sees values shifted and stretched a second time, far from mean 0 and spread 1; pretrained "
+    "weights suffer most",
     why="the loader's transform has normalised already",
     mend="normalise in one place: in the transform, or on the device",
 )  # fmt: skip
@@ -170,7 +181,10 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
             yield Hit(twice[1])
         tensors = [part for part in made if last_name(part.func) == "ToTensor"]
         for part in parts if tensors else []:
-            if any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right) for each in ast.walk(part)):
+            if any(
+                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right)
+                for each in ast.walk(part)
+            ):
                 yield Hit(part)
     if normalize and any(not _on_batch(program, each) for each in normalize):
         for source in program.sources:
@@ -188,7 +202,9 @@ def _by_hand(node: ast.AST) -> bool:
     match node:
         case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
             return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
-        case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]):
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]
+        ):
             if first in ("sub", "sub_") and second in ("div", "div_"):
                 return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
     return False
@@ -202,5 +218,3 @@ def _on_batch(program: Program, node: ast.AST) -> bool:
         if isinstance(outer, ast.ClassDef) and re.search(r"prefetch|loader", outer.name.lower()):
             return True
     return False
-
-

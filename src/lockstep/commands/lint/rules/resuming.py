@@ -4,7 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.origins import depends, origins
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, library, lightning
@@ -21,7 +22,8 @@ from lockstep.commands.lint.source import above, function_of
     '            "scaler": scaler.state_dict(), "epoch": epoch}, path)',
 )  # fmt: skip
 def state_not_saved(program: Program) -> Iterator[Hit]:
-    """A program that loads a checkpoint and trains on, whose checkpoint has no optimizer, scheduler, scaler or epoch."""
+    """A program that loads a checkpoint and trains on, whose checkpoint has no optimizer, scheduler, scaler or "
+    "epoch."""
     if library(program, "accelerate", "deepspeed", "ignite") or lightning(program) or not step_loops(program):
         return
     if not _resumes(program):
@@ -34,9 +36,15 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
     lacking = []
     if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text):
         lacking.append("optimizer")
-    if any(".lr_scheduler." in qualified(program, call.func) for call in program.calls) and not re.search(r"sched", text):
+    if any(".lr_scheduler." in qualified(program, call.func) for call in program.calls) and not re.search(
+        r"sched", text
+    ):
         lacking.append("scheduler")
-    enabled = [call for call in program.named.get("GradScaler", []) if constant(program, given(program, call, "enabled")) is not False]
+    enabled = [
+        call
+        for call in program.named.get("GradScaler", [])
+        if constant(program, given(program, call, "enabled")) is not False
+    ]
     if enabled and "scaler" not in text:
         lacking.append("scaler")
     path = given(program, best[0], "f", 1)
@@ -93,7 +101,8 @@ def _files(program: Program, node: ast.AST) -> list[ast.AST]:
 
 @rule(
     "LS407", "epochs-start-anew", "a resumed run begins at epoch 0 again",
-    result="the data's order and the schedule start from the beginning: with 90 epochs and a stop after 60, 150 are trained",
+    result="the data's order and the schedule start from the beginning: with 90 epochs and a stop after 60, 150 are "
+    "trained",
     why="the loop's range does not know the epoch of the checkpoint",
     mend='start = checkpoint["epoch"] + 1\nfor epoch in range(start, epochs):',
 )  # fmt: skip
@@ -130,4 +139,3 @@ def _read_back(program: Program, node: ast.AST) -> bool:
 def _skips(loop: ast.AST) -> bool:
     return any(isinstance(each, ast.If) and any(isinstance(one, ast.Continue) for one in each.body) and "epoch" in ast.unparse(each.test)
                for each in ast.walk(loop))  # fmt: skip
-

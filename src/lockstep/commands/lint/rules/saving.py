@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import guard, guarded, on_rank, per_rank
-from lockstep.commands.lint.program import Program, definition, last_name, qualified, sites
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ranks import guard, guarded, on_rank, per_rank
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped, wraps
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.source import Function, above, function_of
@@ -32,7 +33,9 @@ def loads(program: Program) -> list[ast.Call]:
 )  # fmt: skip
 def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     """torch.save in what each rank runs, with no rank in its condition or in the file's name."""
-    if not (wrapped(program) or program.named.get("init_process_group") or library(program, "horovod", "accelerate")) or lightning(program):
+    if not (
+        wrapped(program) or program.named.get("init_process_group") or library(program, "horovod", "accelerate")
+    ) or lightning(program):
         return
     for call in saves(program):
         path = given(program, call, "f", 1)
@@ -51,7 +54,9 @@ def _reached(program: Program, call: ast.Call) -> bool:
 def _master_saves(program: Program, call: ast.Call) -> bool:
     """Whether the function is a wrapper that asks for the rank by an argument (`is_main`, `should_save`)."""
     for outer in above(program.owner[call], call):
-        if isinstance(outer, ast.If) and re.search(r"rank|main|master|primary|save_on|chief|zero", ast.unparse(outer.test).lower()):
+        if isinstance(outer, ast.If) and re.search(
+            r"rank|main|master|primary|save_on|chief|zero", ast.unparse(outer.test).lower()
+        ):
             return True
     return False
 
@@ -99,13 +104,21 @@ def _keyword(call: ast.Call, text: str) -> tuple[Edit, ...]:
 )  # fmt: skip
 def module_saved(program: Program) -> Iterator[Hit]:
     """state_dict() of what DistributedDataParallel returned, within torch.save."""
-    if any(re.search(r"['\"]module\.['\"]|consume_prefix|removeprefix|clean_state_dict", source.text) for source in program.sources):
+    if any(
+        re.search(r"['\"]module\.['\"]|consume_prefix|removeprefix|clean_state_dict", source.text)
+        for source in program.sources
+    ):
         return
     back = _loaded_wrapped(program)
     for call in saves(program):
         for node in _saved_calls(program, call):
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-            if owner is not None and last_name(node.func) == "state_dict" and _surely_wrapped(program, owner) and not back:
+            if (
+                owner is not None
+                and last_name(node.func) == "state_dict"
+                and _surely_wrapped(program, owner)
+                and not back
+            ):
                 name = owner if isinstance(owner, ast.Name | ast.Attribute) else None
                 edits = (insert(name.end_lineno or 0, name.end_col_offset or 0, ".module"),) if name is not None else ()
                 yield Hit(node, "", edits if len(_names_in_saves(program, node)) == 1 else ())
@@ -144,7 +157,9 @@ def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
                 found.append(each)
             if isinstance(each, ast.Name) and not qualified(program, each):
                 for made in origins(program, each):
-                    if isinstance(made, ast.Dict) or (isinstance(made, ast.Call) and last_name(made.func) in ("state_dict", "dict")):
+                    if isinstance(made, ast.Dict) or (
+                        isinstance(made, ast.Call) and last_name(made.func) in ("state_dict", "dict")
+                    ):
                         waiting.append(made)
                 for binding in program.owner[each].attributes.items():
                     if binding[0].startswith(f"{each.id}["):
@@ -176,7 +191,9 @@ def _newer_torch(path: Path) -> bool:
     for folder in list(path.parents)[:3]:
         for file in (*folder.glob("requirements*.txt"), folder / "pyproject.toml"):
             if file.is_file():
-                found = re.search(r"^\W*torch\s*(?:>=|==|~=)\s*(\d+)\.(\d+)", file.read_text(errors="replace"), re.MULTILINE)
+                found = re.search(
+                    r"^\W*torch\s*(?:>=|==|~=)\s*(\d+)\.(\d+)", file.read_text(errors="replace"), re.MULTILINE
+                )
                 if found and (int(found[1]), int(found[2])) >= (2, 6):
                     return True
     return False
@@ -202,7 +219,10 @@ def no_barrier_before_load(program: Program) -> Iterator[Hit]:
             if load not in nodes or load.lineno < save.lineno or other is None or guarded(program, load):
                 continue
             if ast.dump(path) == ast.dump(other) or set(_texts(program, path)) & set(_texts(program, other)):
-                if not any(isinstance(each, ast.Call) and save.lineno < each.lineno < load.lineno and _waits(program, each) for each in nodes):
+                if not any(
+                    isinstance(each, ast.Call) and save.lineno < each.lineno < load.lineno and _waits(program, each)
+                    for each in nodes
+                ):
                     yield Hit(load)
 
 

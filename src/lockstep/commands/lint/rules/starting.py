@@ -4,9 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import sites
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import per_rank
-from lockstep.commands.lint.program import Program, last_name, qualified, sites
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ranks import per_rank
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, replace, rule
 from lockstep.commands.lint.source import above, function_of, statement_of
@@ -14,7 +15,8 @@ from lockstep.commands.lint.source import above, function_of, statement_of
 
 @rule(
     "LS305", "fixed-port", "the port, the address or the meeting file is fixed",
-    result="a second run on the same machine fails with address already in use, or meets the first one's processes; no second machine finds the first",
+    result="a second run on the same machine fails with address already in use, or meets the first one's processes; no "
+    "second machine finds the first",
     why="the text gives each run the same meeting place, whatever the launcher says",
     mend='dist.init_process_group("nccl")  # under torchrun, which chooses\n'
     'os.environ.setdefault("MASTER_PORT", "29500")  # or: for one who has not chosen',
@@ -70,7 +72,8 @@ def _setdefault(node: ast.AST, value: ast.expr) -> tuple[Edit, ...]:
 
 @rule(
     "LS314", "no-main-guard", "processes are spawned without a main guard",
-    result="RuntimeError in each child: an attempt has been made to start a new process before bootstrapping has finished",
+    result="RuntimeError in each child: an attempt has been made to start a new process before bootstrapping has "
+    "finished",
     why="a spawned process imports the file anew, and comes by the line that spawns",
     mend='if __name__ == "__main__":\n    mp.spawn(run, args=(world_size,), nprocs=world_size)',
 )  # fmt: skip
@@ -125,14 +128,24 @@ def cuda_before_fork(program: Program) -> Iterator[Hit]:
     for call in program.calls:
         name = qualified(program, call.func)
         method = constant(program, given(program, call, "start_method"))
-        if name == "os.fork" or (name.endswith("start_processes") and method == "fork") or (name.endswith("multiprocessing.Process") and not (spawning & {"spawn", "forkserver", ...})) or (last_name(call.func) == "Process" and "fork" in spawning):
+        if (
+            name == "os.fork"
+            or (name.endswith("start_processes") and method == "fork")
+            or (name.endswith("multiprocessing.Process") and not (spawning & {"spawn", "forkserver", ...}))
+            or (last_name(call.func) == "Process" and "fork" in spawning)
+        ):
             forks.append(call)
     for fork in forks:
         source, function = program.owner[fork], function_of(program.owner[fork], fork)
         for call in program.calls:
             earlier = program.owner[call] is source and call.lineno < fork.lineno
             place = function_of(source, call) if earlier else fork
-            if earlier and (place is function or place is None) and _starts_cuda(program, call) and not per_child(program, call):
+            if (
+                earlier
+                and (place is function or place is None)
+                and _starts_cuda(program, call)
+                and not per_child(program, call)
+            ):
                 yield Hit(call)
                 return
 
@@ -145,7 +158,9 @@ def _starts_cuda(program: Program, call: ast.Call) -> bool:
     if last_name(call.func) == "cuda" and isinstance(call.func, ast.Attribute) and not name:
         return True
     if last_name(call.func) == "to" and isinstance(call.func, ast.Attribute) and not name and call.args:
-        return any("cuda" in ast.unparse(each) and "cpu" not in ast.unparse(each) for each in origins(program, call.args[0]))
+        return any(
+            "cuda" in ast.unparse(each) and "cpu" not in ast.unparse(each) for each in origins(program, call.args[0])
+        )
     return any(each.arg == "device" and str(constant(program, each.value)).startswith("cuda") for each in call.keywords)
 
 

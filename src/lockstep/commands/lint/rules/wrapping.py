@@ -4,9 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.origins import depends, origins
-from lockstep.commands.lint.places import guarded, step_loops
-from lockstep.commands.lint.program import Program, definition, last_name, qualified
+from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import step_loops
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.roles import constant, given, library, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Function, above
@@ -28,7 +31,9 @@ def wrapped_before_moved(program: Program) -> Iterator[Hit]:
 
 
 def _is_move(call: ast.Call) -> bool:
-    return last_name(call.func) == "cuda" or (bool(call.args) and "dtype" not in ast.unparse(call) and "float" not in ast.unparse(call))
+    return last_name(call.func) == "cuda" or (
+        bool(call.args) and "dtype" not in ast.unparse(call) and "float" not in ast.unparse(call)
+    )
 
 
 def _moved_before(program: Program, call: ast.Call) -> bool:
@@ -36,13 +41,21 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
     assert isinstance(call.func, ast.Attribute)
     for made in wraps(program, call.func.value):
         inner = made.args[0] if made.args else None
-        while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and last_name(inner.func) not in ("to", "cuda"):
+        while (
+            isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Attribute)
+            and last_name(inner.func) not in ("to", "cuda")
+        ):
             inner = inner.func.value
         if isinstance(inner, ast.Call):
             return True
         source = program.owner[made]
         for other in [*program.named.get("to", []), *program.named.get("cuda", [])]:
-            same = isinstance(other.func, ast.Attribute) and inner is not None and ast.dump(other.func.value) == ast.dump(inner)
+            same = (
+                isinstance(other.func, ast.Attribute)
+                and inner is not None
+                and ast.dump(other.func.value) == ast.dump(inner)
+            )
             if same and program.owner[other] is source and other.lineno < made.lineno:
                 return True
     return False
@@ -50,7 +63,8 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
 
 @rule(
     "LS302", "unwrapped-in-training", "the training step calls the model without its wrapper",
-    result="gradients are never averaged: each rank trains a model of its own on 1/N of the data, and one of them is saved",
+    result="gradients are never averaged: each rank trains a model of its own on 1/N of the data, and one of them is "
+    "saved",
     why="DDP's hooks are set up in the wrapper's forward",
     mend="outputs = ddp_model(images)",
 )  # fmt: skip
@@ -63,18 +77,31 @@ def unwrapped_in_training(program: Program) -> Iterator[Hit]:
         for node in ast.walk(loop):
             if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name | ast.Attribute)):
                 continue
-            direct = isinstance(node.func, ast.Attribute) and node.func.attr == "module" and wraps(program, node.func.value)
-            made = [] if direct or qualified(program, node.func) or definition(program, node.func) else origins(program, node.func)
+            direct = (
+                isinstance(node.func, ast.Attribute) and node.func.attr == "module" and wraps(program, node.func.value)
+            )
+            made = (
+                []
+                if direct or qualified(program, node.func) or definition(program, node.func)
+                else origins(program, node.func)
+            )
             bare = bool(made) and not wraps(program, node.func) and bool(set(made) & kept) and all(
                 isinstance(each, ast.Call) for each in made) and isinstance(node.func, ast.Name)  # fmt: skip
-            if (direct or bare) and not guarded(program, node) and _trains(program, node, loop) and not _reduced_by_hand(program):
+            if (
+                (direct or bare)
+                and not guarded(program, node)
+                and _trains(program, node, loop)
+                and not _reduced_by_hand(program)
+            ):
                 yield Hit(node)
 
 
 def _trains(program: Program, node: ast.Call, loop: ast.AST) -> bool:
     """Whether a call's result enters a backward pass: no no_grad around, and the loop has no call of the wrapper."""
     for outer in above(program.owner[node], node):
-        if isinstance(outer, ast.With) and any(re.search("no_grad|inference|eval", ast.unparse(item)) for item in outer.items):
+        if isinstance(outer, ast.With) and any(
+            re.search("no_grad|inference|eval", ast.unparse(item)) for item in outer.items
+        ):
             return False
     return not any(isinstance(each, ast.Call) and each.args and wraps(program, each.func) for each in ast.walk(loop)
                    if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute))  # fmt: skip
@@ -98,7 +125,8 @@ def _global_rank(node: ast.AST) -> bool:
 
 @rule(
     "LS303", "rank-as-device", "the rank over all machines is taken for a device's number",
-    result="on the second machine rank 8 asks for GPU 8 of 8: CUDA raises invalid device ordinal; on one machine nothing shows",
+    result="on the second machine rank 8 asks for GPU 8 of 8: CUDA raises invalid device ordinal; on one machine "
+    "nothing shows",
     why="RANK and get_rank() count over all machines, devices count on each",
     mend='local_rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(local_rank)',
 )  # fmt: skip
@@ -130,7 +158,14 @@ def _device_numbers(program: Program) -> Iterator[ast.expr]:
             yield call.args[0]
         elif name == "device" and len(call.args) == 2 and qualified(program, call.func) == "torch.device":
             yield call.args[1]
-        elif (name == "device" and call.args and isinstance(call.args[0], ast.JoinedStr) and "cuda" in ast.unparse(call.args[0])) or (name == "cuda" and call.args and isinstance(call.func, ast.Attribute) and not qualified(program, call.func)):
+        elif (
+            name == "device"
+            and call.args
+            and isinstance(call.args[0], ast.JoinedStr)
+            and "cuda" in ast.unparse(call.args[0])
+        ) or (
+            name == "cuda" and call.args and isinstance(call.func, ast.Attribute) and not qualified(program, call.func)
+        ):
             yield call.args[0]
         for keyword in call.keywords:
             if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List) and len(keyword.value.elts) == 1:
@@ -145,7 +180,10 @@ def _device_numbers(program: Program) -> Iterator[ast.expr]:
 )  # fmt: skip
 def local_rank_argument(program: Program) -> Iterator[Hit]:
     """An option --local_rank in a program that never reads LOCAL_RANK."""
-    if not program.whole or any(re.search(r"LOCAL_RANK|LOCAL_PROCESS|SLURM_LOCALID|get_node_local_rank|deepspeed", source.text) for source in program.sources):
+    if not program.whole or any(
+        re.search(r"LOCAL_RANK|LOCAL_PROCESS|SLURM_LOCALID|get_node_local_rank|deepspeed", source.text)
+        for source in program.sources
+    ):
         return
     for call in program.named.get("add_argument", []):
         names = [each.value for each in call.args if isinstance(each, ast.Constant)]
@@ -178,7 +216,9 @@ def _straight(program: Program, made: ast.AST) -> bool:
         return True
     owner = definition(program, made.func)
     if not isinstance(owner, ast.ClassDef):
-        return qualified(program, made.func).endswith("nn.Sequential") and all(isinstance(each, ast.Call) for each in made.args)
+        return qualified(program, made.func).endswith("nn.Sequential") and all(
+            isinstance(each, ast.Call) for each in made.args
+        )
     forward = next((each for each in owner.body if isinstance(each, Function) and each.name == "forward"), None)
     choices = (ast.If, ast.IfExp, ast.While, ast.For, ast.Try, ast.Match, ast.ListComp, ast.With)
     return forward is not None and not any(isinstance(each, choices) for each in ast.walk(forward))
@@ -195,7 +235,9 @@ def nccl_on_cpu(program: Program) -> Iterator[Hit]:
     if library(program, "accelerate", "lightning", "deepspeed", "apex", "ignite") or len(program.sources) > 20:
         return
     texts = "\n".join(ast.unparse(source.tree) for source in program.sources)
-    if re.search(r"cuda|accelerator|device_ids=\[|\.gpu\b|npu|xpu|\.to\((rank|local_rank|gpu|args\.\w+)\b|set_device", texts):
+    if re.search(
+        r"cuda|accelerator|device_ids=\[|\.gpu\b|npu|xpu|\.to\((rank|local_rank|gpu|args\.\w+)\b|set_device", texts
+    ):
         return
     for call in program.named.get("init_process_group", []):
         backend = given(program, call, "backend", 0)
@@ -206,4 +248,3 @@ def nccl_on_cpu(program: Program) -> Iterator[Hit]:
 def _knows_all(program: Program) -> bool:
     """Whether the program itself makes a model and its data: nothing that others give could hold a device."""
     return bool(wrapped(program)) or bool(program.named.get("all_reduce"))
-
