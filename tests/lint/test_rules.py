@@ -50,7 +50,9 @@ def test_scripts_of_their_own(codes: str, text: str, tmp_path: Path) -> None:
 
 
 def test_every_code_has_a_wrong_and_a_right_script() -> None:
-    wrong = {code for _, codes, _, _ in WRONG for code in codes.split()} | {c for codes, _ in OWN for c in codes.split()}
+    wrong = {code for _, codes, _, _ in WRONG for code in codes.split()} | {
+        c for codes, _ in OWN for c in codes.split()
+    }
     assert wrong == EVERY
     assert {path.stem for path in SCRIPTS} == {script for script, _, _, _ in WRONG}
 

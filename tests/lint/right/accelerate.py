@@ -9,8 +9,9 @@ from torchvision import datasets, transforms
 
 
 def main():
-    accelerator = Accelerator(gradient_accumulation_steps=2,
-                              dataloader_config=DataLoaderConfiguration(split_batches=True))
+    accelerator = Accelerator(
+        gradient_accumulation_steps=2, dataloader_config=DataLoaderConfiguration(split_batches=True)
+    )
     transform = transforms.ToTensor()
     with accelerator.main_process_first():
         train_set = datasets.MNIST("data", train=True, download=True, transform=transform)

@@ -84,8 +84,9 @@ def main():
     train_set = datasets.MNIST("data", train=True, transform=transform)
     test_set = datasets.MNIST("data", train=False, transform=transform)
     sampler = DistributedSampler(train_set)
-    train_loader = DataLoader(train_set, batch_size=args.batch_size // world_size, sampler=sampler, num_workers=4,
-                              worker_init_fn=seed_worker)
+    train_loader = DataLoader(
+        train_set, batch_size=args.batch_size // world_size, sampler=sampler, num_workers=4, worker_init_fn=seed_worker
+    )
     own = Subset(test_set, range(rank, len(test_set), world_size))
     test_loader = DataLoader(own, batch_size=500)
 

@@ -36,8 +36,39 @@ def method(program: Program, owner: ast.ClassDef, name: str, depth: int = 0) -> 
     return None
 
 
-_COMMON = {"train", "eval", "backward", "apply", "size", "split", "item", "mean", "sum", "all_reduce", "barrier", "forward", "step", "to", "cuda", "update", "reset", "load", "save", "close", "log", "print",
-           "get", "add", "items", "state_dict", "load_state_dict", "zero_grad", "set_epoch", "append", "write"}  # fmt: skip
+_COMMON = {
+    "add",
+    "all_reduce",
+    "append",
+    "apply",
+    "backward",
+    "barrier",
+    "close",
+    "cuda",
+    "eval",
+    "forward",
+    "get",
+    "item",
+    "items",
+    "load",
+    "load_state_dict",
+    "log",
+    "mean",
+    "print",
+    "reset",
+    "save",
+    "set_epoch",
+    "size",
+    "split",
+    "state_dict",
+    "step",
+    "sum",
+    "to",
+    "train",
+    "update",
+    "write",
+    "zero_grad",
+}
 
 
 def callee(program: Program, call: ast.Call) -> Function | None:

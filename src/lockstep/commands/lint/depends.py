@@ -9,8 +9,9 @@ from lockstep.commands.lint.program import Program, bindings
 from lockstep.commands.lint.source import Function
 
 
-def depends(program: Program, node: ast.AST, wanted: Callable[[ast.AST], bool], depth: int = 0,
-            seen: set[ast.AST] | None = None) -> bool:  # fmt: skip
+def depends(
+    program: Program, node: ast.AST, wanted: Callable[[ast.AST], bool], depth: int = 0, seen: set[ast.AST] | None = None
+) -> bool:
     """Whether something wanted enters the computation of a value, here or where its names were bound."""
     seen = set() if seen is None else seen
     for each in ast.walk(node):
@@ -41,6 +42,6 @@ def _sources(program: Program, node: ast.AST) -> Iterator[ast.AST]:
                     if binding.value is not None:
                         yield binding.value
         case ast.Call():
-            function = callee(program, node)
-            if function is not None and function.name != "__init__":
-                yield from (value for value in returns(program, function) if value is not None)
+            called = callee(program, node)
+            if called is not None and called.name != "__init__":
+                yield from (value for value in returns(program, called) if value is not None)

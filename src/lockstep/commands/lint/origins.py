@@ -5,16 +5,48 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import argument, callee, default, definition, sites
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.source import Binding, Function, above, class_of, function_of
+from lockstep.commands.lint.reaching import reaching
+from lockstep.commands.lint.source import Binding, Function, class_of, function_of
 
 DEPTH = 14  # names, calls and returns followed in a row
 
 # methods and functions whose result is the object that they are given, as far as a rule asks
-_SAME = {"to", "cuda", "cpu", "half", "float", "double", "bfloat16", "train", "eval", "requires_grad_", "apply",
-         "share_memory", "compile", "convert_sync_batchnorm", "convert_syncbn_model", "auto_model", "auto_optim",
-         "DistributedOptimizer", "iter", "cycle", "MpDeviceLoader", "device_loader"}  # fmt: skip
-_PREPARE = {"prepare", "setup", "setup_dataloaders", "setup_module", "setup_optimizers", "prepare_model",
-            "prepare_data_loader", "prepare_optimizer", "prepare_scheduler", "initialize"}  # fmt: skip
+_SAME = {
+    "to",
+    "cuda",
+    "cpu",
+    "half",
+    "float",
+    "double",
+    "bfloat16",
+    "train",
+    "eval",
+    "requires_grad_",
+    "apply",
+    "share_memory",
+    "compile",
+    "convert_sync_batchnorm",
+    "convert_syncbn_model",
+    "auto_model",
+    "auto_optim",
+    "DistributedOptimizer",
+    "iter",
+    "cycle",
+    "MpDeviceLoader",
+    "device_loader",
+}
+_PREPARE = {
+    "prepare",
+    "setup",
+    "setup_dataloaders",
+    "setup_module",
+    "setup_optimizers",
+    "prepare_model",
+    "prepare_data_loader",
+    "prepare_optimizer",
+    "prepare_scheduler",
+    "initialize",
+}
 
 
 def origins(program: Program, node: ast.AST, depth: int = 0) -> list[ast.AST]:
@@ -69,48 +101,6 @@ def _subscript(program: Program, node: ast.AST, value: ast.expr, index: str | in
             yield from origins(program, made.elts[index], depth + 1)
             return
     yield node
-
-
-def reaching(program: Program, name: ast.AST, found: list[Binding]) -> list[Binding]:
-    """Of a name's bindings those that may hold at a place: the nearest before it, and what a branch may leave."""
-    source = program.owner[name]
-    if not found or source.scopes[name] is not source.scopes.get(found[0].node, source.scopes[name]):
-        return found
-    outer = [name, *above(source, name)]
-    place, kept = _start(name), []
-    for binding in reversed(found):
-        if binding.kind == "param":
-            kept.append(binding)
-            break
-        if _start(binding.node) > place or binding.node in outer[:1]:
-            continue
-        blocks = [each for each in above(source, binding.node) if isinstance(each, ast.stmt)]
-        inside = binding.node in outer
-        if isinstance(binding.node, ast.stmt) and inside and not isinstance(binding.node, ast.For | ast.AsyncFor):
-            continue  # the statement's own right side
-        if any(_apart(block, binding.node, name, source.parents) for block in blocks if block in outer):
-            continue
-        kept.append(binding)
-        if inside or all(block in outer for block in blocks):
-            break
-    return kept or found
-
-
-def _start(node: ast.AST) -> tuple[int, int]:
-    return (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-
-
-def _apart(block: ast.AST, one: ast.AST, other: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether two places stand in different branches of an `if`."""
-    if not isinstance(block, ast.If):
-        return False
-
-    def branch(node: ast.AST) -> str:
-        while parents[node] is not block:
-            node = parents[node]
-        return "else" if node in block.orelse else "test" if node is block.test else "body"
-
-    return {branch(one), branch(other)} == {"body", "else"}
 
 
 def _of_name(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:

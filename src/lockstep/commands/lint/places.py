@@ -56,8 +56,11 @@ def calls_in(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:
 def backwards(program: Program) -> list[ast.Call]:
     """The calls that run a backward pass: loss.backward(), accelerator.backward(loss), manual_backward(loss)."""
     found = [*program.named.get("backward", []), *program.named.get("manual_backward", [])]
-    return [each for each in found if isinstance(each.func, ast.Attribute) and not isinstance(
-        definition(program, each.func.value), ast.ClassDef)]  # fmt: skip
+    return [
+        each
+        for each in found
+        if isinstance(each.func, ast.Attribute) and not isinstance(definition(program, each.func.value), ast.ClassDef)
+    ]
 
 
 def loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
@@ -130,8 +133,10 @@ def _evaluation_loops(program: Program) -> Iterator[Loop]:
                 and over_loader(program, node)
                 and not calls_in(program, node, "backward", "step")
             ):
-                nested = any(isinstance(each, Loop) and each is not node and over_loader(program, each)
-                             for each in inside(program, node))  # fmt: skip
+                nested = any(
+                    isinstance(each, Loop) and each is not node and over_loader(program, each)
+                    for each in inside(program, node)
+                )
                 if not nested and model_calls(program, node):
                     yield node
 

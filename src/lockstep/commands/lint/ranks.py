@@ -13,17 +13,15 @@ from lockstep.commands.lint.source import Function, above, function_of
 _RANK = re.compile(r"(^|_)rank$|^(local_)?process_index$|^proc_id$|^ngpus?_rank$|^rank_?id$")
 
 
-_FIRST = re.compile(r"(^|_)(is_)?(main|master|chief|primary|rank_?zero|rank_?0|first|global_zero)(_process|_rank|_proc|_worker)?$"
-                    r"|is_main_process|is_global_zero|is_local_main|is_master|on_main|should_save|distributed_rank_0")  # fmt: skip
-
-
-_WORLD = re.compile(r"(^|_)(world(_?size)?|n_?procs?|num_proc(esse)?s|n_?gpus?(_per_node)?|num_(gpus|replicas|devices)"
-                    r"|gpus|device_count|get_world_size|device_num|num_shards|world_sz|num_ranks|ranks|nnodes)$")  # fmt: skip
-
-
+_FIRST = re.compile(
+    r"(^|_)(is_)?(main|master|chief|primary|rank_?zero|rank_?0|first|global_zero)(_process|_rank|_proc|_worker)?$"
+    r"|is_main_process|is_global_zero|is_local_main|is_master|on_main|should_save|distributed_rank_0"
+)
+_WORLD = re.compile(
+    r"(^|_)(world(_?size)?|n_?procs?|num_proc(esse)?s|n_?gpus?(_per_node)?|num_(gpus|replicas|devices)|gpus|device_count"
+    r"|get_world_size|device_num|num_shards|world_sz|num_ranks|ranks|nnodes)$"
+)
 _RANK_CALLS = {"get_rank", "rank", "local_rank", "get_local_rank", "get_node_local_rank", "get_ordinal", "global_rank"}
-
-
 _WORLD_CALLS = {
     "get_world_size",
     "world_size",
@@ -87,8 +85,10 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
             if _FIRST.search(last_name(function).lower()):
                 return 1
             local = callee(program, test)
-            values = [each.value for each in ast.walk(local) if isinstance(each, ast.Return)] if local else []
-            return next((side(program, value, depth + 1) for value in values if value is not None and depth < 4), 0)
+            values = (
+                [each.value for each in ast.walk(local) if isinstance(each, ast.Return) and each.value] if local else []
+            )
+            return next((side(program, value, depth + 1) for value in values if depth < 4), 0)
     return 0
 
 

@@ -80,8 +80,11 @@ def samplers(program: Program, loader: ast.Call) -> list[ast.Call]:
 
 def sharding(program: Program, loader: ast.Call) -> list[ast.Call]:
     """The samplers of a loader that give each rank its own part."""
-    return [each for each in samplers(program, loader) if last_name(each.func) in SHARDING
-            and definition(program, each.func) is None]  # fmt: skip
+    return [
+        each
+        for each in samplers(program, loader)
+        if last_name(each.func) in SHARDING and definition(program, each.func) is None
+    ]
 
 
 def constant(program: Program, node: ast.expr | None) -> object:
@@ -141,7 +144,7 @@ def lightning(program: Program) -> bool:
 
 def wrapped(program: Program) -> list[ast.Call]:
     """The calls of DistributedDataParallel."""
-    return [each for each in [*program.named.get("DistributedDataParallel", []), *_aliases(program)]]
+    return [*program.named.get("DistributedDataParallel", []), *_aliases(program)]
 
 
 def _aliases(program: Program) -> Iterator[ast.Call]:
@@ -153,8 +156,16 @@ def _aliases(program: Program) -> Iterator[ast.Call]:
 
 def distributed(program: Program) -> bool:
     """Whether the program runs in several processes that train one model."""
-    names = ("init_process_group", "DistributedDataParallel", "Accelerator", "Fabric", "fully_shard",
-             "DistributedSampler", "init_distributed_mode", "deepspeed")  # fmt: skip
+    names = (
+        "init_process_group",
+        "DistributedDataParallel",
+        "Accelerator",
+        "Fabric",
+        "fully_shard",
+        "DistributedSampler",
+        "init_distributed_mode",
+        "deepspeed",
+    )
     several = [call for name in names for call in program.named.get(name, []) if not _one_device(program, call)]
     if several or wrapped(program) or library(program, "horovod", "deepspeed"):
         return True
@@ -173,7 +184,7 @@ def _several_devices(program: Program) -> bool:
         ((devices := given(program, call, "devices")) is not None and constant(program, devices) != 1)
         or given(program, call, "strategy") is not None
         for call in program.named.get("Trainer", [])
-    )  # fmt: skip
+    )
 
 
 def wraps(program: Program, node: ast.AST) -> list[ast.Call]:

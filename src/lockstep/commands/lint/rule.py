@@ -58,9 +58,9 @@ class Finding:
 RULES: dict[str, Rule] = {}
 
 
-def rule(code: str, name: str, title: str, *, result: str, why: str, mend: str) -> Callable[
-    [Callable[[Program], Iterator[Hit]]], Callable[[Program], Iterator[Hit]]
-]:  # fmt: skip
+def rule(
+    code: str, name: str, title: str, *, result: str, why: str, mend: str
+) -> Callable[[Callable[[Program], Iterator[Hit]]], Callable[[Program], Iterator[Hit]]]:
     """Enter a function in the list of rules."""
 
     def enter(find: Callable[[Program], Iterator[Hit]]) -> Callable[[Program], Iterator[Hit]]:

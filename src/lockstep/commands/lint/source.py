@@ -1,7 +1,7 @@
 """A file of Python taken apart once: its tree, who stands in whom, and what each name is bound to.
 
-The tree is the standard library's, whose nodes know their place to the column: mendings are edits of the text, so comments
-and layout stay. It parses a file of 300 lines in 3 ms; a concrete tree with positions takes 30 times that.
+The tree is the standard library's, whose nodes know their place to the column: mendings are edits of the text, so
+comments and layout stay.
 """
 
 import ast

@@ -1,6 +1,7 @@
 """The rules, a file for each part of a script; importing them enters them in the list."""
 
 from lockstep.commands.lint.rules import accumulation as accumulation
+from lockstep.commands.lint.rules import backward as backward
 from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import evaluation as evaluation
@@ -11,4 +12,5 @@ from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
 from lockstep.commands.lint.rules import starting as starting
+from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping

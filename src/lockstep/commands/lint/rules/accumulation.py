@@ -2,17 +2,16 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.places import backwards, calls_in, loops, over_loader, step_loops
+from lockstep.commands.lint.places import backwards, calls_in, over_loader, step_loops
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import constant, library, wrapped
+from lockstep.commands.lint.roles import constant, library
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
-from lockstep.commands.lint.source import Loop, above, statement_of
+from lockstep.commands.lint.source import Loop, statement_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +62,11 @@ def _every(program: Program, test: ast.expr) -> ast.expr | None:
 
 def _updates(program: Program, node: ast.If) -> bool:
     steps = [call for part in node.body for call in calls_in(program, part, "step")]
-    return any(("sched" not in ast.unparse(call.func).lower() and "optim" in ast.unparse(call).lower()) or last_name(
-        call.func.value if isinstance(call.func, ast.Attribute) else call) in ("opt", "scaler", "optim") for call in steps)  # fmt: skip
+    return any(
+        ("sched" not in ast.unparse(call.func).lower() and "optim" in ast.unparse(call).lower())
+        or last_name(call.func.value if isinstance(call.func, ast.Attribute) else call) in ("opt", "scaler", "optim")
+        for call in steps
+    )
 
 
 def _divides(node: ast.AST) -> bool:
@@ -81,11 +83,13 @@ def _divides(node: ast.AST) -> bool:
 
 
 @rule(
-    "LS201", "loss-not-divided", "the loss is not divided by the number of accumulated passes",
+    "LS201",
+    "loss-not-divided",
+    "the loss is not divided by the number of accumulated passes",
     result="gradients are k times as large: with 4 passes an update of SGD goes 4 times as far",
     why="backward() adds gradients up; each pass's loss is a mean over its own samples",
     mend="loss = loss / accumulate\nloss.backward()",
-)  # fmt: skip
+)
 def loss_not_divided(program: Program) -> Iterator[Hit]:
     """Accumulation in which no division enters the loss, or the gradients."""
     if library(program, "deepspeed"):
@@ -97,21 +101,31 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
         name = ast.unparse(call.func)
         managed = any(last_name(one.func) == "accumulate" for one in program.calls) or any(
             one.arg == "gradient_accumulation_steps" and last_name(made.func) == "Accelerator"
-            for made in program.named.get("Accelerator", []) for one in made.keywords
-        )  # fmt: skip
+            for made in program.named.get("Accelerator", [])
+            for one in made.keywords
+        )
         by_gradient = any(
-            isinstance(node, ast.Attribute) and node.attr == "grad" for node in own_nodes(program, call)
+            isinstance(node, ast.Attribute) and node.attr == "grad"
+            for node in own_nodes(program, call)
             if isinstance(node, ast.Attribute)
-        )  # fmt: skip
+        )
         sums = any(
             one.arg == "reduction" and constant(program, one.value) == "sum"
             for c in program.calls
             for one in c.keywords
         )
-        by_rate = any(depends(program, one, lambda n: ast.dump(n) == ast.dump(each.every)) for one in _rates(program)
-                      if not isinstance(each.every, ast.Constant))  # fmt: skip
+        by_rate = any(
+            depends(program, one, _same_as(each.every))
+            for one in _rates(program)
+            if not isinstance(each.every, ast.Constant)
+        )
         if not (divided or by_gradient or sums or by_rate or (managed and name.startswith("accelerator"))):
             yield Hit(call, f"every {ast.unparse(each.every)} passes", _division(program, each))
+
+
+def _same_as(wanted: ast.expr) -> Callable[[ast.AST], bool]:
+    text = ast.dump(wanted)
+    return lambda node: ast.dump(node) == text
 
 
 def _rates(program: Program) -> Iterator[ast.expr]:
@@ -124,7 +138,7 @@ def _rates(program: Program) -> Iterator[ast.expr]:
 def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
     """`loss = loss / k` above a plain loss.backward()."""
     match each.backward:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=[]) if not library(program, "accelerate"):
+        case ast.Call(func=ast.Attribute(value=ast.Name()), args=[]) if not library(program, "accelerate"):
             statement = statement_of(program.owner[each.backward], each.backward)
             if isinstance(statement, ast.Expr) and isinstance(each.every, ast.Name | ast.Attribute | ast.Constant):
                 receiver = each.backward.func
@@ -139,12 +153,14 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
 
 
 @rule(
-    "LS202", "remainder-dropped", "the last, shorter group of accumulated passes makes no update",
+    "LS202",
+    "remainder-dropped",
+    "the last, shorter group of accumulated passes makes no update",
     result="with 782 batches and k = 4 the last 2 batches' gradients are dropped, or enter the next epoch's first "
     "update",
     why="the step runs where (i + 1) % k == 0 alone, and nothing runs it after the loop",
     mend="if (i + 1) % accumulate == 0 or i + 1 == len(loader):\n    optimizer.step()",
-)  # fmt: skip
+)
 def remainder_dropped(program: Program) -> Iterator[Hit]:
     """Accumulation by `%` alone over a loader, and no step after the loop."""
     for each in accumulations(program):
@@ -171,102 +187,3 @@ def _whole_groups(program: Program, each: Accumulation) -> bool:
         return True
     whole = "\n".join(source.text for source in program.sources)
     return bool(re.search(r"len\(\w+\)\s*%\s*accum|//\s*accum\w*\s*\*\s*accum", whole))
-
-
-@rule(
-    "LS207", "clip-before-unscale", "gradients are clipped before they are unscaled",
-    result="gradients that are 65,536 times too large are cut to the limit: nearly each update has the same, tiny "
-    "length",
-    why="GradScaler multiplies the loss; the gradients stay multiplied until scaler.unscale_(optimizer)",
-    mend="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), "
-    "limit)\nscaler.step(optimizer)",
-)  # fmt: skip
-def clip_before_unscale(program: Program) -> Iterator[Hit]:
-    """clip_grad_norm_ between scaler.scale(loss).backward() and scaler.step, and no unscale_ before it."""
-    for name in ("clip_grad_norm_", "clip_grad_value_", "dispatch_clip_grad", "clip_grad_norm"):
-        for call in program.named.get(name, []):
-            nodes = [each for each in own_nodes(program, call) if isinstance(each, ast.Call)]
-            steps = [each for each in nodes if last_name(each.func) == "step" and _is_scaler(program, each)]
-            scaled = [each for each in nodes if last_name(each.func) == "scale" and _is_scaler(program, each)]
-            unscaled = [each for each in nodes if last_name(each.func) == "unscale_"]
-            in_loop = [path[0] for path in loops(program, call) if path]
-            before = any(each.lineno < call.lineno and _near(program, each, in_loop) for each in unscaled)
-            if scaled and steps and not before and call.lineno > min(each.lineno for each in scaled):
-                if any(each.lineno > call.lineno for each in steps) and not _without_scaler(program, call):
-                    yield Hit(call)
-
-
-def _is_scaler(program: Program, call: ast.Call) -> bool:
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return owner is not None and ("scaler" in ast.unparse(owner).lower() or bool(
-        depends(program, owner, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "GradScaler")))  # fmt: skip
-
-
-def _near(program: Program, node: ast.AST, around: list[Loop]) -> bool:
-    return not around or any(outer in around for outer in above(program.owner[node], node))
-
-
-def _without_scaler(program: Program, call: ast.Call) -> bool:
-    """Whether the clip stands in a branch that has no scaler."""
-    for outer in above(program.owner[call], call):
-        if isinstance(outer, ast.If) and "scaler" in ast.unparse(outer.test).lower():
-            mine = outer.body if any(call in ast.walk(each) for each in outer.body) else outer.orelse
-            return not any(
-                isinstance(one, ast.Call) and last_name(one.func) == "scale" for each in mine for one in ast.walk(each)
-            )
-    return False
-
-
-@rule(
-    "LS311", "no-no-sync", "gradients are all-reduced in each accumulated pass",
-    result="k times the communication for the same gradients: on a slow link the training takes up to k times as long",
-    why="DDP reduces in every backward() that is not under no_sync()",
-    mend="with model.no_sync() if (i + 1) % accumulate else nullcontext():\n    loss = loss_fn(model(x), y) / "
-    "accumulate\n"
-    "    loss.backward()",
-)  # fmt: skip
-def no_no_sync(program: Program) -> Iterator[Hit]:
-    """Accumulation with DDP in a program that never says no_sync."""
-    if not program.whole or not wrapped(program) or any(each in source.text for source in program.sources for each in (
-        "no_sync", "require_backward_grad_sync", "no_backward_sync", "set_requires_gradient_sync", "accelerator.accumulate")):  # fmt: skip
-        return
-    for each in accumulations(program):
-        yield Hit(each.backward, f"every {ast.unparse(each.every)} passes")
-
-
-@rule(
-    "LS312", "no-sync-without-forward", "no_sync leaves out the forward pass",
-    result="gradients are reduced in each pass nevertheless: no time is saved",
-    why="DDP decides in forward whether the backward pass will reduce",
-    mend="with model.no_sync():\n    loss = loss_fn(model(x), y)\n    loss.backward()",
-)  # fmt: skip
-def no_sync_without_forward(program: Program) -> Iterator[Hit]:
-    """`with no_sync()` around a backward whose loss was computed outside."""
-    for call in [*program.named.get("no_sync", []), *program.named.get("no_backward_sync", [])]:
-        source = program.owner[call]
-        outer = next((each for each in above(source, call) if isinstance(each, ast.With)), None)
-        if outer is None or not any(call in ast.walk(item.context_expr) for item in outer.items):
-            continue
-        runs = [each for each in backwards(program) if any(each in ast.walk(part) for part in outer.body)]
-        for run in runs:
-            names = {each.id for each in ast.walk(run) if isinstance(each, ast.Name)} - {
-                "scaler",
-                "accelerator",
-                "fabric",
-            }
-            inner = {last_name(each) for part in outer.body for each in ast.walk(part)
-                     if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}  # fmt: skip
-            direct = any(isinstance(each, ast.Call) and each is not run for each in ast.walk(run.func)
-                         if isinstance(each, ast.Call) and last_name(each.func) != "scale")  # fmt: skip
-            bound = [b for n in names for b in source.names.get(source.scopes[run], {}).get(n, []) if b.kind == "value"]
-            if names and bound and not names & inner and not direct and definition(program, run.func) is None:
-                if not _forward_inside(run):
-                    yield Hit(call)
-
-
-def _forward_inside(run: ast.Call) -> bool:
-    return any(
-        isinstance(each, ast.Call) and last_name(each.func) not in ("scale", "backward")
-        for part in run.args
-        for each in ast.walk(part)
-    )

@@ -5,18 +5,33 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition
-from lockstep.commands.lint.places import loops, over_loader, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guard, per_rank, side
-from lockstep.commands.lint.roles import library, lightning, wrapped
+from lockstep.commands.lint.roles import library, wrapped
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, above, function_of, statement_of
+from lockstep.commands.lint.source import above, function_of
 
 _COLLECTIVES = {
-    "all_reduce", "all_gather", "reduce", "broadcast", "barrier", "all_gather_object", "broadcast_object_list",
-    "gather_object", "reduce_scatter", "all_to_all", "scatter", "gather", "all_gather_into_tensor", "allreduce",
-    "wait_for_everyone", "gather_for_metrics", "monitored_barrier", "allgather", "reduce_scatter_tensor",
-}  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce",
+    "broadcast",
+    "barrier",
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "reduce_scatter",
+    "all_to_all",
+    "scatter",
+    "gather",
+    "all_gather_into_tensor",
+    "allreduce",
+    "wait_for_everyone",
+    "gather_for_metrics",
+    "monitored_barrier",
+    "allgather",
+    "reduce_scatter_tensor",
+}
 
 
 def collectives(program: Program) -> list[ast.Call]:
@@ -30,18 +45,21 @@ def collectives(program: Program) -> list[ast.Call]:
                 re.search(r"accelerator|fabric|(^|\.)hvd$|idist|strategy", owner)
                 and definition(program, call.func) is None
             )
-            if text.startswith(("torch.distributed.", "horovod.", "ignite.distributed.")) or managed:
-                if not (owner.endswith("Function") or text.startswith(("torch.distributed.nn.",))):
-                    found.append(call)
+            if (text.startswith(("torch.distributed.", "horovod.", "ignite.distributed.")) or managed) and not (
+                owner.endswith("Function") or text.startswith(("torch.distributed.nn.",))
+            ):
+                found.append(call)
     return found
 
 
 @rule(
-    "LS306", "init-without-end", "the process group is never destroyed",
+    "LS306",
+    "init-without-end",
+    "the process group is never destroyed",
     result="with NCCL a warning at each end, and now and then a hang or an abort after the last line of the training",
     why="init_process_group starts threads that destroy_process_group ends",
     mend="dist.destroy_process_group()  # the last line of what each rank runs",
-)  # fmt: skip
+)
 def init_without_end(program: Program) -> Iterator[Hit]:
     """init_process_group in a program that never says destroy_process_group."""
     if (
@@ -63,16 +81,25 @@ def _is_program(program: Program) -> bool:
 
 
 @rule(
-    "LS307", "used-before-init", "the process group is used before it is there",
+    "LS307",
+    "used-before-init",
+    "the process group is used before it is there",
     result="ValueError: Default process group has not been initialized, in each process",
     why="the call stands before init_process_group",
     mend="dist.init_process_group(backend)\nrank = dist.get_rank()",
-)  # fmt: skip
+)
 def used_before_init(program: Program) -> Iterator[Hit]:
     """A collective, get_rank() or DDP above init_process_group in one block."""
-    users = [*collectives(program), *wrapped(program), *(
-        each for name in ("get_rank", "get_world_size", "DistributedSampler") for each in program.named.get(name, [])
-        if not (name == "DistributedSampler" and len(each.args) + len(each.keywords) > 2))]  # fmt: skip
+    users = [
+        *collectives(program),
+        *wrapped(program),
+        *(
+            each
+            for name in ("get_rank", "get_world_size", "DistributedSampler")
+            for each in program.named.get(name, [])
+            if not (name == "DistributedSampler" and len(each.args) + len(each.keywords) > 2)
+        ),
+    ]
     for init in program.named.get("init_process_group", []):
         source = program.owner[init]
         if definition(program, init.func) is not None:
@@ -107,12 +134,14 @@ def _both_run(program: Program, one: ast.Call, other: ast.Call) -> bool:
 
 
 @rule(
-    "LS308", "collective-on-some-ranks", "a collective that only some ranks reach",
+    "LS308",
+    "collective-on-some-ranks",
+    "a collective that only some ranks reach",
     result="the ranks that are there wait for the others until the timeout (10 or 30 minutes), and fail; or a later "
     "call is answered wrongly",
     why="a collective ends when all ranks of the group have called it",
     mend="dist.all_reduce(x)  # on all ranks\nif rank == 0:\n    print(x)",
-)  # fmt: skip
+)
 def collective_on_some_ranks(program: Program) -> Iterator[Hit]:
     """A collective under `if rank == 0`, with none of its name for the other ranks."""
     known = collectives(program)
@@ -124,11 +153,11 @@ def collective_on_some_ranks(program: Program) -> Iterator[Hit]:
             yield Hit(call)
     for call in program.calls:
         function = callee(program, call)
-        condition = guard(program, call) if function is not None else None
-        if isinstance(condition, ast.If) and function is not None and per_rank(program, call):
+        outer = guard(program, call) if function is not None else None
+        if isinstance(outer, ast.If) and function is not None and per_rank(program, call):
             inner = [each for each in known if each in set(ast.walk(function)) and _condition(program, each) is None]
             bare = [each for each in inner if not _conditional(program, each)]
-            if bare and not _met(program, call, condition, known) and _exclusive(program, condition, call):
+            if bare and not _met(program, call, outer, known) and _exclusive(outer):
                 yield Hit(call, f"{function.name}() calls {last_name(bare[0].func)}")
 
 
@@ -139,10 +168,10 @@ def _conditional(program: Program, call: ast.Call) -> bool:
 
 def _condition(program: Program, call: ast.Call) -> ast.If | None:
     found = guard(program, call)
-    return found if isinstance(found, ast.If) and _exclusive(program, found, call) else None
+    return found if isinstance(found, ast.If) and _exclusive(found) else None
 
 
-def _exclusive(program: Program, condition: ast.If, node: ast.AST) -> bool:
+def _exclusive(condition: ast.If) -> bool:
     """Whether a condition is about ranks alone, not about there being several (`world_size > 1 and ...`)."""
     names = ast.unparse(condition.test)
     return not re.search(r"world_size|is_initialized|distributed|>= ?0|== ?-1|num_processes|-1|is_available", names)
@@ -155,8 +184,9 @@ def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Ca
     source = program.owner[call]
     mine = condition.body if any(call in set(ast.walk(each)) for each in condition.body) else condition.orelse
     rest = condition.orelse if mine is condition.body else condition.body
-    if mine and any(isinstance(each, ast.Call) and last_name(each.func) == name for part in rest
-                    for each in ast.walk(part)):  # fmt: skip
+    if mine and any(
+        isinstance(each, ast.Call) and last_name(each.func) == name for part in rest for each in ast.walk(part)
+    ):
         return True
     function = function_of(source, call)
     for other in known:  # `if rank != 0: barrier()` ... `if rank == 0: barrier()`
@@ -170,79 +200,3 @@ def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Ca
                 return True
     early = not any(call in set(ast.walk(part)) for part in [*condition.body, *condition.orelse])
     return early and any(isinstance(each, ast.Call) and last_name(each.func) == name for each in ast.walk(condition))
-
-
-@rule(
-    "LS309", "barrier-each-step", "a barrier in each step",
-    result="each step waits for the slowest rank twice, and for the device: some percent to half of the speed; nothing "
-    "is any safer",
-    why="DDP's all-reduce of the gradients already lets all ranks wait for each other",
-    mend="loss.backward()\noptimizer.step()  # without barrier()",
-)  # fmt: skip
-def barrier_each_step(program: Program) -> Iterator[Hit]:
-    """barrier() or wait_for_everyone() in a step loop, under no condition."""
-    for loop in step_loops(program):
-        for name in ("barrier", "wait_for_everyone"):
-            for call in program.named.get(name, []):
-                if _each_pass(program, call, loop):
-                    statement = statement_of(program.owner[call], call)
-                    yield Hit(call if not isinstance(statement, ast.Expr) else statement)
-
-
-def _each_pass(program: Program, node: ast.AST, loop: ast.AST) -> bool:
-    """Whether each pass of a loop comes by: within it, itself or by the functions that it calls, under no condition."""
-    source = program.owner[node]
-    for outer in above(source, node):
-        if outer is loop:
-            return True
-        if isinstance(outer, ast.If | ast.IfExp | ast.Try | ast.Lambda | ast.While):
-            return False
-        if isinstance(outer, ast.For) and not over_loader(program, outer):
-            return False
-        if isinstance(outer, Function):
-            return any(
-                path and path[0] is loop and not _conditional_call(program, outer, loop)
-                for path in loops(program, node)
-            )
-    return False
-
-
-def _conditional_call(program: Program, function: Function, loop: ast.AST) -> bool:
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Call) and callee(program, node) is function:
-            return any(isinstance(each, ast.If) for each in above(program.owner[node], node)
-                       if each in set(ast.walk(loop)))  # fmt: skip
-    return True
-
-
-@rule(
-    "LS310", "sync-each-step", "each step waits for the GPU",
-    result="the CPU can't queue the next step while the GPU works: small networks lose 10 to 40 % of their speed",
-    why=".item(), .cpu() and print of a GPU's tensor wait until it is computed",
-    mend="total += loss.detach()  # on the device; total.item() once, after the loop or each 100 steps",
-)  # fmt: skip
-def sync_each_step(program: Program) -> Iterator[Hit]:
-    """.item(), .cpu(), float(loss) or print of the loss in each training step on a GPU."""
-    if lightning(program) or not any(
-        re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids", source.text) for source in program.sources
-    ):
-        return
-    for loop in step_loops(program):
-        for node in ast.walk(loop):
-            if isinstance(node, ast.Call) and _waits(program, node) and _each_pass(program, node, loop):
-                yield Hit(node)
-                break
-
-
-def _waits(program: Program, call: ast.Call) -> bool:
-    name = last_name(call.func)
-    if name in ("item", "cpu", "tolist", "numpy") and isinstance(call.func, ast.Attribute) and not call.args:
-        owner = call.func.value
-        text = ast.unparse(owner)
-        return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) and not re.search(
-            r"\.cpu\(\)|labels?$|target$", text
-        )
-    if name == "print" and isinstance(call.func, ast.Name):
-        return any(isinstance(each, ast.Name) and re.search(r"^(loss|losses|train_loss)$", each.id) for part in call.args
-                   for each in ast.walk(part))  # fmt: skip
-    return False

@@ -21,12 +21,14 @@ from lockstep.commands.lint.rule import Hit, rule
 
 
 @rule(
-    "LS101", "no-set-epoch", "set_epoch is never called",
+    "LS101",
+    "no-set-epoch",
+    "set_epoch is never called",
     result="every epoch has the order of the first one, on 2 processes and more; each rank sees the same part in all "
     "of them",
     why="DistributedSampler shuffles by seed + epoch, and its epoch stays 0 until set_epoch says otherwise",
     mend="for epoch in range(epochs):\n    sampler.set_epoch(epoch)",
-)  # fmt: skip
+)
 def no_set_epoch(program: Program) -> Iterator[Hit]:
     """A sharding sampler that shuffles, whose loader is run over in each epoch, in a program without set_epoch."""
     if program.named.get("set_epoch") or lightning(program) or not program.whole:
@@ -40,12 +42,14 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
 
 
 @rule(
-    "LS102", "sampler-of-another-set", "the sampler is over another data set than the loader's",
+    "LS102",
+    "sampler-of-another-set",
+    "the sampler is over another data set than the loader's",
     result="the loader reads the samples that another set's numbers name: a part of the data is never read, or read by "
     "chance",
     why="a sampler yields numbers from 0 to the length of its own data set; the loader takes them as its own",
     mend="sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)",
-)  # fmt: skip
+)
 def sampler_of_another_set(program: Program) -> Iterator[Hit]:
     """A loader and its sampler whose data sets are two known, different ones."""
     for loader in loaders(program):
@@ -62,11 +66,13 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
 
 
 @rule(
-    "LS103", "shuffle-beside-sampler", "shuffle=True beside a sampler",
+    "LS103",
+    "shuffle-beside-sampler",
+    "shuffle=True beside a sampler",
     result="DataLoader raises ValueError: nothing is trained",
     why="a sampler already decides the order; DistributedSampler shuffles by itself",
     mend="DataLoader(dataset, sampler=sampler)",
-)  # fmt: skip
+)
 def shuffle_beside_sampler(program: Program) -> Iterator[Hit]:
     """shuffle=True and a sampler in one call."""
     for loader in loaders(program):

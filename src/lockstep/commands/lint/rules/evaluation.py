@@ -46,12 +46,14 @@ def shared_out(program: Program, loader: ast.Call) -> bool:
 
 
 @rule(
-    "LS104", "part-taken-for-whole", "a rank's part of the test set is taken for the whole",
+    "LS104",
+    "part-taken-for-whole",
+    "a rank's part of the test set is taken for the whole",
     result="the printed accuracy is of 1/N of the set: on 4 processes of 2,500 of 10,000 images",
     why="the loader gives each rank its own part, and nothing adds the ranks' sums",
     mend="sums = torch.tensor([correct, total], device=device)\ndist.all_reduce(sums)\naccuracy = (sums[0] / "
     "sums[1]).item()",
-)  # fmt: skip
+)
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
     for loader, loops in evaluation_loaders(program).items():
@@ -62,12 +64,14 @@ def part_taken_for_whole(program: Program) -> Iterator[Hit]:
 
 
 @rule(
-    "LS105", "padding-counted", "samples that pad the parts are counted twice",
+    "LS105",
+    "padding-counted",
+    "samples that pad the parts are counted twice",
     result="the accuracy depends on N: 10,000 images on 3 processes count as 10,002, the first two of them twice",
     why="DistributedSampler repeats samples until the parts are equal, and Accelerate's gather returns the repeated "
     "ones",
     mend="DataLoader(Subset(test_set, range(rank, len(test_set), world_size)))  # or accelerator.gather_for_metrics",
-)  # fmt: skip
+)
 def padding_counted(program: Program) -> Iterator[Hit]:
     """A padded evaluation set whose sums are reduced and never cut to the set's size."""
     for loader, loops in evaluation_loaders(program).items():
@@ -93,11 +97,13 @@ def _cut_to_size(program: Program, loops: list[ast.For | ast.AsyncFor | ast.Whil
 
 
 @rule(
-    "LS106", "test-over-training-set", "the test loader reads the training set",
+    "LS106",
+    "test-over-training-set",
+    "the test loader reads the training set",
     result="the printed accuracy is that on samples that were trained on: it says nothing about new ones",
     why="the loader that evaluation runs over was given the training set",
     mend="test_loader = DataLoader(test_set, batch_size=256)",
-)  # fmt: skip
+)
 def test_over_training_set(program: Program) -> Iterator[Hit]:
     """A loader called test or val, whose data set is the training loader's, or was made with train=True."""
     trained = training_loaders(program)
@@ -138,12 +144,14 @@ def _assigned(program: Program, node: ast.AST) -> str:
 
 
 @rule(
-    "LS107", "random-subset-is-the-first", "the random subset is the first part of the set",
+    "LS107",
+    "random-subset-is-the-first",
+    "the random subset is the first part of the set",
     result="one part of the data is never seen; in a folder sorted by class, whole classes",
     why="the numbers run from 0 to the subset's size, and nothing shuffles them",
     mend="generator = torch.Generator().manual_seed(seed)\n"
     "Subset(dataset, torch.randperm(len(dataset), generator=generator)[:size].tolist())",
-)  # fmt: skip
+)
 def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
     """Subset(set, range(k)) that is called random, or of a folder of classes."""
     for call in program.named.get("Subset", []):

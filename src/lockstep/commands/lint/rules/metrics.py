@@ -25,13 +25,15 @@ def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
 
 
 @rule(
-    "LS203", "mean-of-means", "means over unequal batches are averaged",
+    "LS203",
+    "mean-of-means",
+    "means over unequal batches are averaged",
     result="samples of the short last batch count more than the others: with 10,000 images in batches of 256, 16 "
     "images 16 times",
     why="each batch's mean counts once, whatever its size, before and after the ranks' are averaged",
     mend="total += loss.detach() * len(labels)\ncount += "
     "len(labels)\n...\ndist.all_reduce(total)\ndist.all_reduce(count)\nmean = total / count",
-)  # fmt: skip
+)
 def mean_of_means(program: Program) -> Iterator[Hit]:
     """Batches' means added up unweighted, divided by the number of batches, and reduced."""
     for loop, cut in shared_loops(program):
@@ -45,10 +47,14 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
         for name, place in _unweighted(program, loop):
             names = tainted(nodes, {name})
             for node in nodes:
-                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and mentions(node.left, names):
-                    if _counts_batches(program, node.right, loop):
-                        yield Hit(place)
-                        break
+                if (
+                    isinstance(node, ast.BinOp)
+                    and isinstance(node.op, ast.Div)
+                    and mentions(node.left, names)
+                    and _counts_batches(program, node.right, loop)
+                ):
+                    yield Hit(place)
+                    break
 
 
 def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
@@ -83,17 +89,23 @@ def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:
             if made:
                 return True
     return isinstance(node, ast.Name) and any(
-        isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id == node.id
-        and isinstance(each.value, ast.Constant) and each.value.value == 1 for each in ast.walk(loop)
-    )  # fmt: skip
+        isinstance(each, ast.AugAssign)
+        and isinstance(each.target, ast.Name)
+        and each.target.id == node.id
+        and isinstance(each.value, ast.Constant)
+        and each.value.value == 1
+        for each in ast.walk(loop)
+    )
 
 
 @rule(
-    "LS204", "told-unreduced", "one rank's own number is told as the training's",
+    "LS204",
+    "told-unreduced",
+    "one rank's own number is told as the training's",
     result="the epoch's loss is of 1/N of the samples, and jumps when N changes",
     why="each rank adds up its own part, and nothing adds the ranks' sums",
     mend="sums = torch.tensor([total, count], device=device)\ndist.all_reduce(sums)\nmean = (sums[0] / sums[1]).item()",
-)  # fmt: skip
+)
 def told_unreduced(program: Program) -> Iterator[Hit]:
     """What a training loop over a shared-out loader adds up, printed or logged after it without a reduction."""
     if distributed(program):
@@ -131,9 +143,8 @@ def _lightning(program: Program) -> Iterator[Hit]:
             and ast.unparse(call.func.value) == "self"
             and synced in (..., False)
             and not metric
-        ):
-            if given(program, call, "sync_dist") is None or synced is False:
-                yield Hit(call)
+        ) and (given(program, call, "sync_dist") is None or synced is False):
+            yield Hit(call)
 
 
 def _torchmetric(program: Program, value: ast.expr) -> bool:
@@ -141,24 +152,26 @@ def _torchmetric(program: Program, value: ast.expr) -> bool:
 
     def metric(node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            return any(isinstance(each, ast.Call) and _is_metric(program, each) for each in origins(program, node))
+            return any(isinstance(each, ast.Call) and _is_metric(each) for each in origins(program, node))
         return is_reduction(node)
 
     return depends(program, value, metric)
 
 
-def _is_metric(program: Program, call: ast.Call) -> bool:
+def _is_metric(call: ast.Call) -> bool:
     return bool(
         re.search(r"Accuracy|Metric|F1|AUROC|Precision|Recall|MeanSquared|ConfusionMatrix", last_name(call.func))
     )
 
 
 @rule(
-    "LS205", "best-by-one-rank", "the best model is chosen by one rank's number",
+    "LS205",
+    "best-by-one-rank",
+    "the best model is chosen by one rank's number",
     result="the kept weights are the best on 1/N of the test set; with N, another epoch's are kept",
     why="the compared number is of this rank's samples alone",
     mend="dist.all_reduce(sums)  # before the number is compared",
-)  # fmt: skip
+)
 def best_by_one_rank(program: Program) -> Iterator[Hit]:
     """`if accuracy > best` with a number that evaluation made over its own part."""
     for loop, _ in shared_loops(program):
@@ -183,11 +196,13 @@ def _comes_from(program: Program, node: ast.AST, function: Function) -> bool:
 
 
 @rule(
-    "LS206", "reduced-result-dropped", "the reduced value is computed and dropped",
+    "LS206",
+    "reduced-result-dropped",
+    "the reduced value is computed and dropped",
     result="what is printed, logged or compared is this rank's own number, as if nothing had been reduced",
     why="the call returns the reduced value, and leaves its argument as it is",
     mend="loss = reduce_mean(loss)",
-)  # fmt: skip
+)
 def reduced_result_dropped(program: Program) -> Iterator[Hit]:
     """A reduction that returns its result, as a statement of its own; a reduced name that nothing reads."""
     for call in program.calls:
@@ -210,8 +225,11 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
 def _is_a_wait(call: ast.Call) -> bool:
     """Whether a collective over nothing stands for a barrier."""
     first = call.args[0] if call.args else None
-    return isinstance(first, ast.Call) and last_name(first.func) in ("zeros", "ones", "tensor", "empty") and not any(
-        isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in ast.walk(first))  # fmt: skip
+    return (
+        isinstance(first, ast.Call)
+        and last_name(first.func) in ("zeros", "ones", "tensor", "empty")
+        and not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in ast.walk(first))
+    )
 
 
 def _returns_reduced(program: Program, call: ast.Call) -> bool:

@@ -32,12 +32,14 @@ def _seeds(program: Program) -> list[ast.Call]:
 
 
 @rule(
-    "LS211", "equal-dropout", "all ranks draw the same dropout masks",
+    "LS211",
+    "equal-dropout",
+    "all ranks draw the same dropout masks",
     result="the k-th samples of all ranks lose the same units: a step sees N times fewer different masks",
     why="the seed is the same on all ranks, and stays so after the weights are drawn",
     mend="torch.manual_seed(seed)         # the same initial weights\nmodel = Net()\ntorch.manual_seed(seed + rank)  # "
     "other masks",
-)  # fmt: skip
+)
 def equal_dropout(program: Program) -> Iterator[Hit]:
     """Dropout in a distributed program that seeds, and never by the rank."""
     drops = [
@@ -69,12 +71,14 @@ def _never_drops(program: Program, call: ast.Call) -> bool:
 
 
 @rule(
-    "LS212", "seeds-unset", "ranks draw different splits or weights",
+    "LS212",
+    "seeds-unset",
+    "ranks draw different splits or weights",
     result="each rank cuts the set elsewhere: samples of one rank's test part are trained on by another; weights "
     "differ without DDP",
     why="no seed is set, so each process's generator starts anywhere",
     mend="random_split(dataset, sizes, generator=torch.Generator().manual_seed(0))",
-)  # fmt: skip
+)
 def seeds_unset(program: Program) -> Iterator[Hit]:
     """random_split or a shuffled list of numbers in each rank of a program that never seeds; weights without a "
     "broadcast."""
@@ -98,12 +102,14 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
 
 
 @rule(
-    "LS213", "converted-after-wrapping", "batch norm is converted after the model was wrapped",
+    "LS213",
+    "converted-after-wrapping",
+    "batch norm is converted after the model was wrapped",
     result="the new layers' parameters are not the ones that DDP's hooks stand on: their gradients are not reduced as "
     "they should",
     why="convert_sync_batchnorm makes new layers; DDP has already taken the old ones' parameters",
     mend="model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DistributedDataParallel(model)",
-)  # fmt: skip
+)
 def converted_after_wrapping(program: Program) -> Iterator[Hit]:
     """convert_sync_batchnorm of what DistributedDataParallel returned."""
     for name in ("convert_sync_batchnorm", "convert_syncbn_model"):
@@ -119,12 +125,14 @@ def _mode_calls(program: Program, node: ast.AST, name: str) -> list[ast.Call]:
 
 
 @rule(
-    "LS214", "eval-missing", "the model is evaluated in training mode",
+    "LS214",
+    "eval-missing",
+    "the model is evaluated in training mode",
     result="dropout is active and batch norm takes the test batch's own statistics: the accuracy is too low, and "
     "depends on the batch size",
     why="model.eval() is never called before the test set is passed through",
     mend="model.eval()\nwith torch.no_grad():\n    ...\nmodel.train()",
-)  # fmt: skip
+)
 def eval_missing(program: Program) -> Iterator[Hit]:
     """An evaluation loop of a program that trains, and no eval() in its function or above."""
     if not program.whole or not step_loops(program) or lightning(program):
@@ -146,8 +154,11 @@ def _looks_like_evaluation(program: Program, loop: ast.AST) -> bool:
     source = program.owner[loop]
     function = function_of(source, loop)
     text = ast.unparse(function) if function else ast.unparse(loop)
-    return "no_grad" in text or "inference_mode" in text or bool(
-        function and re.search(r"eval|test|valid", function.name.lower()))  # fmt: skip
+    return (
+        "no_grad" in text
+        or "inference_mode" in text
+        or bool(function and re.search(r"eval|test|valid", function.name.lower()))
+    )
 
 
 def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
@@ -163,20 +174,25 @@ def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
 
 
 @rule(
-    "LS215", "train-forgotten", "after the first evaluation the model stays in evaluation mode",
+    "LS215",
+    "train-forgotten",
+    "after the first evaluation the model stays in evaluation mode",
     result="from epoch 2 on there is no dropout, and batch norm's running statistics stand still at those of epoch 1",
     why="eval() is called in each epoch, and train() in none",
     mend="for epoch in range(epochs):\n    model.train()",
-)  # fmt: skip
+)
 def train_forgotten(program: Program) -> Iterator[Hit]:
     """eval() within the loop over epochs, train() nowhere in it."""
     for around in step_loops(program).values():
         for loop in around:
             found = [
-                each for each in _mode_calls(program, loop, "eval")
-                if not each.args and not re.search(r"ema|teacher|criterion|loss|frozen|feature|backbone|critic|disc",
-                                                   ast.unparse(each.func).lower())
-            ]  # fmt: skip
+                each
+                for each in _mode_calls(program, loop, "eval")
+                if not each.args
+                and not re.search(
+                    r"ema|teacher|criterion|loss|frozen|feature|backbone|critic|disc", ast.unparse(each.func).lower()
+                )
+            ]
             if found and not _mode_calls(program, loop, "train") and not _restored(program, found[0]):
                 first = next(iter(loop.body))
                 yield Hit(found[0], "", _train_edit(program, found[0], first, loop))

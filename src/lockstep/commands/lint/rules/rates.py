@@ -14,8 +14,10 @@ from lockstep.commands.lint.roles import given, library, of_loader, optimizers, 
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.reading import meant_for_all
 
-_EACH = re.compile(r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"
-                   r"|each|_rank|每(张|个|块)|单卡")  # fmt: skip
+_EACH = re.compile(
+    r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"
+    r"|each|_rank|每(张|个|块)|单卡"
+)
 
 
 def _rates(program: Program) -> list[ast.expr]:
@@ -29,13 +31,15 @@ def _rates(program: Program) -> list[ast.expr]:
 
 
 @rule(
-    "LS208", "not-adjusted-to-n", "neither batch size nor learning rate knows the number of processes",
+    "LS208",
+    "not-adjusted-to-n",
+    "neither batch size nor learning rate knows the number of processes",
     result="N processes train another experiment: on 4 processes 4 times the batch, a quarter of the steps, at the "
     "same rate",
     why="a loader's batch size is its own process's, so the global batch is N times that",
     mend="DataLoader(dataset, batch_size=batch_size // world_size, sampler=sampler)  # the same experiment\n"
     "SGD(model.parameters(), lr=lr * world_size)  # or another one, on purpose",
-)  # fmt: skip
+)
 def not_adjusted(program: Program) -> Iterator[Hit]:
     """Shared-out training with DDP whose batch, rate and names never mention N or a process."""
     rates = _rates(program)
@@ -60,9 +64,10 @@ def _rate_is_set(program: Program) -> bool:
             return True
     for source in program.sources:
         for text, bindings in source.attributes.items():
-            if "'lr'" in text or text.endswith((".lr", ".learning_rate")):
-                if any(b.value is not None and on_world(program, b.value) for b in bindings):
-                    return True
+            if ("'lr'" in text or text.endswith((".lr", ".learning_rate"))) and any(
+                b.value is not None and on_world(program, b.value) for b in bindings
+            ):
+                return True
     return False
 
 
@@ -93,17 +98,21 @@ def _line_says(program: Program, node: ast.expr) -> bool:
                 lines.add(getattr(binding.node, "lineno", node.lineno))
     return any(
         "#" in source.lines[n - 1] and _EACH.search(source.lines[n - 1].partition("#")[2].lower())
-        for line in lines for n in (line, line - 1) if n >= 1 and (n == line or source.lines[n - 1].strip().startswith("#"))
-    )  # fmt: skip
+        for line in lines
+        for n in (line, line - 1)
+        if n >= 1 and (n == line or source.lines[n - 1].strip().startswith("#"))
+    )
 
 
 @rule(
-    "LS209", "adjusted-twice", "batch size and learning rate are both adjusted to N",
+    "LS209",
+    "adjusted-twice",
+    "batch size and learning rate are both adjusted to N",
     result="the global batch stays as it was, and the rate is N times too high: on 8 processes 8 times, which diverges "
     "or trains badly",
     why="the batch was divided by N, so a step sees as many samples as before; the rate belongs to that number",
     mend="SGD(model.parameters(), lr=lr)  # with batch_size // world_size",
-)  # fmt: skip
+)
 def adjusted_twice(program: Program) -> Iterator[Hit]:
     """A batch divided by N beside a rate multiplied by N; a rate multiplied twice."""
     divided = False
@@ -157,17 +166,23 @@ def _sqrt(program: Program, rate: ast.expr) -> bool:
 
 
 def _schedulers(program: Program) -> list[ast.Call]:
-    return [call for call in program.calls if ".lr_scheduler." in qualified(program, call.func)
-            or re.match(r"get_\w*schedule\w*$|get_scheduler$", last_name(call.func))]  # fmt: skip
+    return [
+        call
+        for call in program.calls
+        if ".lr_scheduler." in qualified(program, call.func)
+        or re.match(r"get_\w*schedule\w*$|get_scheduler$", last_name(call.func))
+    ]
 
 
 @rule(
-    "LS210", "scheduler-steps", "the scheduler is stepped a wrong number of times",
+    "LS210",
+    "scheduler-steps",
+    "the scheduler is stepped a wrong number of times",
     result="the rate ends before the training does, or long after it: stepped N times as often, it is over after 1/N "
     "of the epochs",
     why="a schedule counts its step() calls; they have to be as many as it was made for",
     mend="scheduler = CosineAnnealingLR(optimizer, T_max=epochs * len(loader))  # and one step() a batch",
-)  # fmt: skip
+)
 def scheduler_steps(program: Program) -> Iterator[Hit]:
     """step() per batch and per epoch; per batch with a count of epochs; once a process."""
     training = step_loops(program)
@@ -223,8 +238,15 @@ def _already_shared(program: Program, scheduler: ast.Call) -> bool:
         for call in program.named.get("prepare", [])
         if any(scheduler in origins(program, each) for each in call.args)
     ]
-    if not is_prepared or not library(program, "accelerate") or any(
-            each.arg in ("split_batches", "step_scheduler_with_optimizer") for call in program.calls for each in call.keywords):  # fmt: skip
+    if (
+        not is_prepared
+        or not library(program, "accelerate")
+        or any(
+            each.arg in ("split_batches", "step_scheduler_with_optimizer")
+            for call in program.calls
+            for each in call.keywords
+        )
+    ):
         return False
     before = [call for call in program.named["prepare"] if call.lineno < scheduler.lineno and call not in is_prepared]
 

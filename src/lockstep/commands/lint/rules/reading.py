@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.depends import depends
@@ -20,11 +20,13 @@ _DOWNLOAD = "download"
 
 
 @rule(
-    "LS108", "every-rank-downloads", "every rank downloads the data",
+    "LS108",
+    "every-rank-downloads",
+    "every rank downloads the data",
     result="N processes write the same files at once: broken archives, or a set that is read while it is unpacked",
     why="the line runs in each process, and nothing lets one of them go first",
     mend="if rank == 0:\n    MNIST(root, download=True)\ndist.barrier()\ndataset = MNIST(root, download=False)",
-)  # fmt: skip
+)
 def every_rank_downloads(program: Program) -> Iterator[Hit]:
     """download=True where all ranks come by."""
     if not distributed(program):
@@ -36,8 +38,12 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
         function = function_of(program.owner[call], call)
         if function is not None and function.name in ("prepare_data", "prepare"):
             continue
-        if function is not None and function.name != "main" and not sites(program, function) and not class_of(
-            program.owner[call], call):  # fmt: skip
+        if (
+            function is not None
+            and function.name != "main"
+            and not sites(program, function)
+            and not class_of(program.owner[call], call)
+        ):
             continue  # nobody calls it
         if per_rank(program, call) and not _waits(program, call) and not (lightning(program) and _prepares(program)):
             yield Hit(call)
@@ -59,12 +65,14 @@ def _waits(program: Program, call: ast.Call) -> bool:
 
 
 @rule(
-    "LS109", "per-process-for-all", "each process takes the number that was meant for all",
+    "LS109",
+    "per-process-for-all",
+    "each process takes the number that was meant for all",
     result="N times the batch, or N times the workers: on 4 processes and 16 cores 64 workers, which wait for each "
     "other",
     why="a loader's batch_size and num_workers are its own process's",
     mend="DataLoader(dataset, batch_size=global_batch // world_size, num_workers=cpus // local_world_size)",
-)  # fmt: skip
+)
 def per_process_for_all(program: Program) -> Iterator[Hit]:
     """A total batch size undivided in a shared-out loader; all cores as workers in each process."""
     if not distributed(program):
@@ -72,16 +80,22 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         batch = of_loader(program, loader, "batch_size")
         shared = sharding(program, loader) or prepared(program, loader)
-        if batch is not None and shared and meant_for_all(program, batch) and not on_world(program, batch):
-            if not _split_batches(program):
-                yield Hit(batch, f"batch_size={ast.unparse(batch)}")
-        workers = of_loader(program, loader, "num_workers")
-        cores = ("cpu_count", "sched_getaffinity", "process_cpu_count")
-        if workers is not None and depends(
-            program, workers, lambda node: isinstance(node, ast.Call) and last_name(node.func) in cores
+        if (
+            batch is not None
+            and shared
+            and meant_for_all(program, batch)
+            and not on_world(program, batch)
+            and not _split_batches(program)
         ):
-            if not on_world(program, workers):
-                yield Hit(workers, f"num_workers={ast.unparse(workers)}")
+            yield Hit(batch, f"batch_size={ast.unparse(batch)}")
+        workers = of_loader(program, loader, "num_workers")
+        if workers is not None and depends(program, workers, _counts_cores) and not on_world(program, workers):
+            yield Hit(workers, f"num_workers={ast.unparse(workers)}")
+
+
+def _counts_cores(node: ast.AST) -> bool:
+    cores = ("cpu_count", "sched_getaffinity", "process_cpu_count")
+    return isinstance(node, ast.Call) and last_name(node.func) in cores
 
 
 def meant_for_all(program: Program, node: ast.expr) -> bool:
@@ -108,12 +122,14 @@ def _split_batches(program: Program) -> bool:
 
 
 @rule(
-    "LS110", "worker-seeds-equal", "the loader's workers have equal seeds",
+    "LS110",
+    "worker-seeds-equal",
+    "the loader's workers have equal seeds",
     result="samples that different workers prepare get the same random augmentation, in each epoch again",
     why="worker_init_fn sets the same seed in each worker, or the same on each rank",
     mend="def seed_worker(worker_id):\n    seed = torch.initial_seed() % 2**32  # differs by worker and epoch\n"
     "    np.random.seed(seed)\n    random.seed(seed)",
-)  # fmt: skip
+)
 def worker_seeds_equal(program: Program) -> Iterator[Hit]:
     """A worker_init_fn whose seed knows no worker; in a distributed program, one that knows no rank."""
     several = distributed(program)
@@ -126,10 +142,9 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
                     isinstance(call, ast.Call)
                     and last_name(call.func) in ("seed", "manual_seed", "seed_all")
                     and call.args
-                ):
-                    if not _seed_differs(program, call.args[0], function, several):
-                        yield Hit(call)
-                        break
+                ) and not _seed_differs(program, call.args[0], function, several):
+                    yield Hit(call)
+                    break
 
 
 def _seed_differs(program: Program, seed: ast.expr, function: Function | ast.Lambda, several: bool) -> bool:
@@ -150,7 +165,7 @@ def _seed_differs(program: Program, seed: ast.expr, function: Function | ast.Lam
     return by_worker and (not several or on_rank(program, seed) or depends(program, seed, _opaque(program)))
 
 
-def _opaque(program: Program) -> "type[bool] | object":
+def _opaque(program: Program) -> Callable[[ast.AST], bool]:
     """A predicate: calls of what is not in the program, whose result could be anything."""
 
     def wanted(node: ast.AST) -> bool:
@@ -164,12 +179,14 @@ def _opaque(program: Program) -> "type[bool] | object":
 
 
 @rule(
-    "LS111", "normalised-twice", "the pixels are normalised twice",
+    "LS111",
+    "normalised-twice",
+    "the pixels are normalised twice",
     result="the network sees values shifted and stretched a second time, far from mean 0 and spread 1; pretrained "
     "weights suffer most",
     why="the loader's transform has normalised already",
     mend="normalise in one place: in the transform, or on the device",
-)  # fmt: skip
+)
 def normalised_twice(program: Program) -> Iterator[Hit]:
     """Two Normalize in one Compose; or a Normalize, and (x - mean) / std on the batch."""
     normalize = [each for each in program.named.get("Normalize", []) if definition(program, each.func) is None]

@@ -15,12 +15,14 @@ from lockstep.commands.lint.source import above, function_of
 
 
 @rule(
-    "LS404", "state-not-saved", "what a resumed run needs is not in the checkpoint",
+    "LS404",
+    "state-not-saved",
+    "what a resumed run needs is not in the checkpoint",
     result="a resumed run is another one: momentum starts from 0, the schedule or the epochs from the beginning",
     why="the program resumes from a file that lacks it",
     mend='torch.save({"model": ..., "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),\n'
     '            "scaler": scaler.state_dict(), "epoch": epoch}, path)',
-)  # fmt: skip
+)
 def state_not_saved(program: Program) -> Iterator[Hit]:
     """A program that loads a checkpoint and trains on, whose checkpoint has no optimizer, scheduler, scaler or "
     "epoch."""
@@ -68,8 +70,13 @@ def _saved_text(program: Program, call: ast.Call) -> str | None:
             return None
     if isinstance(call.args[0], ast.Name):
         source = program.owner[call]
-        parts += [f"{text} = {ast.unparse(b.value)}" for text, bs in source.attributes.items()
-                  if text.startswith(f"{call.args[0].id}[") for b in bs if b.value is not None]  # fmt: skip
+        parts += [
+            f"{text} = {ast.unparse(b.value)}"
+            for text, bs in source.attributes.items()
+            if text.startswith(f"{call.args[0].id}[")
+            for b in bs
+            if b.value is not None
+        ]
         for update in program.named.get("update", []):
             if ast.unparse(update.func).startswith(f"{call.args[0].id}."):
                 parts.append(ast.unparse(update))
@@ -100,12 +107,14 @@ def _files(program: Program, node: ast.AST) -> list[ast.AST]:
 
 
 @rule(
-    "LS407", "epochs-start-anew", "a resumed run begins at epoch 0 again",
+    "LS407",
+    "epochs-start-anew",
+    "a resumed run begins at epoch 0 again",
     result="the data's order and the schedule start from the beginning: with 90 epochs and a stop after 60, 150 are "
     "trained",
     why="the loop's range does not know the epoch of the checkpoint",
     mend='start = checkpoint["epoch"] + 1\nfor epoch in range(start, epochs):',
-)  # fmt: skip
+)
 def epochs_start_anew(program: Program) -> Iterator[Hit]:
     """A checkpoint with an epoch is loaded, and the loop over epochs is range(epochs)."""
     if not _resumes(program) or lightning(program) or library(program, "ignite"):
@@ -132,10 +141,17 @@ def _read_back(program: Program, node: ast.AST) -> bool:
     if not isinstance(node, ast.Name):
         return True
     values = [b.value for b in bindings(program, node, node.id) if b.kind != "param"]
-    return not values or depends(program, node, lambda each: isinstance(each, ast.Subscript | ast.Attribute | ast.Call)) or any(
-        not isinstance(value, ast.Constant) for value in values)  # fmt: skip
+    return (
+        not values
+        or depends(program, node, lambda each: isinstance(each, ast.Subscript | ast.Attribute | ast.Call))
+        or any(not isinstance(value, ast.Constant) for value in values)
+    )
 
 
 def _skips(loop: ast.AST) -> bool:
-    return any(isinstance(each, ast.If) and any(isinstance(one, ast.Continue) for one in each.body) and "epoch" in ast.unparse(each.test)
-               for each in ast.walk(loop))  # fmt: skip
+    return any(
+        isinstance(each, ast.If)
+        and any(isinstance(one, ast.Continue) for one in each.body)
+        and "epoch" in ast.unparse(each.test)
+        for each in ast.walk(loop)
+    )

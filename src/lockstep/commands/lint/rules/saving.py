@@ -26,11 +26,13 @@ def loads(program: Program) -> list[ast.Call]:
 
 
 @rule(
-    "LS401", "saved-on-every-rank", "every rank writes the same file",
+    "LS401",
+    "saved-on-every-rank",
+    "every rank writes the same file",
     result="N processes write into one file at once: now and then a checkpoint that can't be read",
     why="torch.save runs on each rank, under one name",
     mend="if rank == 0:\n    torch.save(state, path)",
-)  # fmt: skip
+)
 def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     """torch.save in what each rank runs, with no rank in its condition or in the file's name."""
     if not (
@@ -40,9 +42,14 @@ def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     for call in saves(program):
         path = given(program, call, "f", 1)
         named = path is not None and on_rank(program, path)
-        if not named and not guarded(program, call) and per_rank(program, call) and _reached(program, call):
-            if not _master_saves(program, call):
-                yield Hit(call)
+        if (
+            not named
+            and not guarded(program, call)
+            and per_rank(program, call)
+            and _reached(program, call)
+            and not _master_saves(program, call)
+        ):
+            yield Hit(call)
 
 
 def _reached(program: Program, call: ast.Call) -> bool:
@@ -62,11 +69,13 @@ def _master_saves(program: Program, call: ast.Call) -> bool:
 
 
 @rule(
-    "LS402", "load-without-map-location", "a checkpoint is loaded without map_location",
+    "LS402",
+    "load-without-map-location",
+    "a checkpoint is loaded without map_location",
     result="each rank loads rank 0's tensors onto GPU 0: N times the memory there, and out of memory on large models",
     why="torch.load puts tensors on the device that they were saved from",
     mend='torch.load(path, map_location="cpu", weights_only=True)',
-)  # fmt: skip
+)
 def load_without_map_location(program: Program) -> Iterator[Hit]:
     """torch.load without map_location in a program of several processes, or one that runs with and without a GPU."""
     gpu = any(re.search(r"cuda|device", source.text) for source in program.sources)
@@ -97,11 +106,13 @@ def _keyword(call: ast.Call, text: str) -> tuple[Edit, ...]:
 
 
 @rule(
-    "LS403", "module-saved", "the wrapper's state is saved, whose keys all begin with `module.`",
+    "LS403",
+    "module-saved",
+    "the wrapper's state is saved, whose keys all begin with `module.`",
     result="the file loads into no plain model: missing keys, or, with strict=False, not one weight and no error",
     why="DDP's state_dict() names its model module",
     mend="torch.save(model.module.state_dict(), path)",
-)  # fmt: skip
+)
 def module_saved(program: Program) -> Iterator[Hit]:
     """state_dict() of what DistributedDataParallel returned, within torch.save."""
     if any(
@@ -168,11 +179,13 @@ def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
 
 
 @rule(
-    "LS405", "pickle-load", "a file is unpickled without weights_only",
+    "LS405",
+    "pickle-load",
+    "a file is unpickled without weights_only",
     result="a checkpoint from elsewhere can run any code as it is loaded",
     why="weights_only=False lets pickle call what the file names (before torch 2.6 that is the default)",
-    mend="torch.load(path, map_location=\"cpu\", weights_only=True)",
-)  # fmt: skip
+    mend='torch.load(path, map_location="cpu", weights_only=True)',
+)
 def pickle_load(program: Program) -> Iterator[Hit]:
     """torch.load without weights_only=True."""
     for call in loads(program):
@@ -186,8 +199,10 @@ def pickle_load(program: Program) -> Iterator[Hit]:
 
 
 def _newer_torch(path: Path) -> bool:
-    """Whether a requirements file or pyproject.toml beside or above a script asks for torch 2.6 or later, which unpickles
-    weights alone unless told otherwise."""
+    """Whether a requirements file or pyproject.toml beside or above a script asks for torch 2.6 or later.
+
+    That unpickles weights alone unless told otherwise.
+    """
     for folder in list(path.parents)[:3]:
         for file in (*folder.glob("requirements*.txt"), folder / "pyproject.toml"):
             if file.is_file():
@@ -200,11 +215,13 @@ def _newer_torch(path: Path) -> bool:
 
 
 @rule(
-    "LS406", "no-barrier-before-load", "nothing lets the ranks wait between saving and loading",
+    "LS406",
+    "no-barrier-before-load",
+    "nothing lets the ranks wait between saving and loading",
     result="ranks read a file that rank 0 has not finished, or not begun: an error, or the weights of an earlier run",
     why="rank 0 writes while the others go on to the line that reads",
     mend="if rank == 0:\n    torch.save(state, path)\ndist.barrier()\nstate = torch.load(path)",
-)  # fmt: skip
+)
 def no_barrier_before_load(program: Program) -> Iterator[Hit]:
     """torch.load of a path that one rank has just written in the same function, with no collective between."""
     if not distributed(program):
@@ -218,12 +235,13 @@ def no_barrier_before_load(program: Program) -> Iterator[Hit]:
             other = given(program, load, "f", 0)
             if load not in nodes or load.lineno < save.lineno or other is None or guarded(program, load):
                 continue
-            if ast.dump(path) == ast.dump(other) or set(_texts(program, path)) & set(_texts(program, other)):
-                if not any(
-                    isinstance(each, ast.Call) and save.lineno < each.lineno < load.lineno and _waits(program, each)
-                    for each in nodes
-                ):
-                    yield Hit(load)
+            if (
+                ast.dump(path) == ast.dump(other) or set(_texts(program, path)) & set(_texts(program, other))
+            ) and not any(
+                isinstance(each, ast.Call) and save.lineno < each.lineno < load.lineno and _waits(program, each)
+                for each in nodes
+            ):
+                yield Hit(load)
 
 
 def _texts(program: Program, node: ast.AST) -> list[str]:
@@ -234,5 +252,6 @@ def _waits(program: Program, call: ast.Call) -> bool:
     names = r"barrier|all_reduce|broadcast|wait_for_everyone|all_gather|synchronize|sync"
     function = definition(program, call.func)
     inner = isinstance(function, Function) and any(
-        isinstance(each, ast.Call) and re.search(names, last_name(each.func)) for each in ast.walk(function))  # fmt: skip
+        isinstance(each, ast.Call) and re.search(names, last_name(each.func)) for each in ast.walk(function)
+    )
     return bool(re.search(names, last_name(call.func))) or inner

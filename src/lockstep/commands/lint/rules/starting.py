@@ -14,36 +14,37 @@ from lockstep.commands.lint.source import above, function_of, statement_of
 
 
 @rule(
-    "LS305", "fixed-port", "the port, the address or the meeting file is fixed",
+    "LS305",
+    "fixed-port",
+    "the port, the address or the meeting file is fixed",
     result="a second run on the same machine fails with address already in use, or meets the first one's processes; no "
     "second machine finds the first",
     why="the text gives each run the same meeting place, whatever the launcher says",
     mend='dist.init_process_group("nccl")  # under torchrun, which chooses\n'
     'os.environ.setdefault("MASTER_PORT", "29500")  # or: for one who has not chosen',
-)  # fmt: skip
+)
 def fixed_port(program: Program) -> Iterator[Hit]:
     """MASTER_PORT set to a constant, an init_method with a constant port or file, under no question."""
     for source in program.sources:
         for text, bindings in source.attributes.items():
             if text in ("os.environ['MASTER_PORT']", "environ['MASTER_PORT']"):
                 for binding in bindings:
-                    value = binding.value
-                    fixed = isinstance(value, ast.expr) and _fixed(program, value)
-                    if fixed and not _asked(program, binding.node) and isinstance(value, ast.expr):
-                        yield Hit(binding.node, "MASTER_PORT", _setdefault(binding.node, value))
+                    port = binding.value
+                    if isinstance(port, ast.expr) and _fixed(program, port) and not _asked(program, binding.node):
+                        yield Hit(binding.node, "MASTER_PORT", _setdefault(binding.node, port))
     for call in program.named.get("update", []):
         owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        port = given(program, call, "MASTER_PORT")
-        if port is None and call.args and isinstance(call.args[0], ast.Dict):
+        given_port = given(program, call, "MASTER_PORT")
+        if given_port is None and call.args and isinstance(call.args[0], ast.Dict):
             entries = zip(call.args[0].keys, call.args[0].values, strict=True)
-            port = next((v for k, v in entries if isinstance(k, ast.Constant) and k.value == "MASTER_PORT"), None)
-        if owner.endswith("environ") and port is not None and _fixed(program, port):
+            given_port = next((v for k, v in entries if isinstance(k, ast.Constant) and k.value == "MASTER_PORT"), None)
+        if owner.endswith("environ") and given_port is not None and _fixed(program, given_port):
             yield Hit(call, "MASTER_PORT")
     for call in program.named.get("init_process_group", []):
         method = given(program, call, "init_method", 1)
-        value = constant(program, method)
-        if isinstance(value, str) and method is not None and re.match(r"tcp://.*:[1-9]\d*$|file://", value):
-            yield Hit(method, value)
+        place = constant(program, method)
+        if isinstance(place, str) and method is not None and re.match(r"tcp://.*:[1-9]\d*$|file://", place):
+            yield Hit(method, place)
 
 
 def _fixed(program: Program, value: ast.expr) -> bool:
@@ -71,18 +72,26 @@ def _setdefault(node: ast.AST, value: ast.expr) -> tuple[Edit, ...]:
 
 
 @rule(
-    "LS314", "no-main-guard", "processes are spawned without a main guard",
+    "LS314",
+    "no-main-guard",
+    "processes are spawned without a main guard",
     result="RuntimeError in each child: an attempt has been made to start a new process before bootstrapping has "
     "finished",
     why="a spawned process imports the file anew, and comes by the line that spawns",
     mend='if __name__ == "__main__":\n    mp.spawn(run, args=(world_size,), nprocs=world_size)',
-)  # fmt: skip
+)
 def no_main_guard(program: Program) -> Iterator[Hit]:
     """mp.spawn that a file runs as it is imported."""
     for call in program.calls:
         name = qualified(program, call.func)
-        spawns = name.endswith("multiprocessing.spawn") or name.endswith("multiprocessing.spawn.spawn") or (
-            name.endswith("multiprocessing.start_processes") and constant(program, given(program, call, "start_method")) != "fork")  # fmt: skip
+        spawns = (
+            name.endswith("multiprocessing.spawn")
+            or name.endswith("multiprocessing.spawn.spawn")
+            or (
+                name.endswith("multiprocessing.start_processes")
+                and constant(program, given(program, call, "start_method")) != "fork"
+            )
+        )
         if not spawns:
             continue
         if program.owner[call] is program.root:
@@ -115,15 +124,19 @@ def _guard_edit(program: Program, node: ast.AST) -> tuple[Edit, ...]:
 
 
 @rule(
-    "LS315", "cuda-before-fork", "CUDA is used before the process is forked",
+    "LS315",
+    "cuda-before-fork",
+    "CUDA is used before the process is forked",
     result="RuntimeError in each child: cannot re-initialize CUDA in forked subprocess",
     why="a driver's state does not survive a fork",
     mend='mp.set_start_method("spawn")  # or touch no GPU before the children start',
-)  # fmt: skip
+)
 def cuda_before_fork(program: Program) -> Iterator[Hit]:
     """A call of torch.cuda that starts the driver, above one that forks."""
-    spawning = {constant(program, call.args[0] if call.args else None) for call in [
-        *program.named.get("set_start_method", []), *program.named.get("get_context", [])]}  # fmt: skip
+    spawning = {
+        constant(program, call.args[0] if call.args else None)
+        for call in [*program.named.get("set_start_method", []), *program.named.get("get_context", [])]
+    }
     forks = []
     for call in program.calls:
         name = qualified(program, call.func)
@@ -152,8 +165,11 @@ def cuda_before_fork(program: Program) -> Iterator[Hit]:
 
 def _starts_cuda(program: Program, call: ast.Call) -> bool:
     name = qualified(program, call.func)
-    if re.match(r"torch\.cuda\.(set_device|init|current_device|get_device_name|get_device_properties|synchronize|empty_cache"
-                r"|memory_allocated|mem_get_info|manual_seed)", name):  # fmt: skip
+    if re.match(
+        r"torch\.cuda\.(set_device|init|current_device|get_device_name|get_device_properties|synchronize|empty_cache"
+        r"|memory_allocated|mem_get_info|manual_seed)",
+        name,
+    ):
         return not name.startswith("torch.cuda.manual_seed")
     if last_name(call.func) == "cuda" and isinstance(call.func, ast.Attribute) and not name:
         return True

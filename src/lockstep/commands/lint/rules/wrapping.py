@@ -16,18 +16,24 @@ from lockstep.commands.lint.source import Function, above
 
 
 @rule(
-    "LS301", "wrapped-before-moved", "the model is moved after it was wrapped",
+    "LS301",
+    "wrapped-before-moved",
+    "the model is moved after it was wrapped",
     result="DDP has made its buckets for the CPU's parameters: it raises, or reduces over the CPU, many times slower",
     why=".to(device) gives parameters another place after DDP has taken note of them",
     mend="model = Net().to(device)\nmodel = DistributedDataParallel(model, device_ids=[local_rank])",
-)  # fmt: skip
+)
 def wrapped_before_moved(program: Program) -> Iterator[Hit]:
     """.cuda() or .to(device) of what DistributedDataParallel returned."""
     for name in ("cuda", "to"):
         for call in program.named.get(name, []):
-            if isinstance(call.func, ast.Attribute) and wraps(program, call.func.value) and _is_move(call):
-                if not _moved_before(program, call):
-                    yield Hit(call)
+            if (
+                isinstance(call.func, ast.Attribute)
+                and wraps(program, call.func.value)
+                and _is_move(call)
+                and not _moved_before(program, call)
+            ):
+                yield Hit(call)
 
 
 def _is_move(call: ast.Call) -> bool:
@@ -62,12 +68,14 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
 
 
 @rule(
-    "LS302", "unwrapped-in-training", "the training step calls the model without its wrapper",
+    "LS302",
+    "unwrapped-in-training",
+    "the training step calls the model without its wrapper",
     result="gradients are never averaged: each rank trains a model of its own on 1/N of the data, and one of them is "
     "saved",
     why="DDP's hooks are set up in the wrapper's forward",
     mend="outputs = ddp_model(images)",
-)  # fmt: skip
+)
 def unwrapped_in_training(program: Program) -> Iterator[Hit]:
     """In a step loop, a call of the model that DDP was given, or of .module, whose loss runs backward."""
     kept = {each for call in wrapped(program) if call.args for each in origins(program, call.args[0])}
@@ -85,8 +93,13 @@ def unwrapped_in_training(program: Program) -> Iterator[Hit]:
                 if direct or qualified(program, node.func) or definition(program, node.func)
                 else origins(program, node.func)
             )
-            bare = bool(made) and not wraps(program, node.func) and bool(set(made) & kept) and all(
-                isinstance(each, ast.Call) for each in made) and isinstance(node.func, ast.Name)  # fmt: skip
+            bare = (
+                bool(made)
+                and not wraps(program, node.func)
+                and bool(set(made) & kept)
+                and all(isinstance(each, ast.Call) for each in made)
+                and isinstance(node.func, ast.Name)
+            )
             if (
                 (direct or bare)
                 and not guarded(program, node)
@@ -103,8 +116,11 @@ def _trains(program: Program, node: ast.Call, loop: ast.AST) -> bool:
             re.search("no_grad|inference|eval", ast.unparse(item)) for item in outer.items
         ):
             return False
-    return not any(isinstance(each, ast.Call) and each.args and wraps(program, each.func) for each in ast.walk(loop)
-                   if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute))  # fmt: skip
+    return not any(
+        isinstance(each, ast.Call) and each.args and wraps(program, each.func)
+        for each in ast.walk(loop)
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute)
+    )
 
 
 def _reduced_by_hand(program: Program) -> bool:
@@ -124,12 +140,14 @@ def _global_rank(node: ast.AST) -> bool:
 
 
 @rule(
-    "LS303", "rank-as-device", "the rank over all machines is taken for a device's number",
+    "LS303",
+    "rank-as-device",
+    "the rank over all machines is taken for a device's number",
     result="on the second machine rank 8 asks for GPU 8 of 8: CUDA raises invalid device ordinal; on one machine "
     "nothing shows",
     why="RANK and get_rank() count over all machines, devices count on each",
     mend='local_rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(local_rank)',
-)  # fmt: skip
+)
 def rank_as_device(program: Program) -> Iterator[Hit]:
     """set_device, device() or device_ids of get_rank() or RANK, with no count of devices in it."""
     for node in _device_numbers(program):
@@ -173,11 +191,13 @@ def _device_numbers(program: Program) -> Iterator[ast.expr]:
 
 
 @rule(
-    "LS304", "local-rank-argument", "the local rank is taken from the command line",
+    "LS304",
+    "local-rank-argument",
+    "the local rank is taken from the command line",
     result="under torchrun each process has the default: all ranks use GPU 0 (or fail on an unknown argument)",
     why="torchrun sets LOCAL_RANK in the environment, and passes no --local_rank",
     mend='local_rank = int(os.environ["LOCAL_RANK"])',
-)  # fmt: skip
+)
 def local_rank_argument(program: Program) -> Iterator[Hit]:
     """An option --local_rank in a program that never reads LOCAL_RANK."""
     if not program.whole or any(
@@ -192,11 +212,13 @@ def local_rank_argument(program: Program) -> Iterator[Hit]:
 
 
 @rule(
-    "LS313", "unused-parameters", "find_unused_parameters=True for a model that uses all of them, or never some",
+    "LS313",
+    "unused-parameters",
+    "find_unused_parameters=True for a model that uses all of them, or never some",
     result="each step walks the graph once more; a part of the network that is never trained stays unnoticed",
     why="it is for models whose forward takes another way from step to step",
     mend="DistributedDataParallel(model)  # and drop, or use, the part that forward leaves out",
-)  # fmt: skip
+)
 def unused_parameters(program: Program) -> Iterator[Hit]:
     """find_unused_parameters=True over a local module whose forward has no choice to make, or a torchvision model."""
     for call in wrapped(program):
@@ -225,11 +247,13 @@ def _straight(program: Program, made: ast.AST) -> bool:
 
 
 @rule(
-    "LS316", "nccl-on-cpu", "the backend is NCCL, and everything is on the CPU",
+    "LS316",
+    "nccl-on-cpu",
+    "the backend is NCCL, and everything is on the CPU",
     result="init_process_group or the first collective fails: NCCL reduces tensors of GPUs alone",
     why="nothing in the program asks for a GPU",
     mend='dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
-)  # fmt: skip
+)
 def nccl_on_cpu(program: Program) -> Iterator[Hit]:
     """backend nccl in a program whose text has no cuda, or that names the CPU as its device alone."""
     if library(program, "accelerate", "lightning", "deepspeed", "apex", "ignite") or len(program.sources) > 20:
