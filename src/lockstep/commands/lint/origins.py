@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import argument, callee, default, definition, sites
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.source import Binding, Function, class_of, function_of
+from lockstep.commands.lint.source import Binding, Function, Source, class_of, function_of
 
 DEPTH = 14  # names, calls and returns followed in a row
 
@@ -187,17 +187,33 @@ def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> Iterator
     found = [each for each in found if node not in ast.walk(each.node)] if len(found) < 8 else found
     if not found and node.attr == "module":
         for made in origins(program, node.value, depth + 1):
-            inner = isinstance(made, ast.Call) and last_name(made.func) == "DistributedDataParallel" and made.args
+            inner = isinstance(made, ast.Call) and is_ddp(program, made) and made.args
             yield from origins(program, inner[0], depth + 1) if inner else [node]
         return
     if not found:
         yield node
     same = [each for each in found if function_of(source, each.node) is function_of(source, node)] if found else []
-    for binding in same or found:
+    for binding in _latest(source, same or found, node):
         if binding.kind in ("value", "with") and binding.value is not None:
             yield from _along(program, binding.value, binding.path, depth)
         else:
             yield binding.node
+
+
+def _latest(source: Source, found: list[Binding], node: ast.AST) -> list[Binding]:
+    """Of an attribute's bindings in one function those that hold at its end, or above a place of the same function."""
+    functions = {function_of(source, each.node) if each.node in source.scopes else None for each in found}
+    if len(functions) != 1 or None in functions:
+        return found
+    here = function_of(source, node) in functions
+    kept: list[Binding] = []
+    for each in reversed(found):
+        if here and getattr(each.node, "lineno", 0) >= getattr(node, "lineno", 0):
+            continue
+        kept.append(each)
+        if source.parents[each.node] in functions:
+            break
+    return kept or found
 
 
 def _of_instance(program: Program, node: ast.Attribute, depth: int) -> Iterator[Binding]:
@@ -232,6 +248,11 @@ def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int
             yield from origins(program, inner, depth + 1)
             return
     yield call
+
+
+def is_ddp(program: Program, call: ast.Call) -> bool:
+    """Whether a call is DistributedDataParallel's, by whatever name it was imported."""
+    return qualified(program, call.func).endswith(".DistributedDataParallel")
 
 
 def returns(program: Program, function: Function) -> list[ast.expr | None]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition, sites
-from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.origins import is_ddp, origins
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.source import Function, Loop, above
 
@@ -149,7 +149,8 @@ def model_calls(program: Program, node: ast.AST) -> list[ast.Call]:
             name = last_name(each.func).lower()
             named = re.search(r"(^|_)(model|net|network|ddp|classifier|backbone|resnet|wrapped|m)(_?\w*)?$", name)
             if (named and not qualified(program, each.func) and callee(program, each) is None) or (
-                isinstance(each.func, ast.Name) and made_by(program, each.func, "DistributedDataParallel")
+                isinstance(each.func, ast.Name)
+                and any(isinstance(made, ast.Call) and is_ddp(program, made) for made in origins(program, each.func))
             ):
                 found.append(each)
     return found

@@ -167,9 +167,7 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
         if not isinstance(each.loop, ast.For) or not over_loader(program, each.loop):
             continue
         test = ast.unparse(each.when.test)
-        flag = depends(
-            program, each.when.test, lambda node: isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)
-        )
+        flag = depends(program, each.when.test, _is_more)
         if flag or re.search(r"len\(|last|num_batches|total|end", test) or _whole_groups(program, each):
             continue
         after = [
@@ -177,6 +175,12 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
         ]
         if not any(one.lineno > (each.loop.end_lineno or 0) and "sched" not in ast.unparse(one.func) for one in after):
             yield Hit(each.when)
+
+
+def _is_more(node: ast.AST) -> bool:
+    """A second condition, or a length: what lets the last group in."""
+    either = isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)
+    return either or (isinstance(node, ast.Call) and last_name(node.func) == "len")
 
 
 def _whole_groups(program: Program, each: Accumulation) -> bool:

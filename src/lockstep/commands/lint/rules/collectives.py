@@ -154,10 +154,11 @@ def collective_on_some_ranks(program: Program) -> Iterator[Hit]:
     for call in program.calls:
         function = callee(program, call)
         outer = guard(program, call) if function is not None else None
-        if isinstance(outer, ast.If) and function is not None and per_rank(program, call):
+        if outer is not None and function is not None and per_rank(program, call):
             inner = [each for each in known if each in set(ast.walk(function)) and _condition(program, each) is None]
             bare = [each for each in inner if not _conditional(program, each)]
-            if bare and not _met(program, call, outer, known) and _exclusive(outer):
+            met = isinstance(outer, ast.If) and _met(program, call, outer, known)
+            if bare and not met and _exclusive(outer):
                 yield Hit(call, f"{function.name}() calls {last_name(bare[0].func)}")
 
 
@@ -171,15 +172,14 @@ def _condition(program: Program, call: ast.Call) -> ast.If | None:
     return found if isinstance(found, ast.If) and _exclusive(found) else None
 
 
-def _exclusive(condition: ast.If) -> bool:
+def _exclusive(condition: ast.If | ast.IfExp) -> bool:
     """Whether a condition is about ranks alone, not about there being several (`world_size > 1 and ...`)."""
     names = ast.unparse(condition.test)
     return not re.search(r"world_size|is_initialized|distributed|>= ?0|== ?-1|num_processes|-1|is_available", names)
 
 
 def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Call]) -> bool:
-    """Whether the ranks that the condition keeps out call the same collective: in the other branch, or where they "
-    "stay."""
+    """Whether the ranks that the condition keeps out call the same collective: in the other branch, or elsewhere."""
     name = last_name(call.func)
     source = program.owner[call]
     mine = condition.body if any(call in set(ast.walk(each)) for each in condition.body) else condition.orelse

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.flow import is_reduced, own_nodes, text_around
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import calls_in, inside
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.places import calls_in, evaluation_loops, inside, loaders_of
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_rank
 from lockstep.commands.lint.roles import (
     constant,
@@ -56,11 +56,9 @@ def shared_out(program: Program, loader: ast.Call) -> bool:
 )
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
-    for loader, loops in evaluation_loaders(program).items():
-        if shared_out(program, loader):
-            for loop in loops:
-                if not is_reduced(program, loop):
-                    yield Hit(loop)
+    for loop in evaluation_loops(program):
+        if any(shared_out(program, each) for each in loaders_of(program, loop)) and not is_reduced(program, loop):
+            yield Hit(loop)
 
 
 @rule(
@@ -132,8 +130,17 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
         wrong = bool(own) and all(
             each in known and constant(program, given(program, each, "train", 1)) is True for each in own
         )
-        if not chosen and len(own) == len(sets) and (same or wrong):
+        named = any(_same_name(program, node, of_loader(program, each, "dataset")) for each in trained)
+        if not chosen and ((len(own) == len(sets) and (same or wrong)) or named):
             yield Hit(loader)
+
+
+def _same_name(program: Program, one: ast.expr, other: ast.expr | None) -> bool:
+    """Whether two loaders of a function are given a set by the same name, bound once."""
+    if not (isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id):
+        return False
+    found = bindings(program, one, one.id)
+    return len(found) == 1 and found[0].kind == "value" and found == bindings(program, other, other.id)
 
 
 def _assigned(program: Program, node: ast.AST) -> str:

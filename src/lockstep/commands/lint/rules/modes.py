@@ -80,8 +80,7 @@ def _never_drops(program: Program, call: ast.Call) -> bool:
     mend="random_split(dataset, sizes, generator=torch.Generator().manual_seed(0))",
 )
 def seeds_unset(program: Program) -> Iterator[Hit]:
-    """random_split or a shuffled list of numbers in each rank of a program that never seeds; weights without a "
-    "broadcast."""
+    """random_split in each rank of a program that never seeds; weights without a broadcast."""
     if (
         not program.whole
         or not distributed(program)
@@ -93,11 +92,19 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
     for call in program.named.get("random_split", []):
         if sharded and per_rank(program, call) and given(program, call, "generator", 2) is None:
             yield Hit(call)
-    if wrapped(program) or not program.named.get("init_process_group"):
+    if wrapped(program):
         return
     text = "\n".join(source.text for source in program.sources)
+    if library(program, "horovod") and not re.search(r"broadcast_parameters|load_state_dict", text):
+        yield from (
+            Hit(call, "no broadcast of the parameters") for call in program.named.get("DistributedOptimizer", [])
+        )
     by_hand = [call for call in program.named.get("all_reduce", []) if ".grad" in ast.unparse(call)]
-    if by_hand and not re.search(r"broadcast|load_state_dict|fully_shard|FSDP", text):
+    if (
+        by_hand
+        and program.named.get("init_process_group")
+        and not re.search(r"broadcast|load_state_dict|fully_shard|FSDP", text)
+    ):
         yield Hit(by_hand[0], "gradients averaged by hand, weights never made equal")
 
 

@@ -43,7 +43,11 @@ def _rates(program: Program) -> list[ast.expr]:
 def not_adjusted(program: Program) -> Iterator[Hit]:
     """Shared-out training with DDP whose batch, rate and names never mention N or a process."""
     rates = _rates(program)
-    if not rates or not wrapped(program) or any(on_world(program, rate) for rate in rates):
+    if (
+        not rates
+        or not (wrapped(program) or library(program, "horovod"))
+        or any(on_world(program, rate) for rate in rates)
+    ):
         return
     if _rate_is_set(program):
         return

@@ -4,10 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, library, lightning
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.saving import loads, saves
@@ -24,8 +23,7 @@ from lockstep.commands.lint.source import above, function_of
     '            "scaler": scaler.state_dict(), "epoch": epoch}, path)',
 )
 def state_not_saved(program: Program) -> Iterator[Hit]:
-    """A program that loads a checkpoint and trains on, whose checkpoint has no optimizer, scheduler, scaler or "
-    "epoch."""
+    """A program that resumes, whose checkpoint has no optimizer, scheduler, scaler or epoch."""
     if library(program, "accelerate", "deepspeed", "ignite") or lightning(program) or not step_loops(program):
         return
     if not _resumes(program):
@@ -92,7 +90,7 @@ def _resumes(program: Program) -> bool:
             function = function_of(source, call)
             near += function.name if function else ""
             near += " ".join(ast.unparse(made) for arg in call.args for made in _files(program, arg))
-            if re.search(r"resume|checkpoint|ckpt|restart|continue|last", near.lower()):
+            if re.search(r"resume|checkpoint|ckpt|snapshot|restart|continue|last", near.lower()):
                 return True
     return False
 
@@ -140,12 +138,8 @@ def _read_back(program: Program, node: ast.AST) -> bool:
     """Whether a number may come from a file, or from anything but a constant in the text."""
     if not isinstance(node, ast.Name):
         return True
-    values = [b.value for b in bindings(program, node, node.id) if b.kind != "param"]
-    return (
-        not values
-        or depends(program, node, lambda each: isinstance(each, ast.Subscript | ast.Attribute | ast.Call))
-        or any(not isinstance(value, ast.Constant) for value in values)
-    )
+    made = origins(program, node)
+    return not made or not all(isinstance(each, ast.Constant) for each in made)
 
 
 def _skips(loop: ast.AST) -> bool:

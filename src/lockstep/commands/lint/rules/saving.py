@@ -8,8 +8,9 @@ from pathlib import Path
 from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guard, guarded, on_rank, per_rank
+from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped, wraps
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.source import Function, above, function_of
@@ -140,15 +141,36 @@ def _names_in_saves(program: Program, node: ast.Call) -> list[ast.Call]:
 
 
 def _surely_wrapped(program: Program, node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        found = reaching(program, node, bindings(program, node, node.id))
+        values = [each.value for each in found]
+        if values and all(isinstance(each, ast.Call) and _is_prepare(each) for each in values):
+            return True
     made = [each for each in origins(program, node) if not isinstance(each, ast.Constant)]
     return bool(made) and len(wraps(program, node)) == len(made)
+
+
+def _before_wrapping(program: Program, call: ast.Call, owner: ast.expr) -> bool:
+    """Whether the function of a call is started above the line that wraps, in that line's function."""
+    function = function_of(program.owner[call], call)
+    known = [site.call for site in sites(program, function)] if function is not None else []
+    made = wraps(program, owner)
+    return bool(known) and all(
+        function_of(program.owner[each], each) is function_of(program.owner[one], one) and each.lineno < one.lineno
+        for each in known
+        for one in made
+    )
+
+
+def _is_prepare(call: ast.Call) -> bool:
+    return last_name(call.func) == "prepare" and "accelerator" in ast.unparse(call.func)
 
 
 def _loaded_wrapped(program: Program) -> bool:
     """Whether the program loads into the wrapper again: then the keys fit, within this program."""
     for call in program.named.get("load_state_dict", []):
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if owner is not None and wraps(program, owner) and "DataParallel" not in ast.unparse(owner):
+        if owner is not None and wraps(program, owner) and not _before_wrapping(program, call, owner):
             return True
     return False
 

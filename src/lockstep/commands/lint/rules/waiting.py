@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee
-from lockstep.commands.lint.places import loops, over_loader, step_loops
+from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.places import backwards, inside, loops, over_loader, step_loops
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import lightning
 from lockstep.commands.lint.rule import Hit, rule
@@ -69,14 +69,30 @@ def _conditional_call(program: Program, function: Function, loop: ast.AST) -> bo
 def sync_each_step(program: Program) -> Iterator[Hit]:
     """.item(), .cpu(), float(loss) or print of the loss in each training step on a GPU."""
     if lightning(program) or not any(
-        re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids", source.text) for source in program.sources
+        re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids|nccl", source.text) for source in program.sources
     ):
         return
     for loop in step_loops(program):
-        for node in ast.walk(loop):
+        for node in inside(program, loop):
             if isinstance(node, ast.Call) and _waits(node) and _each_pass(program, node, loop):
                 yield Hit(node)
                 break
+    for call in program.named.get("Engine", []):  # Ignite's loop runs this function in each step
+        step = definition(program, call.args[0]) if call.args else None
+        if isinstance(step, Function) and any(each in set(ast.walk(step)) for each in backwards(program)):
+            for node in ast.walk(step):
+                if isinstance(node, ast.Call) and _waits(node) and not _conditional_in(program, node, step):
+                    yield Hit(node)
+                    break
+
+
+def _conditional_in(program: Program, node: ast.AST, function: Function) -> bool:
+    for outer in above(program.owner[node], node):
+        if outer is function:
+            return False
+        if isinstance(outer, ast.If | ast.IfExp):
+            return True
+    return False
 
 
 def _waits(call: ast.Call) -> bool:
@@ -87,7 +103,7 @@ def _waits(call: ast.Call) -> bool:
         return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) and not re.search(
             r"\.cpu\(\)|labels?$|target$", text
         )
-    if name == "print" and isinstance(call.func, ast.Name):
+    if name in ("print", "float") and isinstance(call.func, ast.Name):
         return any(
             isinstance(each, ast.Name) and re.search(r"^(loss|losses|train_loss)$", each.id)
             for part in call.args

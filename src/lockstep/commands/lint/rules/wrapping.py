@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import step_loops
+from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.roles import constant, given, library, wrapped, wraps
@@ -82,7 +82,7 @@ def unwrapped_in_training(program: Program) -> Iterator[Hit]:
     if not kept:
         return
     for loop in step_loops(program):
-        for node in ast.walk(loop):
+        for node in inside(program, loop):
             if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name | ast.Attribute)):
                 continue
             direct = (
@@ -118,7 +118,7 @@ def _trains(program: Program, node: ast.Call, loop: ast.AST) -> bool:
             return False
     return not any(
         isinstance(each, ast.Call) and each.args and wraps(program, each.func)
-        for each in ast.walk(loop)
+        for each in inside(program, loop)
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute)
     )
 
