@@ -6,6 +6,7 @@ from pathlib import Path
 
 import lockstep.commands.lint.rules as _rules
 from lockstep.commands.lint.program import Program, load
+from lockstep.commands.lint.roles import library
 from lockstep.commands.lint.rule import RULES, Finding, Hit, Rule
 from lockstep.commands.lint.source import Source, silenced
 
@@ -21,6 +22,7 @@ _ELSEWHERE = {
     ".mypy_cache",
     "site-packages",
 }
+_LIBRARIES = ("torch", "lightning", "pytorch_lightning", "accelerate", "ignite", "timm", "torchvision", "horovod.torch")
 assert _rules  # importing them has entered them
 
 
@@ -50,7 +52,7 @@ def check(paths: list[Path], codes: frozenset[str]) -> tuple[list[Finding], list
     names = {path.resolve(): path for path in paths}
     found = set[Finding]()
     for path, program in programs.items():
-        if path.resolve() not in imported or _starts(program.root):
+        if (path.resolve() not in imported or _starts(program.root)) and library(program, *_LIBRARIES):
             found.update(_findings(program, names, codes))
     return sorted(found), broken
 

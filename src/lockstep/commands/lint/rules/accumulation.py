@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.places import backwards, calls_in, over_loader, step_loops
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import constant, library
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.source import Loop, statement_of
@@ -167,7 +167,7 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
         if not isinstance(each.loop, ast.For) or not over_loader(program, each.loop):
             continue
         test = ast.unparse(each.when.test)
-        flag = depends(program, each.when.test, _is_more)
+        flag = any(_is_more(node) for part in _condition(program, each.when.test) for node in ast.walk(part))
         if flag or re.search(r"len\(|last|num_batches|total|end", test) or _whole_groups(program, each):
             continue
         after = [
@@ -175,6 +175,13 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
         ]
         if not any(one.lineno > (each.loop.end_lineno or 0) and "sched" not in ast.unparse(one.func) for one in after):
             yield Hit(each.when)
+
+
+def _condition(program: Program, test: ast.expr) -> list[ast.AST]:
+    """A condition, and what the names in it were bound to."""
+    names = [each for each in ast.walk(test) if isinstance(each, ast.Name)]
+    found = [binding for name in names for binding in bindings(program, name, name.id) if binding.kind == "value"]
+    return [test, *(binding.value for binding in found if binding.value is not None)]
 
 
 def _is_more(node: ast.AST) -> bool:

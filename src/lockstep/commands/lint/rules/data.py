@@ -39,7 +39,8 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
             for sampler in sharding(program, loader):
                 if constant(program, given(program, sampler, "shuffle", 3)) is not False:
                     yield Hit(sampler)
-    for call in program.named.get("run", []):  # Ignite's engine
+    handled = any(each.arg == "train_sampler" for call in program.calls for each in call.keywords)
+    for call in program.named.get("run", []) if not handled else []:  # Ignite's engine
         if call.args and given(program, call, "max_epochs") is not None:
             for made in origins(program, call.args[0]):
                 auto = isinstance(made, ast.Call) and last_name(made.func) == "auto_dataloader"

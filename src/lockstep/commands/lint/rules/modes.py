@@ -95,7 +95,7 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
     if wrapped(program):
         return
     text = "\n".join(source.text for source in program.sources)
-    if library(program, "horovod") and not re.search(r"broadcast_parameters|load_state_dict", text):
+    if library(program, "horovod.torch") and not re.search(r"broadcast_parameters|load_state_dict|elastic", text):
         yield from (
             Hit(call, "no broadcast of the parameters") for call in program.named.get("DistributedOptimizer", [])
         )
