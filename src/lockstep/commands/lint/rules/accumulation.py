@@ -50,6 +50,9 @@ def _every(program: Program, test: ast.expr) -> ast.expr | None:
     for each in ast.walk(test):
         if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
             return each.right
+    match test:
+        case ast.Compare(ops=[ast.Eq() | ast.GtE()], comparators=[right]) if "accum" in ast.unparse(right).lower():
+            return right
     for each in ast.walk(test):
         if isinstance(each, ast.Name):
             source = program.owner[each]

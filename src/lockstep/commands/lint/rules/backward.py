@@ -7,8 +7,8 @@ from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.places import backwards, loops
-from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import wrapped
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.roles import constant, given, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.accumulation import accumulations
 from lockstep.commands.lint.source import Loop, above
@@ -26,6 +26,7 @@ from lockstep.commands.lint.source import Loop, above
 )
 def clip_before_unscale(program: Program) -> Iterator[Hit]:
     """clip_grad_norm_ between scaler.scale(loss).backward() and scaler.step, and no unscale_ before it."""
+    yield from _by_accelerate(program)
     for name in ("clip_grad_norm_", "clip_grad_value_", "dispatch_clip_grad", "clip_grad_norm"):
         for call in program.named.get(name, []):
             nodes = [each for each in own_nodes(program, call) if isinstance(each, ast.Call)]
@@ -42,6 +43,19 @@ def clip_before_unscale(program: Program) -> Iterator[Hit]:
                 and any(each.lineno > call.lineno for each in steps)
                 and not _without_scaler(program, call)
             ):
+                yield Hit(call)
+
+
+def _by_accelerate(program: Program) -> Iterator[Hit]:
+    """torch's clipping beside Accelerate's scaler, which accelerator.clip_grad_norm_ would have unscaled."""
+    scaled = any(
+        constant(program, given(program, call, "mixed_precision")) == "fp16"
+        for call in program.named.get("Accelerator", [])
+    )
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        for call in program.named.get(name, []) if scaled else []:
+            unscaled = program.named.get("unscale_gradients", [])
+            if qualified(program, call.func).startswith("torch.nn.utils") and not unscaled:
                 yield Hit(call)
 
 

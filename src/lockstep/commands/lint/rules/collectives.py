@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guard, per_rank, side
 from lockstep.commands.lint.roles import library, wrapped
@@ -32,6 +32,9 @@ _COLLECTIVES = {
     "allgather",
     "reduce_scatter_tensor",
 }
+
+
+_ASKING = ("torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.barrier")
 
 
 def collectives(program: Program) -> list[ast.Call]:
@@ -105,6 +108,37 @@ def used_before_init(program: Program) -> Iterator[Hit]:
         if definition(program, init.func) is not None:
             continue
         function = function_of(source, init)
+        started = [site.call for site in sites(program, function) if not site.spawned] if function is not None else []
+        for place in started:  # a function that starts the group, called too late
+            outer = function_of(program.owner[place], place)
+            for call in users:
+                beside = program.owner[call] is program.owner[place] and function_of(program.owner[call], call) is outer
+                asks = _asks(program, call) or any(
+                    isinstance(each, ast.If) for each in above(program.owner[place], place)
+                )
+                ours = qualified(program, call.func).startswith("torch.")
+                if (
+                    beside
+                    and ours
+                    and outer is not None
+                    and call.lineno < place.lineno
+                    and not asks
+                    and len(started) == 1
+                ):
+                    yield Hit(call)
+        if function is not None:
+            for call in users:
+                top = function_of(program.owner[call], call) is None and program.owner[call] is program.root
+                if (
+                    top
+                    and qualified(program, call.func) in _ASKING
+                    and not _asks(program, call)
+                    and not any(
+                        site.call.lineno < call.lineno and function_of(program.owner[site.call], site.call) is None
+                        for site in sites(program, function)
+                    )
+                ):
+                    yield Hit(call)
         for call in users:
             same = program.owner[call] is source and function_of(source, call) is function
             torchs = last_name(call.func) != "get_rank" or qualified(program, call.func).startswith("torch.distributed")

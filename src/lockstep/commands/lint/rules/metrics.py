@@ -9,7 +9,7 @@ from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_reduced, is_reduction, mentions, own_nodes, tainted, told_after
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import constant, distributed, given, lightning, of_loader
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared, shared_out
@@ -63,7 +63,13 @@ def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name):
             value = node.value
             while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not value.args:
+                if value.func.attr == "mean":
+                    yield node.target.id, node
                 value = value.func.value  # .item(), .detach()
+            if isinstance(value, ast.Call) and re.search(r"loss|criterion|cross_entropy", ast.unparse(value.func)):
+                if not _sums(program, value) and "size" not in ast.unparse(node.value):
+                    yield node.target.id, node
+                continue
             if not isinstance(value, ast.Name) or "loss" not in value.id.lower():
                 continue
             made = [each for each in origins(program, value) if isinstance(each, ast.Call)]
@@ -209,7 +215,11 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
         source = program.owner[call]
         returns_it = _returns_reduced(program, call)
         parent = source.parents[call]
-        if isinstance(parent, ast.Expr) and not _is_a_wait(call) and (returns_it or _of_a_copy(program, call)):
+        if (
+            isinstance(parent, ast.Expr)
+            and not _is_a_wait(call)
+            and (returns_it or _of_a_copy(program, call) or _never_read(program, call))
+        ):
             yield Hit(call)
         elif returns_it and isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Name):
             name = parent.targets[0].id
@@ -220,6 +230,31 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
             same = {each.id for argument in call.args for each in ast.walk(argument) if isinstance(each, ast.Name)}
             if not read and function_of(source, call) is not None and name != "_" and name not in same:
                 yield Hit(call)
+
+
+def _never_read(program: Program, call: ast.Call) -> bool:
+    """all_reduce(t) of a tensor that was made for it, and that nothing reads afterwards."""
+    first = call.args[0] if call.args else None
+    if last_name(call.func) != "all_reduce" or not isinstance(first, ast.Name) or definition(program, call.func):
+        return False
+    found = bindings(program, first, first.id)
+    values = [each.value for each in found]
+    fresh = ("tensor", "as_tensor", "clone", "stack")
+    if not values or not all(isinstance(each, ast.Call) and last_name(each.func) in fresh for each in values):
+        return False
+    if any(isinstance(each, ast.Call) and _is_empty(each) for each in values):
+        return False
+    reads = [
+        each
+        for each in own_nodes(program, call)
+        if isinstance(each, ast.Name) and each.id == first.id and isinstance(each.ctx, ast.Load) and each is not first
+    ]
+    return not reads
+
+
+def _is_empty(call: ast.Call) -> bool:
+    """Whether a tensor is made of constants."""
+    return not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in ast.walk(call))
 
 
 def _is_a_wait(call: ast.Call) -> bool:

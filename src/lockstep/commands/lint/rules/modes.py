@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import calls_in, evaluation_loops, step_loops
-from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import on_rank, per_rank
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
@@ -92,6 +93,10 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
     for call in program.named.get("random_split", []):
         if sharded and per_rank(program, call) and given(program, call, "generator", 2) is None:
             yield Hit(call)
+    for call in program.named.get("Subset", []) if sharded else []:
+        chosen = given(program, call, "indices", 1)
+        if chosen is not None and per_rank(program, call) and depends(program, chosen, _is_permutation):
+            yield Hit(call)
     if wrapped(program):
         return
     text = "\n".join(source.text for source in program.sources)
@@ -106,6 +111,15 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
         and not re.search(r"broadcast|load_state_dict|fully_shard|FSDP", text)
     ):
         yield Hit(by_hand[0], "gradients averaged by hand, weights never made equal")
+
+
+def _is_permutation(node: ast.AST) -> bool:
+    """A permutation that is drawn from a generator of the process."""
+    return (
+        isinstance(node, ast.Call)
+        and last_name(node.func) in ("randperm", "permutation")
+        and not any(each.arg == "generator" for each in node.keywords)
+    )
 
 
 @rule(

@@ -9,7 +9,7 @@ from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import over_loader
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, on_world, per_rank
 from lockstep.commands.lint.roles import constant, datasets, distributed, given, lightning, loaders, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
@@ -79,7 +79,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
         return
     for loader in loaders(program):
         batch = of_loader(program, loader, "batch_size")
-        shared = sharding(program, loader) or prepared(program, loader)
+        shared = sharding(program, loader) or prepared(program, loader) or lightning(program)
         if (
             batch is not None
             and shared
@@ -203,11 +203,26 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
                 for each in ast.walk(part)
             ):
                 yield Hit(part)
-    if normalize and any(not _on_batch(program, each) for each in normalize):
-        for source in program.sources:
-            for node in source.nodes:
-                if _by_hand(node) and _on_batch(program, node):
-                    yield Hit(node)
+    in_compose = [part for call in program.named.get("Compose", []) for part in ast.walk(call)]
+    made = {each for part in in_compose if isinstance(part, ast.expr) for each in origins(program, part)}
+    if not any(each in made or each in in_compose for each in normalize):
+        return
+    for source in program.sources:
+        for node in source.nodes:
+            if (_by_hand(node) or _normalises(program, node)) and _on_batch(program, node):
+                yield Hit(node)
+
+
+def _normalises(program: Program, node: ast.AST) -> bool:
+    """normalize(images, mean, std) of torchvision, or a Normalize that is called."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    if qualified(program, node.func).endswith("functional.normalize") and "torchvision" in qualified(
+        program, node.func
+    ):
+        return True
+    calls = origins(program, node.func) if isinstance(node.func, ast.Name | ast.Attribute) else []
+    return any(isinstance(each, ast.Call) and last_name(each.func) == "Normalize" for each in calls)
 
 
 def _is_255(node: ast.AST) -> bool:
@@ -218,7 +233,8 @@ def _by_hand(node: ast.AST) -> bool:
     """(x - mean) / std, x.sub_(mean).div_(std)."""
     match node:
         case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
-            return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
+            own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
+            return not own and "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]
         ):
@@ -234,4 +250,6 @@ def _on_batch(program: Program, node: ast.AST) -> bool:
             return True
         if isinstance(outer, ast.ClassDef) and re.search(r"prefetch|loader", outer.name.lower()):
             return True
+        if isinstance(outer, Function) and outer.name == "forward":
+            return "self." in ast.unparse(node) or isinstance(node, ast.Call)
     return False

@@ -123,6 +123,9 @@ def module_saved(program: Program) -> Iterator[Hit]:
         return
     back = _loaded_wrapped(program)
     for call in saves(program):
+        whole = call.args[0] if call.args else None
+        if isinstance(whole, ast.Name | ast.Attribute) and _surely_wrapped(program, whole):
+            yield Hit(call)
         for node in _saved_calls(program, call):
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
             if (

@@ -40,6 +40,10 @@ def fixed_port(program: Program) -> Iterator[Hit]:
             given_port = next((v for k, v in entries if isinstance(k, ast.Constant) and k.value == "MASTER_PORT"), None)
         if owner.endswith("environ") and given_port is not None and _fixed(program, given_port):
             yield Hit(call, "MASTER_PORT")
+    for call in program.named.get("TCPStore", []):
+        port = constant(program, given(program, call, "port", 1))
+        if isinstance(port, int) and port > 0:
+            yield Hit(call, f"port {port}")
     for call in program.named.get("init_process_group", []):
         method = given(program, call, "init_method", 1)
         place = constant(program, method)
@@ -132,7 +136,9 @@ def _guard_edit(program: Program, node: ast.AST) -> tuple[Edit, ...]:
     mend='mp.set_start_method("spawn")  # or touch no GPU before the children start',
 )
 def cuda_before_fork(program: Program) -> Iterator[Hit]:
-    """A call of torch.cuda that starts the driver, above one that forks."""
+    """A call of torch.cuda that starts the driver, above one that forks, or in a loader's workers."""
+    if not program.named.get("get_context") and "multiprocessing_context" not in program.root.text:
+        yield from (Hit(call, "in __getitem__, which workers run") for call in _workers_on_cuda(program))
     spawning = {
         constant(program, call.args[0] if call.args else None)
         for call in [*program.named.get("set_start_method", []), *program.named.get("get_context", [])]
@@ -161,6 +167,21 @@ def cuda_before_fork(program: Program) -> Iterator[Hit]:
             ):
                 yield Hit(call)
                 return
+
+
+def _workers_on_cuda(program: Program) -> Iterator[ast.Call]:
+    """.cuda() in a data set's __getitem__, which a loader's forked workers run."""
+    if not any(
+        constant(program, each.value) not in (0, ...)
+        for call in program.named.get("DataLoader", [])
+        for each in call.keywords
+        if each.arg == "num_workers"
+    ):
+        return
+    for function in program.methods.get("__getitem__", []):
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and _starts_cuda(program, call):
+                yield call
 
 
 def _starts_cuda(program: Program, call: ast.Call) -> bool:

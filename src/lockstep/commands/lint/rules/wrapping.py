@@ -53,7 +53,7 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
             and last_name(inner.func) not in ("to", "cuda")
         ):
             inner = inner.func.value
-        if isinstance(inner, ast.Call):
+        if isinstance(inner, ast.Call) and last_name(inner.func) in ("to", "cuda"):
             return True
         source = program.owner[made]
         for other in [*program.named.get("to", []), *program.named.get("cuda", [])]:
