@@ -11,7 +11,7 @@ from lockstep.commands.lint.places import backwards, calls_in, over_loader, step
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import constant, library
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
-from lockstep.commands.lint.source import Loop, statement_of
+from lockstep.commands.lint.source import Loop, above, statement_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +50,10 @@ def _every(program: Program, test: ast.expr) -> ast.expr | None:
     for each in ast.walk(test):
         if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
             return each.right
-    match test:
-        case ast.Compare(ops=[ast.Eq() | ast.GtE()], comparators=[right]) if "accum" in ast.unparse(right).lower():
-            return right
+    for each in ast.walk(test):
+        match each:
+            case ast.Compare(ops=[ast.Eq() | ast.GtE()], comparators=[right]) if "accum" in ast.unparse(right).lower():
+                return right
     for each in ast.walk(test):
         if isinstance(each, ast.Name):
             source = program.owner[each]
@@ -97,6 +98,7 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
     """Accumulation in which no division enters the loss, or the gradients."""
     if library(program, "deepspeed"):
         return
+    yield from _undivided_parts(program)
     for each in accumulations(program):
         call = each.backward
         values: list[ast.AST] = [*call.args, call.func.value if isinstance(call.func, ast.Attribute) else call]
@@ -129,6 +131,26 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
 def _same_as(wanted: ast.expr) -> Callable[[ast.AST], bool]:
     text = ast.dump(wanted)
     return lambda node: ast.dump(node) == text
+
+
+def _undivided_parts(program: Program) -> Iterator[Hit]:
+    """A batch cut in parts by .chunk or .split, a backward pass for each, one step after them, and no division."""
+    for call in backwards(program):
+        around = [outer for outer in above(program.owner[call], call) if isinstance(outer, ast.For)]
+        if len(around) < 2 or not re.search(r"\.(chunk|split|tensor_split)\(", ast.unparse(around[0].iter)):
+            continue
+        steps = [each for each in ast.walk(around[1]) if isinstance(each, ast.Call) and last_name(each.func) == "step"]
+        inner = set(ast.walk(around[0]))
+        values: list[ast.AST] = [*call.args, call.func]
+        sums = any(
+            each.arg == "reduction"
+            for part in ast.walk(around[0])
+            if isinstance(part, ast.Call)
+            for each in part.keywords
+        )
+        if steps and not any(each in inner for each in steps) and not sums:
+            if not any(depends(program, value, _divides) for value in values):
+                yield Hit(call, "of each part")
 
 
 def _rates(program: Program) -> Iterator[ast.expr]:

@@ -10,10 +10,10 @@ from lockstep.commands.lint.flow import added_up, is_reduced, is_reduction, ment
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
-from lockstep.commands.lint.roles import constant, distributed, given, lightning, of_loader
+from lockstep.commands.lint.roles import constant, distributed, given, lightning, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared, shared_out
-from lockstep.commands.lint.source import Function, Loop, class_of, function_of
+from lockstep.commands.lint.source import Binding, Function, Loop, class_of, function_of
 
 
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
@@ -44,6 +44,8 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
         if not is_reduced(program, loop):
             continue
         nodes = own_nodes(program, loop)
+        if not any(sharding(program, each) for each in cut):
+            yield from _means_of_shares(program, loop, nodes)
         for name, place in _unweighted(program, loop):
             names = tainted(nodes, {name})
             for node in nodes:
@@ -55,6 +57,25 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
                 ):
                     yield Hit(place)
                     break
+
+
+def _means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST]) -> Iterator[Hit]:
+    """A rank's own mean handed to all_reduce, of shares that a script cuts itself: they are of unequal sizes."""
+    names = added_up(loop)
+    for node in nodes:
+        if isinstance(node, ast.Call) and last_name(node.func) in ("all_reduce", "allreduce", "reduce") and node.args:
+            for made in [node.args[0], *(b.value for b in _bound(program, node.args[0]) if b.value is not None)]:
+                for each in ast.walk(made):
+                    match each:
+                        case ast.BinOp(left=left, op=ast.Div(), right=right) if mentions(left, names) and mentions(
+                            right, names
+                        ):
+                            yield Hit(node)
+                            return
+
+
+def _bound(program: Program, node: ast.expr) -> list[Binding]:
+    return [b for b in bindings(program, node, node.id) if b.kind == "value"] if isinstance(node, ast.Name) else []
 
 
 def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
@@ -251,6 +251,7 @@ def no_barrier_before_load(program: Program) -> Iterator[Hit]:
     """torch.load of a path that one rank has just written in the same function, with no collective between."""
     if not distributed(program):
         return
+    yield from _by_functions(program)
     for save in saves(program):
         path = given(program, save, "f", 1)
         if path is None or guard(program, save) is None:
@@ -267,6 +268,26 @@ def no_barrier_before_load(program: Program) -> Iterator[Hit]:
                 for each in nodes
             ):
                 yield Hit(load)
+
+
+def _by_functions(program: Program) -> Iterator[Hit]:
+    """A call of a function that saves on one rank, then of one that loads the same path, and no wait between."""
+    writers = {function for call in saves(program) if guarded(program, call) and (function := _home(program, call))}
+    readers = {function for call in loads(program) if not guarded(program, call) and (function := _home(program, call))}
+    for reader in readers - writers:
+        for later in sites(program, reader):
+            nodes = [each for each in own_nodes(program, later.call) if isinstance(each, ast.Call)]
+            for earlier in nodes:
+                between = [each for each in nodes if earlier.lineno < each.lineno < later.call.lineno]
+                wrote = callee(program, earlier) in writers and earlier.lineno < later.call.lineno
+                same = {ast.dump(each) for each in earlier.args} & {ast.dump(each) for each in later.call.args}
+                path = any("path" in text or "file" in text or "Constant" in text for text in same)
+                if wrote and path and not any(_waits(program, each) for each in [earlier, *between, later.call]):
+                    yield Hit(later.call)
+
+
+def _home(program: Program, call: ast.Call) -> Function | None:
+    return function_of(program.owner[call], call)
 
 
 def _texts(program: Program, node: ast.AST) -> list[str]:
