@@ -8,6 +8,7 @@ import pytest
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
 from tests.lint.mutations import OWN, RIGHT, WRONG
+from tests.lint.shapes import BEFORE, SHAPES
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE / "right").glob("*.py"))
@@ -47,6 +48,13 @@ def test_another_right_way_is_left_alone(script: str, codes: str, old: str, new:
 @pytest.mark.parametrize(("codes", "text"), OWN)
 def test_scripts_of_their_own(codes: str, text: str, tmp_path: Path) -> None:
     assert codes_in(text, tmp_path) == codes.split()
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"), SHAPES, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(SHAPES)]
+)
+def test_other_shapes(codes: str, text: str, tmp_path: Path) -> None:
+    assert codes_in(BEFORE + text, tmp_path) == sorted(codes.split())
 
 
 def test_every_code_has_a_wrong_and_a_right_script() -> None:

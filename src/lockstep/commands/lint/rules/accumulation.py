@@ -148,9 +148,13 @@ def _undivided_parts(program: Program) -> Iterator[Hit]:
             if isinstance(part, ast.Call)
             for each in part.keywords
         )
-        if steps and not any(each in inner for each in steps) and not sums:
-            if not any(depends(program, value, _divides) for value in values):
-                yield Hit(call, "of each part")
+        if (
+            steps
+            and not any(each in inner for each in steps)
+            and not sums
+            and not any(depends(program, value, _divides) for value in values)
+        ):
+            yield Hit(call, "of each part")
 
 
 def _rates(program: Program) -> Iterator[ast.expr]:

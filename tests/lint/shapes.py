@@ -1,0 +1,448 @@
+"""Small scripts of their own shapes: (codes, script without its imports)."""
+
+BEFORE = """\
+import os, random
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data.distributed import DistributedSampler
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(10, 2)
+    def forward(self, x):
+        return self.fc(x)
+def make(n):
+    return TensorDataset(torch.randn(n, 10), torch.randint(0, 2, (n,)))
+"""
+
+SHAPES: list[tuple[str, str]] = [
+    (
+        "LS301",
+        """\
+def main():
+    dist.init_process_group("nccl")
+    model = DDP(Net())
+    model.cuda()
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS316",
+        """\
+def main():
+    dist.init_process_group(backend="nccl")
+    device = torch.device("cpu")
+    model = DDP(Net().to(device))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    for x, y in DataLoader(make(100), batch_size=10):
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS201",
+        """\
+ACCUM = 4
+def main():
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = 0
+    loader = DataLoader(make(100), batch_size=10)
+    for epoch in range(2):
+        for i, (x, y) in enumerate(loader):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            count += 1
+            if count == ACCUM or i == len(loader) - 1:
+                opt.step(); opt.zero_grad(); count = 0
+main()
+""",
+    ),
+    (
+        "LS201",
+        """\
+def main():
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(make(100), batch_size=40)
+    for epoch in range(2):
+        for x, y in loader:
+            opt.zero_grad()
+            for xs, ys in zip(x.chunk(4), y.chunk(4)):
+                F.cross_entropy(model(xs), ys).backward()
+            opt.step()
+main()
+""",
+    ),
+    (
+        "LS203",
+        """\
+def evaluate(model, loader, world):
+    model.eval(); total = 0.0
+    with torch.no_grad():
+        for x, y in loader:
+            total += F.cross_entropy(model(x), y).item()
+    mean = torch.tensor(total / len(loader))
+    dist.all_reduce(mean)
+    return mean.item() / world
+def main():
+    dist.init_process_group("gloo"); world = dist.get_world_size(); rank = dist.get_rank()
+    own = Subset(make(101), range(rank, 101, world))
+    print(evaluate(Net(), DataLoader(own, batch_size=16), world))
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS203",
+        """\
+def evaluate(model, loader, world):
+    model.eval(); correct = 0; n = 0
+    with torch.no_grad():
+        for x, y in loader:
+            correct += (model(x).argmax(1) == y).sum().item()
+            n += len(y)
+    acc = torch.tensor(correct / n)
+    dist.all_reduce(acc)
+    return acc.item() / world
+def main():
+    dist.init_process_group("gloo"); world = dist.get_world_size(); rank = dist.get_rank()
+    own = Subset(make(101), range(rank, 101, world))
+    print(evaluate(Net(), DataLoader(own, batch_size=16), world))
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS206",
+        """\
+def evaluate(model, loader, rank):
+    model.eval(); correct = 0; n = 0
+    with torch.no_grad():
+        for x, y in loader:
+            correct += (model(x).argmax(1) == y).sum().item()
+            n += len(y)
+    t = torch.tensor([correct, n])
+    dist.all_reduce(t)
+    return correct / n
+def main():
+    dist.init_process_group("gloo"); world = dist.get_world_size(); rank = dist.get_rank()
+    own = Subset(make(101), range(rank, 101, world))
+    print(evaluate(Net(), DataLoader(own, batch_size=16), rank))
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS307",
+        """\
+rank = dist.get_rank()
+def main():
+    dist.init_process_group("gloo")
+    print(rank)
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    main()
+""",
+    ),
+    (
+        "LS307",
+        """\
+def setup():
+    dist.init_process_group("gloo")
+def main():
+    rank = dist.get_rank()
+    setup()
+    print(rank)
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    main()
+""",
+    ),
+    (
+        "LS308",
+        """\
+def main():
+    dist.init_process_group("gloo")
+    x = torch.ones(1)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+    print(x)
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "",
+        """\
+def main():
+    dist.init_process_group("gloo")
+    x = torch.ones(1)
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+        dist.broadcast(x, 0)
+    else:
+        dist.recv(x, 0)
+        dist.broadcast(x, 0)
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS308",
+        """\
+def save(model, path):
+    torch.save(model.state_dict(), path)
+    dist.barrier()
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    if rank == 0:
+        save(Net(), "x.pt")
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS315",
+        """\
+class Images(Dataset):
+    def __getitem__(self, i):
+        return torch.ones(3).cuda(), 0
+    def __len__(self):
+        return 10
+loader = DataLoader(Images(), batch_size=2, num_workers=4)
+for x, y in loader:
+    print(x)
+""",
+    ),
+    (
+        "LS403",
+        """\
+def main():
+    dist.init_process_group("gloo")
+    model = DDP(Net())
+    if dist.get_rank() == 0:
+        torch.save(model, "m.pt")
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS212",
+        """\
+def main():
+    dist.init_process_group("gloo")
+    ds = make(100)
+    idx = torch.randperm(len(ds)).tolist()
+    train, val = Subset(ds, idx[:80]), Subset(ds, idx[80:])
+    sampler = DistributedSampler(train)
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(train, batch_size=16 // dist.get_world_size(), sampler=sampler)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward(); opt.step()
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS406",
+        """\
+def save(model, path, rank):
+    if rank == 0:
+        torch.save(model.module.state_dict(), path)
+def load(model, path):
+    model.module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DDP(Net())
+    save(model, "m.pt", rank)
+    load(model, "m.pt")
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "",
+        """\
+def save(model, path, rank):
+    if rank == 0:
+        torch.save(model.module.state_dict(), path)
+def load(model, path):
+    model.module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DDP(Net())
+    save(model, "m.pt", rank)
+    dist.barrier()
+    load(model, "m.pt")
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS305",
+        """\
+def setup(rank, world, port="12355"):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = port
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+def run(rank, world):
+    setup(rank, world)
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(run, args=(2,), nprocs=2)
+""",
+    ),
+    (
+        "LS111",
+        """\
+from torchvision import transforms
+tf = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,), (0.5,))])
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(0.5)); self.register_buffer("std", torch.tensor(0.5))
+        self.fc = nn.Linear(4, 2)
+    def forward(self, x):
+        x = (x - self.mean) / self.std
+        return self.fc(x)
+""",
+    ),
+    (
+        "LS107",
+        """\
+def random_subset(dataset, fraction):
+    n = int(len(dataset) * fraction)
+    return Subset(dataset, list(range(n)))
+loader = DataLoader(random_subset(make(100), 0.25), batch_size=4, shuffle=True)
+""",
+    ),
+    (
+        "LS309",
+        """\
+def step(model, x, y, opt):
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    dist.barrier()
+    opt.step()
+def main():
+    dist.init_process_group("gloo")
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    ds = make(64); sampler = DistributedSampler(ds); loader = DataLoader(ds, 8, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            step(model, x, y, opt)
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS215",
+        """\
+def test(model, loader):
+    model.eval()
+    n = 0
+    with torch.no_grad():
+        for x, y in loader:
+            n += (model(x).argmax(1) == y).sum().item()
+    return n
+def main():
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(make(64), 8); tl = DataLoader(make(32), 8)
+    model.train()
+    for epoch in range(3):
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        print(test(model, tl))
+main()
+""",
+    ),
+    (
+        "LS110",
+        """\
+loader = DataLoader(make(10), num_workers=2, worker_init_fn=lambda w: np.random.seed(0))
+""",
+    ),
+    (
+        "LS313",
+        """\
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2); self.b = nn.Linear(2, 2)
+    def forward(self, x):
+        return self.a(x)
+def main():
+    dist.init_process_group("gloo")
+    model = DDP(Two(), find_unused_parameters=True)
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS401",
+        """\
+def run(rank, world):
+    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world)
+    model = DDP(Net())
+    torch.save(model.module.state_dict(), "m.pt")
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(run, args=(2,), nprocs=2)
+""",
+    ),
+    (
+        "LS302",
+        """\
+def main():
+    dist.init_process_group("gloo")
+    model = Net()
+    ddp_model = DDP(model)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    ds = make(64); sampler = DistributedSampler(ds); loader = DataLoader(ds, 8, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "LS205 LS104",
+        """\
+def val(model, loader):
+    model.eval(); n = 0
+    with torch.no_grad():
+        for x, y in loader:
+            n += (model(x).argmax(1) == y).sum().item()
+    return n / len(loader.dataset)
+def main():
+    dist.init_process_group("gloo")
+    model = DDP(Net())
+    ds = make(64); vl = DataLoader(ds, 8, sampler=DistributedSampler(ds, shuffle=False))
+    best = 0
+    for epoch in range(3):
+        model.train()
+        a = val(model.module, vl)
+        if a > best and dist.get_rank() == 0:
+            best = a
+    dist.destroy_process_group()
+main()
+""",
+    ),
+]
