@@ -144,7 +144,11 @@ def lightning(program: Program) -> bool:
 
 def wrapped(program: Program) -> list[ast.Call]:
     """The calls of DistributedDataParallel."""
-    return [*program.named.get("DistributedDataParallel", []), *_aliases(program)]
+    if "wrapped" not in program.memo:
+        program.memo["wrapped"] = [*program.named.get("DistributedDataParallel", []), *_aliases(program)]
+    found = program.memo["wrapped"]
+    assert isinstance(found, list)
+    return found
 
 
 def _aliases(program: Program) -> Iterator[ast.Call]:

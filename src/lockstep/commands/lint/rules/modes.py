@@ -59,8 +59,14 @@ def equal_dropout(program: Program) -> Iterator[Hit]:
     if any(re.search(r"torch\.seed\(\)|set_rng_state|fork_rng", source.text) for source in program.sources):
         return
     known = [call for call in seeds if per_rank(program, call) and definition(program, call.func) is None]
+    known = [call for call in known if "worker" not in _function_name(program, call)]
     if known:
         yield Hit(known[-1])
+
+
+def _function_name(program: Program, call: ast.Call) -> str:
+    function = function_of(program.owner[call], call)
+    return function.name if function is not None else ""
 
 
 def _never_drops(program: Program, call: ast.Call) -> bool:

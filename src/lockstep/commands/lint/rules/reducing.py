@@ -194,17 +194,23 @@ def _returns_reduced(program: Program, call: ast.Call) -> bool:
     ):
         return True
     function = callee(program, call)
-    if function is None or not any(is_reduction(each) for each in ast.walk(function)):
+    if function is None:
         return False
-    copied = any(
-        isinstance(each, ast.Call) and last_name(each.func) in ("clone", "tensor", "as_tensor", "stack")
-        for each in ast.walk(function)
-    )
-    return (
-        copied
-        and any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(function))
-        and _one_value(function)
-    )
+    key = ("returns reduced", function)
+    if key not in program.memo:
+        program.memo[key] = _reduces_a_copy(function)
+    return bool(program.memo[key])
+
+
+def _reduces_a_copy(function: Function) -> bool:
+    """Whether a function is about a reduction of a copy, and returns it."""
+    nodes = list(ast.walk(function))
+    if not any(is_reduction(each) for each in nodes):
+        return False
+    copies = ("clone", "tensor", "as_tensor", "stack")
+    copied = any(isinstance(each, ast.Call) and last_name(each.func) in copies for each in nodes)
+    returned = any(isinstance(each, ast.Return) and each.value is not None for each in nodes)
+    return copied and returned and _one_value(function)
 
 
 def _one_value(function: Function) -> bool:

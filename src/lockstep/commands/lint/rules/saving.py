@@ -4,14 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.calls import method, sites
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import given, library, lightning, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, insert, rule
-from lockstep.commands.lint.source import above, function_of
+from lockstep.commands.lint.source import above, class_of, function_of
 
 
 def saves(program: Program) -> list[ast.Call]:
@@ -46,9 +46,18 @@ def saved_on_every_rank(program: Program) -> Iterator[Hit]:
             and not guarded(program, call)
             and per_rank(program, call)
             and _reached(program, call)
+            and not _of_one_rank(program, call)
             and not _master_saves(program, call)
         ):
             yield Hit(call)
+
+
+def _of_one_rank(program: Program, call: ast.Call) -> bool:
+    """Whether a call stands in a class that one rank alone makes objects of, or nobody in the program."""
+    owner = class_of(program.owner[call], call)
+    init = method(program, owner, "__init__") if owner is not None else None
+    made = [site.call for site in sites(program, init)] if init is not None else []
+    return init is not None and all(guarded(program, each) for each in made)
 
 
 def _reached(program: Program, call: ast.Call) -> bool:
