@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,14 @@ def test_lint_imports_no_torch(script: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program, str(script)], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("page", ["docs/lint.md", "docs/zh/lint.md"])
+def test_the_page_lists_the_rules_as_they_are(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--rules"])
+    text = (ROOT / page).read_text()
+    assert f"```\n{capsys.readouterr().out}```" in text
+    table = tomllib.loads(text.partition("```toml\n")[2].partition("```")[0])["tool"]["lockstep"]["lint"]
+    assert set(table) == {"select", "ignore"}
+    assert all(any(code.startswith(prefix) for code in RULES) for prefix in table["select"] + table["ignore"])
+    assert "        entry: lockstep lint\n" in text

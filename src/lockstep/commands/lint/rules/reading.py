@@ -204,8 +204,8 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
             ):
                 yield Hit(part)
     in_compose = [part for call in program.named.get("Compose", []) for part in ast.walk(call)]
-    made = {each for part in in_compose if isinstance(part, ast.expr) for each in origins(program, part)}
-    if not any(each in made or each in in_compose for each in normalize):
+    composed = {each for part in in_compose if isinstance(part, ast.expr) for each in origins(program, part)}
+    if not any(each in composed or each in in_compose for each in normalize):
         return
     for source in program.sources:
         for node in source.nodes:

@@ -144,7 +144,7 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
                 isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in nodes
             )
             same = {each.id for argument in call.args for each in ast.walk(argument) if isinstance(each, ast.Name)}
-            if not read and function_of(source, call) is not None and name != "_" and name not in same:
+            if not read and function_of(source, call) is not None and name.strip("_") and name not in same:
                 yield Hit(call)
 
 

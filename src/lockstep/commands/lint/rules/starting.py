@@ -41,9 +41,9 @@ def fixed_port(program: Program) -> Iterator[Hit]:
         if owner.endswith("environ") and given_port is not None and _fixed(program, given_port):
             yield Hit(call, "MASTER_PORT")
     for call in program.named.get("TCPStore", []):
-        port = constant(program, given(program, call, "port", 1))
-        if isinstance(port, int) and port > 0:
-            yield Hit(call, f"port {port}")
+        number = constant(program, given(program, call, "port", 1))
+        if isinstance(number, int) and number > 0:
+            yield Hit(call, f"port {number}")
     for call in program.named.get("init_process_group", []):
         method = given(program, call, "init_method", 1)
         place = constant(program, method)
