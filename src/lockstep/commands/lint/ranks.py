@@ -15,7 +15,7 @@ _RANK = re.compile(r"(^|_)rank$|^(local_)?process_index$|^proc_id$|^ngpus?_rank$
 
 _FIRST = re.compile(
     r"(^|_)(is_)?(main|master|chief|primary|rank_?zero|rank_?0|first|global_zero)(_process|_rank|_proc|_worker)?$"
-    r"|is_main_process|is_global_zero|is_local_main|is_master|on_main|should_save|distributed_rank_0"
+    r"|is_main_process|is_global_zero|is_local_main|is_master|on_main|should_save|distributed_rank_0|world_zero|is_leader|coordinator"
 )
 _WORLD = re.compile(
     r"(^|_)(world(_?size)?|n_?procs?|num_proc(esse)?s|n_?gpus?(_per_node)?|num_(gpus|replicas|devices)|gpus|device_count"

@@ -89,8 +89,18 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
         ):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
         workers = of_loader(program, loader, "num_workers")
-        if workers is not None and depends(program, workers, _counts_cores) and not on_world(program, workers):
+        if (
+            workers is not None
+            and depends(program, workers, _counts_cores)
+            and not depends(program, workers, _caps)
+            and not on_world(program, workers)
+        ):
             yield Hit(workers, f"num_workers={ast.unparse(workers)}")
+
+
+def _caps(node: ast.AST) -> bool:
+    """min(8, cores): a number that somebody chose for one process."""
+    return isinstance(node, ast.Call) and last_name(node.func) == "min"
 
 
 def _counts_cores(node: ast.AST) -> bool:

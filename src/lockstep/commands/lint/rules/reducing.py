@@ -202,10 +202,19 @@ def _returns_reduced(program: Program, call: ast.Call) -> bool:
     return bool(program.memo[key])
 
 
+def _writes_back(node: ast.AST) -> bool:
+    """x[key] = value, x.copy_(value): what was given is changed as well."""
+    if isinstance(node, ast.Call) and last_name(node.func) in ("copy_", "update", "fill_"):
+        return True
+    return isinstance(node, ast.Assign) and any(isinstance(each, ast.Subscript) for each in node.targets)
+
+
 def _reduces_a_copy(function: Function) -> bool:
     """Whether a function is about a reduction of a copy, and returns it."""
     nodes = list(ast.walk(function))
     if not any(is_reduction(each) for each in nodes):
+        return False
+    if any(_writes_back(each) for each in nodes):
         return False
     copies = ("clone", "tensor", "as_tensor", "stack")
     copied = any(isinstance(each, ast.Call) and last_name(each.func) in copies for each in nodes)

@@ -64,6 +64,8 @@ def _saved_text(program: Program, call: ast.Call) -> str | None:
         if isinstance(made, ast.arg):
             return None
         parts.append(ast.unparse(made))
+        if isinstance(made, ast.Dict) and None in made.keys:
+            return None  # another dictionary is spread into it
         if isinstance(made, ast.Call) and last_name(made.func) not in ("state_dict", "dict"):
             return None
     if isinstance(call.args[0], ast.Name):
