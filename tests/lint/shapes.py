@@ -445,4 +445,187 @@ def main():
 main()
 """,
     ),
+    (
+        "",
+        """\
+def is_main():
+    return not dist.is_initialized() or dist.get_rank() == 0
+def save_on_master(*args):
+    if is_main():
+        torch.save(*args)
+def evaluate(model, loader, device):
+    model.eval()
+    hits, seen = torch.zeros(1, device=device), torch.zeros(1, device=device)
+    with torch.no_grad():
+        for x, y in loader:
+            hits += (model(x).argmax(1) == y).sum()
+            seen += len(y)
+    for t in (hits, seen):
+        dist.all_reduce(t)
+    return (hits / seen).item()
+def main():
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    model = Net().to(device)
+    torch.manual_seed(100 + rank)
+    ddp = DDP(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    opt = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    ds, test = make(128), make(50)
+    sampler = DistributedSampler(ds, num_replicas=world, rank=rank, shuffle=True, seed=0)
+    per_rank = 32 // world
+    loader = DataLoader(ds, per_rank, sampler=sampler, num_workers=min(4, os.cpu_count()))
+    test_loader = DataLoader(Subset(test, list(range(rank, len(test), world))), 16)
+    best = 0.0
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        ddp.train()
+        for x, y in loader:
+            opt.zero_grad(set_to_none=True)
+            loss = F.cross_entropy(ddp(x.to(device)), y.to(device))
+            loss.backward()
+            opt.step()
+        acc = evaluate(model, test_loader, device)
+        if acc > best:
+            best = acc
+            save_on_master(model.state_dict(), "best.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    main()
+""",
+    ),
+    (
+        "",
+        """\
+def train(loader, model, opt, epoch):
+    model.train()
+    meter = torch.zeros(2)
+    it = iter(loader)
+    step = 0
+    while True:
+        try:
+            x, y = next(it)
+        except StopIteration:
+            break
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        (loss * dist.get_world_size() / 64).backward()
+        opt.step()
+        meter += torch.tensor([loss.detach(), len(y)])
+        step += 1
+    dist.all_reduce(meter)
+    return meter[0] / meter[1]
+def worker(rank, world, path):
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    ds = make(640)
+    sampler = DistributedSampler(ds, world, rank, drop_last=True)
+    loader = DataLoader(ds, batch_size=64 // world, sampler=sampler)
+    model = DDP(Net())
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = 0
+    if os.path.exists("ck.pt"):
+        ck = torch.load("ck.pt", map_location="cpu", weights_only=True)
+        model.module.load_state_dict(ck["model"]); opt.load_state_dict(ck["opt"]); start = ck["epoch"] + 1
+    for epoch in range(start, 5):
+        sampler.set_epoch(epoch)
+        loss = train(loader, model, opt, epoch)
+        if rank == 0:
+            print(epoch, float(loss))
+            torch.save({"model": model.module.state_dict(), "opt": opt.state_dict(), "epoch": epoch}, "ck.tmp")
+            os.replace("ck.tmp", "ck.pt")
+        dist.barrier()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    import tempfile
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(worker, args=(2, folder + "/meet"), nprocs=2)
+""",
+    ),
+    (
+        "",
+        """\
+class Engine:
+    def __init__(self, model, rank):
+        self.rank = rank
+        self.is_main = rank == 0
+        self.model = DDP(model)
+        self.opt = torch.optim.AdamW(self.model.parameters(), lr=1e-3 * dist.get_world_size())
+        self.sched = torch.optim.lr_scheduler.OneCycleLR(self.opt, 1e-2, total_steps=100)
+    def fit(self, loader, epochs):
+        for epoch in range(epochs):
+            loader.sampler.set_epoch(epoch)
+            self.model.train()
+            for i, (x, y) in enumerate(loader):
+                self.opt.zero_grad()
+                loss = F.cross_entropy(self.model(x), y)
+                loss.backward()
+                self.opt.step()
+                self.sched.step()
+                if i % 10 == 0 and self.is_main:
+                    print("rank 0 loss", loss.item())
+            if self.is_main:
+                self.save()
+    def save(self):
+        torch.save(self.model.module.state_dict(), "m.pt")
+def main():
+    dist.init_process_group("gloo")
+    ds = make(64)
+    loader = DataLoader(ds, batch_size=8, sampler=DistributedSampler(ds))
+    Engine(Net(), dist.get_rank()).fit(loader, 3)
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "",
+        """\
+def average(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    ds = make(64)
+    for epoch in range(2):
+        order = torch.randperm(len(ds), generator=torch.Generator().manual_seed(epoch))
+        for ids in order.split(16):
+            own = ids[rank::world]
+            x, y = ds[own]
+            opt.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            average(model)
+            opt.step()
+    if rank == 0:
+        torch.save(model.state_dict(), "m.pt")
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "",
+        """\
+def main():
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(make(96), batch_size=8, shuffle=True, drop_last=True)
+    k = 4
+    for epoch in range(3):
+        model.train()
+        opt.zero_grad()
+        pending = 0
+        for i, (x, y) in enumerate(loader):
+            (F.cross_entropy(model(x), y) / k).backward()
+            pending += 1
+            if (i + 1) % k == 0:
+                opt.step(); opt.zero_grad(); pending = 0
+        if pending:
+            opt.step(); opt.zero_grad()
+main()
+""",
+    ),
 ]

@@ -67,6 +67,8 @@ def tainted(nodes: list[ast.AST], names: set[str]) -> set[str]:
     while True:
         size = len(found)
         for node in nodes:
+            if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List) and mentions(node.iter, found):
+                found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
             if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 if mentions(node.value, found):
