@@ -628,4 +628,171 @@ def main():
 main()
 """,
     ),
+    (
+        "",
+        """\
+from torchvision import datasets, transforms
+def reduce_dict(d):
+    names = sorted(d)
+    values = torch.stack([d[k] for k in names])
+    dist.all_reduce(values)
+    values /= dist.get_world_size()
+    return dict(zip(names, values))
+def main():
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.barrier()
+    ds = datasets.MNIST("data", train=True, download=True, transform=transforms.ToTensor())
+    if rank == 0:
+        dist.barrier()
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = DistributedSampler(ds)
+    loader = DataLoader(ds, batch_size=64 // world, sampler=sampler, persistent_workers=True, num_workers=2)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for i, (x, y) in enumerate(loader):
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(); opt.step()
+            if i % 50 == 0:
+                shown = reduce_dict({"loss": loss.detach()})
+                if rank == 0:
+                    print(shown["loss"].item())
+    dist.destroy_process_group()
+main()
+""",
+    ),
+    (
+        "",
+        """\
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+def main():
+    accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=4)
+    set_seed(42)
+    per_device_batch_size = 16
+    train, val = make(100), make(50)
+    loader = DataLoader(train, shuffle=True, batch_size=per_device_batch_size)
+    val_loader = DataLoader(val, batch_size=32)
+    model = Net()
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3 * accelerator.num_processes)
+    sched = torch.optim.lr_scheduler.LinearLR(opt, total_iters=100)
+    model, opt, loader, val_loader, sched = accelerator.prepare(model, opt, loader, val_loader, sched)
+    for epoch in range(3):
+        model.train()
+        total = 0.0
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                loss = F.cross_entropy(model(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                opt.step(); sched.step(); opt.zero_grad()
+        model.eval()
+        hits = []
+        for x, y in val_loader:
+            with torch.no_grad():
+                out = model(x)
+            p, r = accelerator.gather_for_metrics((out.argmax(-1), y))
+            hits.append((p == r).float())
+        acc = torch.cat(hits).mean().item()
+        accelerator.print(epoch, acc)
+        accelerator.save_state("ck")
+    unwrapped = accelerator.unwrap_model(model)
+    accelerator.save(unwrapped.state_dict(), "m.pt")
+main()
+""",
+    ),
+    (
+        "",
+        """\
+import lightning.pytorch as pl
+import torchmetrics
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.acc = torchmetrics.Accuracy(task="multiclass", num_classes=2)
+    def training_step(self, batch, i):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("train_loss", loss)
+        return loss
+    def validation_step(self, batch, i):
+        x, y = batch
+        self.acc(self.net(x), y)
+        self.log("val_acc", self.acc, on_epoch=True)
+    def configure_optimizers(self):
+        opt = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [opt], [torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=10)]
+pl.seed_everything(0, workers=True)
+trainer = pl.Trainer(max_epochs=10, accelerator="gpu", devices=2, strategy="ddp", sync_batchnorm=True)
+trainer.fit(Lit(), DataLoader(make(64), batch_size=8, shuffle=True), DataLoader(make(64), batch_size=8))
+""",
+    ),
+    (
+        "",
+        """\
+import horovod.torch as hvd
+def metric_average(value, name):
+    return hvd.allreduce(torch.tensor(value), name=name).item()
+def test(model, loader, n):
+    model.eval()
+    right = 0.0
+    with torch.no_grad():
+        for x, y in loader:
+            right += (model(x).argmax(1) == y).sum().item()
+    right = hvd.allreduce(torch.tensor(right), op=hvd.Sum).item()
+    if hvd.rank() == 0:
+        print(right / n)
+def main():
+    hvd.init()
+    torch.manual_seed(42)
+    ds, ts = make(64), make(32)
+    sampler = DistributedSampler(ds, num_replicas=hvd.size(), rank=hvd.rank())
+    loader = DataLoader(ds, batch_size=8, sampler=sampler)
+    test_loader = DataLoader(Subset(ts, range(hvd.rank(), len(ts), hvd.size())), batch_size=8)
+    model = Net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(opt, root_rank=0)
+    opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters())
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        test(model, test_loader, len(ts))
+main()
+""",
+    ),
+    (
+        "",
+        """\
+def setup(rank, world):
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+def demo(rank, world, folder):
+    setup(rank, world)
+    model = DDP(Net())
+    path = os.path.join(folder, "m.pt")
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.barrier()
+    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt.zero_grad()
+    F.mse_loss(model(torch.randn(20, 10)), torch.randn(20, 2)).backward()
+    opt.step()
+    dist.barrier()
+    if rank == 0:
+        os.remove(path)
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    world = 2
+    mp.spawn(demo, args=(world, "."), nprocs=world, join=True)
+""",
+    ),
 ]
