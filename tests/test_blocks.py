@@ -43,6 +43,7 @@ NONE = {  # pages -> why some of their blocks are run by no test
     "docs/compare.md": "a list of files",
     "docs/clusters.md": "for Slurm, Kubernetes and several machines",
     "docs/design.md": "lists: floors, which tests/test_structure.py reads, and calls",
+    "docs/lint.md": "tests/lint/test_command.py reads the list, the table and the hook",
     "docs/doctor.md": "what one machine found",
     "docs/faults.md": "what faults print, made by tests of their own",
     "docs/guide.md": "what runs of minutes printed",

@@ -8,6 +8,7 @@ import pytest
 
 import lockstep
 from lockstep.commands.export import Export
+from lockstep.commands.lint.settings import Lint
 from lockstep.commands.lr_find.plan import Plan as LrFind
 from lockstep.commands.predict import Predict
 from lockstep.commands.preview.command import Preview
@@ -25,7 +26,7 @@ PAGES = sorted(
 )
 BESIDE = {"--help", "--version", "--config", "--toml", *SHORT}  # of the command itself, and switches
 _COMMAND = re.compile(r"lockstep (?:train|eval|predict|export)\b[^`\n]*|`(--[^`\n]*)`")
-_NAME = re.compile(r"\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
+_NAME = re.compile(r"(?<!tool\.)\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 
 
 def _ids(page: Path) -> str:
@@ -38,7 +39,7 @@ def flags_of_lockstep(text: str) -> set[str]:
 
 
 def not_flags(text: str) -> set[str]:
-    classes = (Config, Evaluation, Export, LrFind, Predict, Preview, Report, Sweep)
+    classes = (Config, Evaluation, Export, Lint, LrFind, Predict, Preview, Report, Sweep)
     ours = {flag for cls in classes for flag in known_flags(cls)}
     return flags_of_lockstep(text) - ours - BESIDE
 

@@ -10,6 +10,7 @@ from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
 from lockstep.commands.launch_script import command as launch_script
+from lockstep.commands.lint import command as lint
 from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
 from lockstep.commands.report import command as report
@@ -85,6 +86,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "write the job file, or torchrun's line for each machine",
         launch_script.main,
     ),
+    "lint": (
+        "FILE|FOLDER... [FLAGS]",
+        "find in training scripts of anybody's what changes their result on several processes, without running them",
+        lint.main,
+    ),
     "doctor": (
         "[FLAGS]",
         "try what a run needs from this machine and the network, and say what to do about the rest",
@@ -134,6 +140,7 @@ examples:
   lockstep lr-find cifar10                              the loss over the learning rate: picture and suggestion
   lockstep forecast cifar10 --nproc 1,2,4,8 --interconnect 10gbit
   lockstep launch-script slurm cifar10 --nnodes 2 --gpus-per-node 4 --time 8:00:00 --file job.sh
+  lockstep lint train.py --fix                          your own PyTorch script: what goes wrong on several GPUs?
   lockstep doctor --nnodes 2 --master-addr 10.0.0.1 --master-port 29500
 
 `lockstep COMMAND --help` explains a command, with `all` after it every flag.

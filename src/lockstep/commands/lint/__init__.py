@@ -1,0 +1,1 @@
+"""`lockstep lint`: what a training script does to its result, found without running it."""

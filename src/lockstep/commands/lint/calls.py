@@ -1,0 +1,157 @@
+"""Who calls whom: the local functions behind calls, and where each is started."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.source import Function, class_of, parameters
+
+
+def definition(program: Program, node: ast.AST) -> Function | ast.ClassDef | None:
+    """The local function or class that a name means."""
+    path, colon, name = qualified(program, node).partition(":")
+    if not colon:
+        return None
+    source = program.modules.get(Path(path))
+    for binding in source.names.get(source.tree, {}).get(name, []) if source else []:
+        if isinstance(binding.value, Function | ast.ClassDef):
+            return binding.value
+    for binding in bindings(program, node, name) if node in program.owner else []:
+        if isinstance(binding.value, Function | ast.ClassDef):
+            return binding.value
+    return None
+
+
+def method(program: Program, owner: ast.ClassDef, name: str, depth: int = 0) -> Function | None:
+    """A local class's method, its own or a local base's."""
+    for node in owner.body:
+        if isinstance(node, Function) and node.name == name:
+            return node
+    for base in owner.bases if depth < 5 else []:
+        above = definition(program, base)
+        if isinstance(above, ast.ClassDef) and (found := method(program, above, name, depth + 1)):
+            return found
+    return None
+
+
+_COMMON = {
+    "add",
+    "all_reduce",
+    "append",
+    "apply",
+    "backward",
+    "barrier",
+    "close",
+    "cuda",
+    "eval",
+    "forward",
+    "get",
+    "item",
+    "items",
+    "load",
+    "load_state_dict",
+    "log",
+    "mean",
+    "print",
+    "reset",
+    "save",
+    "set_epoch",
+    "size",
+    "split",
+    "state_dict",
+    "step",
+    "sum",
+    "to",
+    "train",
+    "update",
+    "write",
+    "zero_grad",
+}
+
+
+def callee(program: Program, call: ast.Call) -> Function | None:
+    """The local function that a call runs; a class's is its __init__."""
+    found = definition(program, call.func)
+    if isinstance(found, ast.ClassDef):
+        return method(program, found, "__init__")
+    if found is not None:
+        return found
+    if isinstance(call.func, ast.Attribute):
+        own = class_of(program.owner[call], call)
+        if isinstance(call.func.value, ast.Name) and call.func.value.id == "self" and own:
+            return method(program, own, call.func.attr)
+        known = program.methods.get(call.func.attr, [])
+        if len(known) == 1 and call.func.attr not in _COMMON and not qualified(program, call.func):
+            return known[0]
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A place where a function is started; `offset`: parameters that the call itself fills (self; a spawned rank)."""
+
+    call: ast.Call
+    function: Function
+    arguments: list[ast.expr]
+    offset: int
+    spawned: bool = False
+
+
+def sites(program: Program, function: Function) -> list[Site]:
+    """Where a function is called, or started in other processes."""
+    if "sites" not in program.memo:
+        found: dict[Function, list[Site]] = {}
+        for call in program.calls:
+            for site in _sites(program, call):
+                found.setdefault(site.function, []).append(site)
+        program.memo["sites"] = found
+    known = program.memo["sites"]
+    assert isinstance(known, dict)
+    result: list[Site] = known.get(function, [])
+    return result
+
+
+def _sites(program: Program, call: ast.Call) -> Iterator[Site]:
+    function = callee(program, call)
+    if function is not None:
+        bound = isinstance(program.owner[function].parents[function], ast.ClassDef)
+        static = any(last_name(each) == "staticmethod" for each in function.decorator_list)
+        yield Site(call, function, list(call.args), int(bound and not static))
+    name = last_name(call.func)
+    keywords = {each.arg: each.value for each in call.keywords}
+    target = keywords.get("target") or keywords.get("fn") or (call.args[0] if call.args else None)
+    if name in ("spawn", "start_processes", "Process", "Thread", "notebook_launcher", "run", "launch") and target:
+        started = definition(program, target)
+        if isinstance(started, Function):
+            given = keywords.get("args") or (call.args[1] if len(call.args) > 1 and name != "Process" else None)
+            arguments = list(given.elts) if isinstance(given, ast.Tuple | ast.List) else []
+            yield Site(call, started, arguments, int(name in ("spawn", "start_processes")), name != "Thread")
+
+
+def argument(site: Site, parameter: str) -> ast.expr | None:
+    """What a call gives for a parameter: None where that is the default, or can't be told."""
+    if not site.spawned:
+        for keyword in site.call.keywords:
+            if keyword.arg == parameter:
+                return keyword.value
+    names = [each.arg for each in parameters(site.function)]
+    if parameter not in names:
+        return None
+    place = names.index(parameter) - site.offset
+    if 0 <= place < len(site.arguments) and not any(isinstance(a, ast.Starred) for a in site.arguments[: place + 1]):
+        return site.arguments[place]
+    return None
+
+
+def default(function: Function, parameter: str) -> ast.expr | None:
+    """The default of a parameter, where it has one."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    for each, value in zip(reversed(positional), reversed(function.args.defaults), strict=False):
+        if each.arg == parameter:
+            return value
+    for each, other in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        if each.arg == parameter:
+            return other
+    return None

@@ -1,0 +1,192 @@
+"""What becomes of the numbers that a loop adds up: whether they are reduced over the ranks, and where they are told."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import definition, method, sites
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import inside
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.source import Function, Loop, function_of
+
+_REDUCER = re.compile(
+    r"reduce|gather|synchroni[sz]e|sync_between|metric_average|^compute$|^sync$|sync_dist|average_over|merge"
+)
+_TOLD = re.compile(r"^(print|log|info|add_scalar|add_scalars|log_metrics|write|log_metric|track|debug|warning)$")
+
+
+def is_reduction(node: ast.AST) -> bool:
+    """A call that puts values of all ranks together, by its name."""
+    return isinstance(node, ast.Call) and bool(_REDUCER.search(last_name(node.func).lower()))
+
+
+def is_telling(node: ast.AST) -> bool:
+    """A call that prints or logs."""
+    return isinstance(node, ast.Call) and bool(_TOLD.search(last_name(node.func)))
+
+
+def own_nodes(program: Program, node: ast.AST) -> list[ast.AST]:
+    """The nodes of the function, or the file's top, that a node stands in."""
+    source = program.owner[node]
+    function = function_of(source, node)
+    while function is not None and (outer := function_of(source, function)) is not None:
+        function = outer  # a function within a function shares its names
+    if function is not None:
+        return list(ast.walk(function))
+    return [each for each in source.nodes if function_of(source, each) is None]
+
+
+def root_name(node: ast.AST) -> str:
+    """`a` of `a.b[c].d`; `self.x` of `self.x.y`."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            return f"self.{node.attr}"
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def added_up(loop: Loop) -> set[str]:
+    """The names that a loop's passes add to: by +=, by x = x + ..., by .append, .update and the like."""
+    found = set()
+    for node in ast.walk(loop):
+        match node:
+            case ast.AugAssign(target=target, op=ast.Add()):
+                found.add(root_name(target))
+            case ast.Assign(targets=[target], value=ast.BinOp(left=left)) if root_name(left) == root_name(target):
+                found.add(root_name(target))
+            case ast.Call(func=ast.Attribute(value=value, attr="append" | "update" | "extend" | "add" | "add_batch")):
+                found.add(root_name(value))
+    return found - {"", "optimizer", "pbar", "progress_bar", "bar", "tbar", "step", "global_step", "i", "steps"}
+
+
+def tainted(nodes: list[ast.AST], names: set[str]) -> set[str]:
+    """These names, and those that are computed from them in the same function."""
+    found = set(names)
+    while True:
+        size = len(found)
+        for node in nodes:
+            if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List) and mentions(node.iter, found):
+                found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if mentions(node.value, found):
+                    for target in targets:
+                        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                        found |= {root_name(part) for part in parts} - {""}
+        if len(found) == size:
+            return found
+
+
+def mentions(node: ast.AST, names: set[str]) -> bool:
+    """Whether one of these names is read within a node."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and each.id in names:
+            return True
+        if isinstance(each, ast.Attribute) and root_name(each) in names:
+            return True
+    return False
+
+
+def is_reduced(program: Program, loop: Loop) -> bool:
+    """Whether what a loop adds up is put together over the ranks: in the loop, after it, or by who called it."""
+    if any(is_reduction(each) for each in inside(program, loop)):
+        return True
+    nodes = own_nodes(program, loop)
+    names = tainted(nodes, added_up(loop))
+    if any(_reduces_itself(program, each) for each in ast.walk(loop)):
+        return True
+    if any(is_reduction(each) and mentions(each, names) for each in nodes):
+        return True
+    function = function_of(program.owner[loop], loop)
+    return function is not None and any(_reduced_by_caller(program, site.call) for site in sites(program, function))
+
+
+def _reduces_itself(program: Program, node: ast.AST) -> bool:
+    """Whether a call is a method's of a local class that puts the ranks' values together."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    for made in origins(program, node.func.value) if node.func.attr in ("update", "add", "add_batch") else []:
+        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+        found = method(program, owner, node.func.attr) if isinstance(owner, ast.ClassDef) else None
+        if found is not None and any(is_reduction(each) for each in ast.walk(found)):
+            return True
+    return False
+
+
+def _reduced_by_caller(program: Program, call: ast.Call, depth: int = 0) -> bool:
+    for node in own_nodes(program, call):
+        if is_reduction(node) and isinstance(node, ast.Call) and node is not call:
+            parts = [*node.args, *(each.value for each in node.keywords)]
+            if isinstance(node.func, ast.Attribute):
+                parts.append(node.func.value)
+            if any(depends(program, part, lambda each: each is call) for part in parts):
+                return True
+    function = function_of(program.owner[call], call)
+    returned = function is not None and any(
+        isinstance(each, ast.Return) and each.value and depends(program, each.value, lambda one: one is call)
+        for each in ast.walk(function)
+    )
+    if not returned or function is None or depth > 3:
+        return False
+    return any(_reduced_by_caller(program, site.call, depth + 1) for site in sites(program, function))
+
+
+def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
+    """The calls that print or log what a loop added up, once it is over: in its function, or in that one's callers."""
+    nodes = own_nodes(program, loop)
+    names = tainted(nodes, added_up(loop))
+    within = set(ast.walk(loop))
+    last = loop.end_lineno or 0
+    for each in nodes:
+        if (
+            is_telling(each)
+            and isinstance(each, ast.Call)
+            and each not in within
+            and each.lineno > last
+            and mentions(each, names)
+        ):
+            yield each
+    function = function_of(program.owner[loop], loop)
+    if function is None or not _returns_any(function, names):
+        return
+    for site in sites(program, function):
+        for node in own_nodes(program, site.call):
+            if is_telling(node) and isinstance(node, ast.Call) and _tells(program, node, site.call):
+                yield node
+
+
+def _returns_any(function: Function, names: set[str]) -> bool:
+    return any(
+        isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in ast.walk(function)
+    )
+
+
+def _tells(program: Program, node: ast.Call, call: ast.Call) -> bool:
+    return any(
+        depends(program, part, lambda each: each is call)
+        for part in [*node.args, *(each.value for each in node.keywords)]
+        if not isinstance(part, ast.Constant)
+    )
+
+
+def text_around(program: Program, node: ast.AST, before: int = 2) -> str:
+    """The lines of a statement, and the comments right above it."""
+    source = program.owner[node]
+    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)
+    above = [line for line in source.lines[max(0, first - 1 - before) : first - 1] if line.strip().startswith("#")]
+    return "\n".join([*above, *source.lines[first - 1 : last]])
+
+
+def option(program: Program, name: str) -> tuple[str, ast.expr | None]:
+    """The help and the default of a command-line option, by the name of its value."""
+    for call in [*program.named.get("add_argument", []), *program.named.get("option", [])]:
+        texts = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        named = {each.lstrip("-").replace("-", "_") for each in texts}
+        keywords = {each.arg: each.value for each in call.keywords}
+        if name in named:
+            said = keywords.get("help")
+            parts = [each.value for each in ast.walk(said) if isinstance(each, ast.Constant)] if said else []
+            return " ".join(map(str, parts)), keywords.get("default")
+    return "", None

@@ -1,0 +1,273 @@
+"""Where a value comes from: names, parameters, returns and attributes followed back to the calls that made it."""
+
+import ast
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import argument, callee, default, definition, sites
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.reaching import reaching
+from lockstep.commands.lint.source import Binding, Function, Source, class_of, function_of
+
+DEPTH = 14  # names, calls and returns followed in a row
+
+# methods and functions whose result is the object that they are given, as far as a rule asks
+_SAME = {
+    "to",
+    "cuda",
+    "cpu",
+    "half",
+    "float",
+    "double",
+    "bfloat16",
+    "train",
+    "eval",
+    "requires_grad_",
+    "apply",
+    "share_memory",
+    "compile",
+    "convert_sync_batchnorm",
+    "convert_syncbn_model",
+    "auto_model",
+    "auto_optim",
+    "DistributedOptimizer",
+    "iter",
+    "cycle",
+    "MpDeviceLoader",
+    "device_loader",
+}
+_PREPARE = {
+    "prepare",
+    "setup",
+    "setup_dataloaders",
+    "setup_module",
+    "setup_optimizers",
+    "prepare_model",
+    "prepare_data_loader",
+    "prepare_optimizer",
+    "prepare_scheduler",
+    "initialize",
+}
+
+
+def origins(program: Program, node: ast.AST, depth: int = 0) -> list[ast.AST]:
+    """The expressions that a value may come from: calls, constants, and what can't be followed, as it stands."""
+    key = ("origins", node)
+    if key in program.memo:
+        known = program.memo[key]
+        assert isinstance(known, list)
+        return known
+    if depth > DEPTH:
+        return [node]
+    program.memo[key] = []  # a circle adds nothing
+    found = list(dict.fromkeys(_origins(program, node, depth)))
+    if depth == 0:
+        program.memo[key] = found
+    else:
+        del program.memo[key]
+    return found
+
+
+def _origins(program: Program, node: ast.AST, depth: int) -> Iterator[ast.AST]:
+    match node:
+        case ast.Name():
+            yield from _of_name(program, node, depth)
+        case ast.Attribute():
+            yield from _of_attribute(program, node, depth)
+        case ast.IfExp(body=body, orelse=other):
+            yield from origins(program, body, depth + 1)
+            yield from origins(program, other, depth + 1)
+        case ast.NamedExpr(value=value) | ast.Await(value=value):
+            yield from origins(program, value, depth + 1)
+        case ast.BoolOp(values=values):
+            for value in values:
+                yield from origins(program, value, depth + 1)
+        case ast.Call():
+            yield from _of_call(program, node, (), depth)
+        case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as index)):
+            yield from _subscript(program, node, value, index, depth)
+        case _:
+            yield node
+
+
+def _subscript(program: Program, node: ast.AST, value: ast.expr, index: str | int, depth: int) -> Iterator[ast.AST]:
+    """An entry of a dictionary or a tuple that is written out."""
+    for made in origins(program, value, depth + 1):
+        if isinstance(made, ast.Dict):
+            for name, entry in zip(made.keys, made.values, strict=True):
+                if isinstance(name, ast.Constant) and name.value == index:
+                    yield from origins(program, entry, depth + 1)
+                    return
+        elif isinstance(made, ast.Tuple | ast.List) and isinstance(index, int) and index < len(made.elts):
+            yield from origins(program, made.elts[index], depth + 1)
+            return
+    yield node
+
+
+def _of_name(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
+    found = bindings(program, node, node.id)
+    if not found:
+        yield node
+    for binding in reaching(program, node, found):
+        match binding.kind:
+            case "value" | "with":
+                assert binding.value is not None
+                yield from _along(program, binding.value, binding.path, depth)
+            case "item":
+                yield binding.node  # an element of something
+            case "param":
+                yield from _of_parameter(program, node, binding, depth)
+            case "import":
+                yield from _imported(program, node, depth)
+            case _:
+                yield binding.node
+
+
+def _imported(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
+    """A value that another local file's top binds."""
+    source = program.owner[node]
+    for binding in bindings(program, node, node.id):
+        name = binding.target.partition(":")[2]
+        for other in program.sources:
+            if name and other is not source and other.path.stem == binding.target.partition(":")[0].rpartition(".")[2]:
+                for each in other.names.get(other.tree, {}).get(name, []):
+                    if each.kind == "value" and each.value is not None:
+                        yield from _along(program, each.value, each.path, depth)
+                        return
+    yield node
+
+
+def _of_parameter(program: Program, node: ast.Name, binding: Binding, depth: int) -> Iterator[ast.AST]:
+    function = program.owner[binding.node].scopes[binding.node]
+    if not isinstance(function, Function):
+        yield binding.node
+        return
+    known = sites(program, function)
+    given = 0
+    for site in known:
+        value = argument(site, node.id) or default(function, node.id)
+        if value is not None:
+            given += 1
+            yield from origins(program, value, depth + 1)
+    if given < max(1, len(known)):
+        yield binding.node
+
+
+def _along(program: Program, value: ast.AST, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
+    """The origins of what stands at a place of a tuple."""
+    if not path:
+        yield from origins(program, value, depth + 1)
+        return
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) if path[0] < len(parts):
+            yield from _along(program, parts[path[0]], path[1:], depth + 1)
+        case ast.IfExp(body=body, orelse=other):
+            yield from _along(program, body, path, depth + 1)
+            yield from _along(program, other, path, depth + 1)
+        case ast.Call():
+            yield from _of_call(program, value, path, depth)
+        case ast.Name() if depth < DEPTH:
+            for made in origins(program, value, depth + 1):
+                if isinstance(made, ast.Tuple | ast.List) and path[0] < len(made.elts):
+                    yield from _along(program, made.elts[path[0]], path[1:], depth + 1)
+                else:
+                    yield made
+        case _:
+            yield value
+
+
+def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> Iterator[ast.AST]:
+    source = program.owner[node]
+    text = ast.unparse(node)
+    found = source.attributes.get(text, [])
+    if text.startswith("self."):
+        own = class_of(source, node)
+        found = [each for each in found if class_of(source, each.node) is own]
+    elif not found and depth < DEPTH:
+        found = list(_of_instance(program, node, depth))
+    found = [each for each in found if node not in ast.walk(each.node)] if len(found) < 8 else found
+    if not found and node.attr == "module":
+        for made in origins(program, node.value, depth + 1):
+            inner = isinstance(made, ast.Call) and is_ddp(program, made) and made.args
+            yield from origins(program, inner[0], depth + 1) if inner else [node]
+        return
+    if not found:
+        yield node
+    same = [each for each in found if function_of(source, each.node) is function_of(source, node)] if found else []
+    for binding in _latest(source, same or found, node):
+        if binding.kind in ("value", "with") and binding.value is not None:
+            yield from _along(program, binding.value, binding.path, depth)
+        else:
+            yield binding.node
+
+
+def _latest(source: Source, found: list[Binding], node: ast.AST) -> list[Binding]:
+    """Of an attribute's bindings in one function those that hold at its end, or above a place of the same function."""
+    functions = {function_of(source, each.node) if each.node in source.scopes else None for each in found}
+    if len(functions) != 1 or None in functions:
+        return found
+    here = function_of(source, node) in functions
+    kept: list[Binding] = []
+    for each in reversed(found):
+        if here and getattr(each.node, "lineno", 0) >= getattr(node, "lineno", 0):
+            continue
+        kept.append(each)
+        if source.parents[each.node] in functions:
+            break
+    return kept or found
+
+
+def _of_instance(program: Program, node: ast.Attribute, depth: int) -> Iterator[Binding]:
+    """What a local class's methods assign to an attribute of self."""
+    for made in origins(program, node.value, depth + 1):
+        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+        if isinstance(owner, ast.ClassDef):
+            home = program.owner[owner]
+            for binding in home.attributes.get(f"self.{node.attr}", []):
+                if class_of(home, binding.node) is owner:
+                    yield binding
+
+
+def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
+    function, name = callee(program, call), last_name(call.func)
+    if function is not None and function.name != "__init__" and depth < DEPTH:
+        returned = [each for each in returns(program, function) if each is not None]
+        for value in returned:
+            yield from _along(program, value, path, depth + 1)
+        if not returned:
+            yield call
+        return
+    if name in _PREPARE and call.args and isinstance(call.func, ast.Attribute):
+        place = path[0] if path else 0
+        if place < len(call.args) and (path or len(call.args) == 1):
+            yield from origins(program, call.args[place], depth + 1)
+            return
+    if name in _SAME and not path:
+        method = isinstance(call.func, ast.Attribute) and not qualified(program, call.func)
+        inner = call.func.value if method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
+        if inner is not None and not isinstance(inner, ast.Starred):
+            yield from origins(program, inner, depth + 1)
+            return
+    yield call
+
+
+def is_ddp(program: Program, call: ast.Call) -> bool:
+    """Whether a call is DistributedDataParallel's, by whatever name it was imported."""
+    return qualified(program, call.func).endswith(".DistributedDataParallel")
+
+
+def returns(program: Program, function: Function) -> list[ast.expr | None]:
+    """What a function returns, in the order of the text; its inner functions' returns are not its own."""
+    key = ("returns", function)
+    if key not in program.memo:
+        source = program.owner[function]
+        nodes = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
+        program.memo[key] = [each.value for each in nodes if function_of(source, each) is function]
+    found = program.memo[key]
+    assert isinstance(found, list)
+    return found
+
+
+def made_by(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:
+    """The calls of a library's function or class of one of these names that a value comes from."""
+    calls = [each for each in origins(program, node) if isinstance(each, ast.Call)]
+    return [each for each in calls if last_name(each.func) in names and definition(program, each.func) is None]

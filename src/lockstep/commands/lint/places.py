@@ -1,0 +1,156 @@
+"""Where a statement stands: in which loops, under which rank's condition, in training or in evaluation."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import callee, definition, sites
+from lockstep.commands.lint.origins import is_ddp, origins
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.source import Function, Loop, above
+
+LOADERS = ("DataLoader", "MultiEpochsDataLoader", "StatefulDataLoader", "create_loader", "auto_dataloader")
+
+
+def loops(program: Program, node: ast.AST, depth: int = 0) -> list[list[Loop]]:
+    """The loops around a place, from the inside out, one list for each way of calls that leads here."""
+    source = program.owner[node]
+    here: list[Loop] = []
+    inner = node
+    function: Function | None = None
+    for outer in above(source, node):
+        if isinstance(outer, Loop) and inner in outer.body:
+            here.append(outer)
+        if isinstance(outer, Function | ast.Lambda):
+            function = outer if isinstance(outer, Function) else None
+            break
+        inner = outer
+    calls = [site.call for site in sites(program, function) if not site.spawned] if function else []
+    if not calls or depth > 6:
+        return [here]
+    return [here + rest for call in calls[:6] for rest in loops(program, call, depth + 1)][:16]
+
+
+def inside(program: Program, node: ast.AST) -> list[ast.AST]:
+    """All nodes within a statement, and within the local functions that it calls."""
+    key = ("inside", node)
+    if key not in program.memo:
+        found, waiting, seen = [], [node], {node}
+        while waiting:
+            for each in ast.walk(waiting.pop()):
+                found.append(each)
+                if isinstance(each, ast.Call) and (function := callee(program, each)) and function not in seen:
+                    seen.add(function)
+                    waiting.append(function)
+        program.memo[key] = found
+    known = program.memo[key]
+    assert isinstance(known, list)
+    return known
+
+
+def calls_in(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:
+    """The calls of these names within a statement and the local functions that it calls."""
+    return [each for each in inside(program, node) if isinstance(each, ast.Call) and last_name(each.func) in names]
+
+
+def backwards(program: Program) -> list[ast.Call]:
+    """The calls that run a backward pass: loss.backward(), accelerator.backward(loss), manual_backward(loss)."""
+    found = [*program.named.get("backward", []), *program.named.get("manual_backward", [])]
+    return [
+        each
+        for each in found
+        if isinstance(each.func, ast.Attribute) and not isinstance(definition(program, each.func.value), ast.ClassDef)
+    ]
+
+
+def loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
+    """The calls that made the loaders which a loop runs over, through enumerate, tqdm and the like."""
+    if not isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension):
+        return []
+    found, waiting = [], [loop.iter]
+    while waiting:
+        node = waiting.pop()
+        for made in origins(program, node):
+            if isinstance(made, ast.Call):
+                if last_name(made.func) in LOADERS:
+                    found.append(made)
+                elif definition(program, made.func) is None or made is node:
+                    waiting.extend(each for each in made.args if not isinstance(each, ast.Starred) and each is not node)
+    return list(dict.fromkeys(found))
+
+
+def over_loader(program: Program, loop: ast.AST) -> bool:
+    """Whether a loop runs over batches, by what made them or by a name."""
+    if loaders_of(program, loop):
+        return True
+    if not isinstance(loop, ast.For | ast.AsyncFor):
+        return False
+    return any(
+        re.search(r"loader|_dl$|^dl_|batches|iterator|prefetcher", last_name(each).lower())
+        for each in ast.walk(loop.iter)
+        if last_name(each) not in ("range", "len") and not _counted(loop.iter, each)
+    )
+
+
+def _counted(whole: ast.expr, node: ast.AST) -> bool:
+    """Whether a name stands in range(len(name)) only."""
+    return any(
+        isinstance(each, ast.Call) and last_name(each.func) in ("len", "range") and node in ast.walk(each)
+        for each in ast.walk(whole)
+    )
+
+
+def step_loops(program: Program) -> dict[Loop, list[Loop]]:
+    """The loops over training batches -> the loops around each, from the inside out."""
+    if "step_loops" not in program.memo:
+        found: dict[Loop, list[Loop]] = {}
+        for call in backwards(program):
+            for path in loops(program, call):
+                if path:
+                    place = next((n for n, loop in enumerate(path) if over_loader(program, loop)), 0)
+                    known = found.setdefault(path[place], [])
+                    known.extend(loop for loop in path[place + 1 :] if loop not in known)
+        program.memo["step_loops"] = found
+    known_loops = program.memo["step_loops"]
+    assert isinstance(known_loops, dict)
+    return known_loops
+
+
+def evaluation_loops(program: Program) -> list[Loop]:
+    """The loops over batches that call a model, and run no backward pass."""
+    if "evaluation_loops" not in program.memo:
+        program.memo["evaluation_loops"] = list(_evaluation_loops(program))
+    found = program.memo["evaluation_loops"]
+    assert isinstance(found, list)
+    return found
+
+
+def _evaluation_loops(program: Program) -> Iterator[Loop]:
+    for source in program.sources:
+        for node in source.nodes:
+            if (
+                isinstance(node, Loop)
+                and over_loader(program, node)
+                and not calls_in(program, node, "backward", "step")
+            ):
+                nested = any(
+                    isinstance(each, Loop) and each is not node and over_loader(program, each)
+                    for each in inside(program, node)
+                )
+                if not nested and model_calls(program, node):
+                    yield node
+
+
+def model_calls(program: Program, node: ast.AST) -> list[ast.Call]:
+    """The calls of a model within a statement: of an object that is one, or is called so."""
+    found = []
+    for each in inside(program, node):
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute) and each.args:
+            name = last_name(each.func).lower()
+            named = re.search(r"(^|_)(model|net|network|ddp|classifier|backbone|resnet|wrapped|m)(_?\w*)?$", name)
+            if (named and not qualified(program, each.func) and callee(program, each) is None) or (
+                isinstance(each.func, ast.Name)
+                and any(isinstance(made, ast.Call) and is_ddp(program, made) for made in origins(program, each.func))
+            ):
+                found.append(each)
+    return found

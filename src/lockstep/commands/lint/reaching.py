@@ -1,0 +1,48 @@
+"""Which of a name's bindings may hold at a place."""
+
+import ast
+
+from lockstep.commands.lint.program import Program
+from lockstep.commands.lint.source import Binding, above
+
+
+def reaching(program: Program, name: ast.AST, found: list[Binding]) -> list[Binding]:
+    """Of a name's bindings those that may hold at a place: the nearest before it, and what a branch may leave."""
+    source = program.owner[name]
+    if not found or source.scopes[name] is not source.scopes.get(found[0].node, source.scopes[name]):
+        return found
+    outer = [name, *above(source, name)]
+    place, kept = _start(name), []
+    for binding in reversed(found):
+        if binding.kind == "param":
+            kept.append(binding)
+            break
+        if _start(binding.node) > place or binding.node in outer[:1]:
+            continue
+        blocks = [each for each in above(source, binding.node) if isinstance(each, ast.stmt)]
+        inside = binding.node in outer
+        if isinstance(binding.node, ast.stmt) and inside and not isinstance(binding.node, ast.For | ast.AsyncFor):
+            continue  # the statement's own right side
+        if any(_apart(block, binding.node, name, source.parents) for block in blocks if block in outer):
+            continue
+        kept.append(binding)
+        if inside or all(block in outer for block in blocks):
+            break
+    return kept or found
+
+
+def _start(node: ast.AST) -> tuple[int, int]:
+    return (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+
+
+def _apart(block: ast.AST, one: ast.AST, other: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether two places stand in different branches of an `if`."""
+    if not isinstance(block, ast.If):
+        return False
+
+    def branch(node: ast.AST) -> str:
+        while parents[node] is not block:
+            node = parents[node]
+        return "else" if node in block.orelse else "test" if node is block.test else "body"
+
+    return {branch(one), branch(other)} == {"body", "else"}

@@ -1,0 +1,169 @@
+"""Rules about a backward pass: clipping, and when gradients are reduced."""
+
+import ast
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.flow import own_nodes
+from lockstep.commands.lint.places import backwards, loops
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.roles import constant, given, wrapped
+from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.accumulation import accumulations
+from lockstep.commands.lint.source import Loop, above
+
+
+@rule(
+    "LS207",
+    "clip-before-unscale",
+    "gradients are clipped before they are unscaled",
+    result="gradients that are 65,536 times too large are cut to the limit: nearly each update has the same, tiny "
+    "length",
+    why="GradScaler multiplies the loss; the gradients stay multiplied until scaler.unscale_(optimizer)",
+    mend="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), "
+    "limit)\nscaler.step(optimizer)",
+)
+def clip_before_unscale(program: Program) -> Iterator[Hit]:
+    """clip_grad_norm_ between scaler.scale(loss).backward() and scaler.step, and no unscale_ before it."""
+    yield from _by_accelerate(program)
+    for name in ("clip_grad_norm_", "clip_grad_value_", "dispatch_clip_grad", "clip_grad_norm"):
+        for call in program.named.get(name, []):
+            nodes = [each for each in own_nodes(program, call) if isinstance(each, ast.Call)]
+            steps = [each for each in nodes if last_name(each.func) == "step" and _is_scaler(program, each)]
+            scaled = [each for each in nodes if last_name(each.func) == "scale" and _is_scaler(program, each)]
+            unscaled = [each for each in nodes if last_name(each.func) == "unscale_"]
+            in_loop = [path[0] for path in loops(program, call) if path]
+            before = any(each.lineno < call.lineno and _near(program, each, in_loop) for each in unscaled)
+            if (
+                scaled
+                and steps
+                and not before
+                and call.lineno > min(each.lineno for each in scaled)
+                and any(each.lineno > call.lineno for each in steps)
+                and not _without_scaler(program, call)
+            ):
+                yield Hit(call)
+
+
+def _by_accelerate(program: Program) -> Iterator[Hit]:
+    """torch's clipping beside Accelerate's scaler, which accelerator.clip_grad_norm_ would have unscaled."""
+    scaled = any(
+        constant(program, given(program, call, "mixed_precision")) == "fp16"
+        for call in program.named.get("Accelerator", [])
+    )
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        for call in program.named.get(name, []) if scaled else []:
+            unscaled = program.named.get("unscale_gradients", [])
+            if qualified(program, call.func).startswith("torch.nn.utils") and not unscaled:
+                yield Hit(call)
+
+
+def _is_scaler(program: Program, call: ast.Call) -> bool:
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return owner is not None and (
+        "scaler" in ast.unparse(owner).lower()
+        or bool(
+            depends(program, owner, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "GradScaler")
+        )
+    )
+
+
+def _near(program: Program, node: ast.AST, around: list[Loop]) -> bool:
+    return not around or any(outer in around for outer in above(program.owner[node], node))
+
+
+def _without_scaler(program: Program, call: ast.Call) -> bool:
+    """Whether the clip stands in a branch that has no scaler."""
+    for outer in above(program.owner[call], call):
+        if isinstance(outer, ast.If) and "scaler" in ast.unparse(outer.test).lower():
+            mine = outer.body if any(call in ast.walk(each) for each in outer.body) else outer.orelse
+            return not any(
+                isinstance(one, ast.Call) and last_name(one.func) == "scale" for each in mine for one in ast.walk(each)
+            )
+    return False
+
+
+@rule(
+    "LS311",
+    "no-no-sync",
+    "gradients are all-reduced in each accumulated pass",
+    result="k times the communication for the same gradients: on a slow link the training takes up to k times as long",
+    why="DDP reduces in every backward() that is not under no_sync()",
+    mend="with model.no_sync() if (i + 1) % accumulate else nullcontext():\n    loss = loss_fn(model(x), y) / "
+    "accumulate\n"
+    "    loss.backward()",
+)
+def no_no_sync(program: Program) -> Iterator[Hit]:
+    """Accumulation with DDP in a program that never says no_sync."""
+    if (
+        not program.whole
+        or not wrapped(program)
+        or any(
+            each in source.text
+            for source in program.sources
+            for each in (
+                "no_sync",
+                "require_backward_grad_sync",
+                "no_backward_sync",
+                "set_requires_gradient_sync",
+                "accelerator.accumulate",
+            )
+        )
+    ):
+        return
+    for each in accumulations(program):
+        yield Hit(each.backward, f"every {ast.unparse(each.every)} passes")
+
+
+@rule(
+    "LS312",
+    "no-sync-without-forward",
+    "no_sync leaves out the forward pass",
+    result="gradients are reduced in each pass nevertheless: no time is saved",
+    why="DDP decides in forward whether the backward pass will reduce",
+    mend="with model.no_sync():\n    loss = loss_fn(model(x), y)\n    loss.backward()",
+)
+def no_sync_without_forward(program: Program) -> Iterator[Hit]:
+    """`with no_sync()` around a backward whose loss was computed outside."""
+    for call in [*program.named.get("no_sync", []), *program.named.get("no_backward_sync", [])]:
+        source = program.owner[call]
+        outer = next((each for each in above(source, call) if isinstance(each, ast.With)), None)
+        if outer is None or not any(call in ast.walk(item.context_expr) for item in outer.items):
+            continue
+        runs = [each for each in backwards(program) if any(each in ast.walk(part) for part in outer.body)]
+        for run in runs:
+            names = {each.id for each in ast.walk(run) if isinstance(each, ast.Name)} - {
+                "scaler",
+                "accelerator",
+                "fabric",
+            }
+            inner = {
+                last_name(each)
+                for part in outer.body
+                for each in ast.walk(part)
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
+            direct = any(
+                isinstance(each, ast.Call) and each is not run
+                for each in ast.walk(run.func)
+                if isinstance(each, ast.Call) and last_name(each.func) != "scale"
+            )
+            bound = [b for n in names for b in source.names.get(source.scopes[run], {}).get(n, []) if b.kind == "value"]
+            if (
+                names
+                and bound
+                and not names & inner
+                and not direct
+                and definition(program, run.func) is None
+                and not _forward_inside(run)
+            ):
+                yield Hit(call)
+
+
+def _forward_inside(run: ast.Call) -> bool:
+    return any(
+        isinstance(each, ast.Call) and last_name(each.func) not in ("scale", "backward")
+        for part in run.args
+        for each in ast.walk(part)
+    )

@@ -1,0 +1,203 @@
+"""Rules about evaluation: which samples a printed accuracy is of."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.flow import is_reduced, own_nodes, text_around
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import calls_in, evaluation_loops, inside, loaders_of
+from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.ranks import is_rank
+from lockstep.commands.lint.roles import (
+    constant,
+    datasets,
+    evaluation_loaders,
+    given,
+    loaders,
+    of_loader,
+    samplers,
+    sharding,
+    training_loaders,
+)
+from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.source import function_of, statement_of
+
+
+def prepared(program: Program, loader: ast.Call) -> bool:
+    """Whether Accelerate or Fabric cuts a loader in parts for the ranks."""
+    for name in ("prepare", "setup_dataloaders", "prepare_data_loader"):
+        for call in program.named.get(name, []):
+            if isinstance(call.func, ast.Attribute) and any(loader in origins(program, each) for each in call.args):
+                return True
+    return last_name(loader.func) == "auto_dataloader"
+
+
+def shared_out(program: Program, loader: ast.Call) -> bool:
+    """Whether each rank has a part of a loader's set: by a sampler, by a framework, or by its own rank."""
+    if sharding(program, loader) or prepared(program, loader):
+        return True
+    made = list(samplers(program, loader))
+    node = of_loader(program, loader, "dataset")
+    made += [each for each in origins(program, node) if isinstance(each, ast.Call)] if node is not None else []
+    known = [each for each in made if last_name(each.func) in ("Subset", "Shares") or each in samplers(program, loader)]
+    return any(is_rank(part) for each in known for argument in each.args for part in ast.walk(argument))
+
+
+@rule(
+    "LS104",
+    "part-taken-for-whole",
+    "a rank's part of the test set is taken for the whole",
+    result="the printed accuracy is of 1/N of the set: on 4 processes of 2,500 of 10,000 images",
+    why="the loader gives each rank its own part, and nothing adds the ranks' sums",
+    mend="sums = torch.tensor([correct, total], device=device)\ndist.all_reduce(sums)\naccuracy = (sums[0] / "
+    "sums[1]).item()",
+)
+def part_taken_for_whole(program: Program) -> Iterator[Hit]:
+    """An evaluation loop over a shared-out loader whose sums are not reduced."""
+    for loop in evaluation_loops(program):
+        if any(shared_out(program, each) for each in loaders_of(program, loop)) and not is_reduced(program, loop):
+            yield Hit(loop)
+
+
+@rule(
+    "LS105",
+    "padding-counted",
+    "samples that pad the parts are counted twice",
+    result="the accuracy depends on N: 10,000 images on 3 processes count as 10,002, the first two of them twice",
+    why="DistributedSampler repeats samples until the parts are equal, and Accelerate's gather returns the repeated "
+    "ones",
+    mend="DataLoader(Subset(test_set, range(rank, len(test_set), world_size)))  # or accelerator.gather_for_metrics",
+)
+def padding_counted(program: Program) -> Iterator[Hit]:
+    """A padded evaluation set whose sums are reduced and never cut to the set's size."""
+    for loader, loops in evaluation_loaders(program).items():
+        cut = [call for call in sharding(program, loader) if last_name(call.func) == "DistributedSampler"]
+        padded = [each for each in cut if constant(program, given(program, each, "drop_last", 5)) is not True]
+        if padded and not _cut_to_size(program, loops):
+            if all(is_reduced(program, loop) for loop in loops):
+                yield Hit(padded[0])
+        elif not cut and prepared(program, loader):
+            for loop in loops:
+                if not calls_in(program, loop, "gather_for_metrics") and not _cut_to_size(program, [loop]):
+                    yield from (Hit(call) for call in calls_in(program, loop, "gather"))
+
+
+def _cut_to_size(program: Program, loops: list[ast.For | ast.AsyncFor | ast.While]) -> bool:
+    """Whether something around drops what is too much: a slice up to a length, a remainder read by itself."""
+    for loop in loops:
+        for node in [*inside(program, loop), *own_nodes(program, loop)]:
+            if isinstance(node, ast.Slice) and node.upper is not None and not isinstance(node.upper, ast.Constant):
+                return True
+    text = "\n".join(source.text for source in program.sources)
+    return bool(re.search(r"total_size|aux_val|remainder|gather_for_metrics|unpad|even_batches|drop_dup|dedup", text))
+
+
+@rule(
+    "LS106",
+    "test-over-training-set",
+    "the test loader reads the training set",
+    result="the printed accuracy is that on samples that were trained on: it says nothing about new ones",
+    why="the loader that evaluation runs over was given the training set",
+    mend="test_loader = DataLoader(test_set, batch_size=256)",
+)
+def test_over_training_set(program: Program) -> Iterator[Hit]:
+    """A loader called test or val, whose data set is the training loader's, or was made with train=True."""
+    trained = training_loaders(program)
+    of_training = {
+        made for loader in trained if (node := of_loader(program, loader, "dataset")) for made in origins(program, node)
+    }
+    known = set(datasets(program))
+    for loader in loaders(program):
+        node = of_loader(program, loader, "dataset")
+        name = _assigned(program, loader)
+        if (
+            loader in trained
+            or node is None
+            or not re.search(r"(^|_)(test|val|valid|validation)", name)
+            or "train" in name
+        ):
+            continue
+        chosen = [
+            each
+            for each in samplers(program, loader)
+            if last_name(each.func) not in ("DistributedSampler", "SequentialSampler")
+        ]
+        sets = [each for each in origins(program, node) if isinstance(each, ast.Call)]
+        own = [each for each in sets if each in known or isinstance(definition(program, each.func), ast.ClassDef)]
+        same = bool(own) and set(own) <= of_training
+        wrong = bool(own) and all(
+            each in known and constant(program, given(program, each, "train", 1)) is True for each in own
+        )
+        named = any(_same_name(program, node, of_loader(program, each, "dataset")) for each in trained)
+        if not chosen and ((len(own) == len(sets) and (same or wrong)) or named):
+            yield Hit(loader)
+
+
+def _same_name(program: Program, one: ast.expr, other: ast.expr | None) -> bool:
+    """Whether two loaders of a function are given a set by the same name, bound once."""
+    if not (isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id):
+        return False
+    found = bindings(program, one, one.id)
+    return len(found) == 1 and found[0].kind == "value" and found == bindings(program, other, other.id)
+
+
+def _assigned(program: Program, node: ast.AST) -> str:
+    """The names that the statement of a node assigns to."""
+    statement = statement_of(program.owner[node], node)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return " ".join(last_name(each).lower() for each in targets)
+
+
+@rule(
+    "LS107",
+    "random-subset-is-the-first",
+    "the random subset is the first part of the set",
+    result="one part of the data is never seen; in a folder sorted by class, whole classes",
+    why="the numbers run from 0 to the subset's size, and nothing shuffles them",
+    mend="generator = torch.Generator().manual_seed(seed)\n"
+    "Subset(dataset, torch.randperm(len(dataset), generator=generator)[:size].tolist())",
+)
+def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
+    """Subset(set, range(k)) that is called random, or of a folder of classes."""
+    for call in program.named.get("Subset", []):
+        chosen = given(program, call, "indices", 1)
+        if chosen is None or not _first_part(program, chosen):
+            continue
+        source = program.owner[call]
+        function = function_of(source, call)
+        words = text_around(program, statement_of(source, call), 3) + (function.name if function else "")
+        words += (ast.get_docstring(function) or "") if function else ""
+        words += " ".join(text_around(program, each, 2) for each in origins(program, chosen))
+        if re.search(r"not (a )?random|debug|smoke", words):
+            continue
+        of = given(program, call, "dataset", 0)
+        folder = of is not None and any(
+            isinstance(each, ast.Call) and last_name(each.func) == "ImageFolder" for each in origins(program, of)
+        )
+        if folder or re.search(
+            r"random|shuffl|\brand\b|随机", re.sub(r"random_split|RandomSampler|random_state", "", words)
+        ):
+            yield Hit(call)
+
+
+def _first_part(program: Program, node: ast.expr) -> bool:
+    """range(k), list(range(k)), arange(k), or a list of them cut at k, that nothing shuffles."""
+    if isinstance(node, ast.Name):
+        shuffled = [each for each in program.calls if last_name(each.func) in ("shuffle", "permutation", "sample")]
+        if any(isinstance(arg, ast.Name) and arg.id == node.id for each in shuffled for arg in each.args):
+            return False
+    for made in origins(program, node):
+        match made:
+            case ast.Call(func=function, args=[inner]) if last_name(function) in ("list", "array", "tolist", "sorted"):
+                if not _first_part(program, inner):
+                    return False
+            case ast.Call(func=function, args=[_]) if last_name(function) in ("range", "arange"):
+                pass
+            case ast.Subscript(value=value, slice=ast.Slice(lower=None, step=None)):
+                if not _first_part(program, value):
+                    return False
+            case _:
+                return False
+    return bool(origins(program, node))

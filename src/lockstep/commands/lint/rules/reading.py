@@ -1,0 +1,265 @@
+"""Rules about reading: downloads, batch sizes, workers and their seeds, what is done to the pixels."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.flow import option
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import over_loader
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ranks import guarded, on_rank, on_world, per_rank
+from lockstep.commands.lint.roles import constant, datasets, distributed, given, lightning, loaders, of_loader, sharding
+from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.evaluation import prepared
+from lockstep.commands.lint.source import Function, Loop, above, class_of, function_of
+
+_DOWNLOAD = "download"
+
+
+@rule(
+    "LS108",
+    "every-rank-downloads",
+    "every rank downloads the data",
+    result="N processes write the same files at once: broken archives, or a set that is read while it is unpacked",
+    why="the line runs in each process, and nothing lets one of them go first",
+    mend="if rank == 0:\n    MNIST(root, download=True)\ndist.barrier()\ndataset = MNIST(root, download=False)",
+)
+def every_rank_downloads(program: Program) -> Iterator[Hit]:
+    """download=True where all ranks come by."""
+    if not distributed(program):
+        return
+    known = [each for each in datasets(program) if constant(program, given(program, each, _DOWNLOAD)) is True]
+    if any(guarded(program, each) for each in known):
+        return  # one rank goes first, somewhere
+    for call in known:
+        function = function_of(program.owner[call], call)
+        if function is not None and function.name in ("prepare_data", "prepare"):
+            continue
+        if (
+            function is not None
+            and function.name != "main"
+            and not sites(program, function)
+            and not class_of(program.owner[call], call)
+        ):
+            continue  # nobody calls it
+        if per_rank(program, call) and not _waits(program, call) and not (lightning(program) and _prepares(program)):
+            yield Hit(call)
+
+
+def _prepares(program: Program) -> bool:
+    return bool(program.methods.get("prepare_data"))
+
+
+def _waits(program: Program, call: ast.Call) -> bool:
+    """A barrier under a rank's condition above the call: the other ranks wait there."""
+    line = call.lineno
+    source = program.owner[call]
+    return any(
+        program.owner[each] is source and each.lineno < line and guarded(program, each)
+        for name in ("barrier", "wait_for_everyone")
+        for each in program.named.get(name, [])
+    )
+
+
+@rule(
+    "LS109",
+    "per-process-for-all",
+    "each process takes the number that was meant for all",
+    result="N times the batch, or N times the workers: on 4 processes and 16 cores 64 workers, which wait for each "
+    "other",
+    why="a loader's batch_size and num_workers are its own process's",
+    mend="DataLoader(dataset, batch_size=global_batch // world_size, num_workers=cpus // local_world_size)",
+)
+def per_process_for_all(program: Program) -> Iterator[Hit]:
+    """A total batch size undivided in a shared-out loader; all cores as workers in each process."""
+    if not distributed(program):
+        return
+    for loader in loaders(program):
+        batch = of_loader(program, loader, "batch_size")
+        shared = sharding(program, loader) or prepared(program, loader) or lightning(program)
+        if (
+            batch is not None
+            and shared
+            and meant_for_all(program, batch)
+            and not on_world(program, batch)
+            and not _split_batches(program)
+        ):
+            yield Hit(batch, f"batch_size={ast.unparse(batch)}")
+        workers = of_loader(program, loader, "num_workers")
+        if (
+            workers is not None
+            and depends(program, workers, _counts_cores)
+            and not depends(program, workers, _caps)
+            and not on_world(program, workers)
+        ):
+            yield Hit(workers, f"num_workers={ast.unparse(workers)}")
+
+
+def _caps(node: ast.AST) -> bool:
+    """min(8, cores): a number that somebody chose for one process."""
+    return isinstance(node, ast.Call) and last_name(node.func) == "min"
+
+
+def _counts_cores(node: ast.AST) -> bool:
+    cores = ("cpu_count", "sched_getaffinity", "process_cpu_count")
+    return isinstance(node, ast.Call) and last_name(node.func) in cores
+
+
+def meant_for_all(program: Program, node: ast.expr) -> bool:
+    """Whether a batch size is called that of all processes, by its name or its option's help."""
+
+    def says(each: ast.AST) -> bool:
+        name = last_name(each).lower()
+        if not name:
+            return False
+        if re.search(r"(global|total|effective|overall|whole).*(batch|bs)|batch.*(global|total)", name):
+            return True
+        told = option(program, name)[0].lower()
+        if re.search(r"per[ _-](gpu|device|process|rank)|each (gpu|device|process)", told):
+            return False
+        return bool(re.search(r"^(batch_?size|bs)$", name)) and bool(
+            re.search(r"(total|global|overall)\b.*batch|across all|of all (the )?(gpus|processes|ranks)|over all", told)
+        )
+
+    return depends(program, node, says)
+
+
+def _split_batches(program: Program) -> bool:
+    return any(each.arg == "split_batches" for call in program.calls for each in call.keywords)
+
+
+@rule(
+    "LS110",
+    "worker-seeds-equal",
+    "the loader's workers have equal seeds",
+    result="samples that different workers prepare get the same random augmentation, in each epoch again",
+    why="worker_init_fn sets the same seed in each worker, or the same on each rank",
+    mend="def seed_worker(worker_id):\n    seed = torch.initial_seed() % 2**32  # differs by worker and epoch\n"
+    "    np.random.seed(seed)\n    random.seed(seed)",
+)
+def worker_seeds_equal(program: Program) -> Iterator[Hit]:
+    """A worker_init_fn whose seed knows no worker; in a distributed program, one that knows no rank."""
+    several = distributed(program)
+    for loader in loaders(program):
+        node = of_loader(program, loader, "worker_init_fn")
+        made = [*origins(program, node), definition(program, node)] if node is not None else []
+        for function in dict.fromkeys(each for each in made if isinstance(each, Function | ast.Lambda)):
+            for call in ast.walk(function):
+                if (
+                    isinstance(call, ast.Call)
+                    and last_name(call.func) in ("seed", "manual_seed", "seed_all")
+                    and call.args
+                ) and not _seed_differs(program, call.args[0], function, several):
+                    yield Hit(call)
+                    break
+
+
+def _seed_differs(program: Program, seed: ast.expr, function: Function | ast.Lambda, several: bool) -> bool:
+    worker = function.args.args[0].arg if function.args.args else ""
+
+    def drawn(node: ast.AST) -> bool:
+        named = isinstance(node, ast.Call) and last_name(node.func) in (
+            "initial_seed",
+            "get_worker_info",
+            "get_state",
+            "urandom",
+        )
+        return named or last_name(node) in ("seed_seq", "base_seed", "entropy")
+
+    if depends(program, seed, drawn) or not all(isinstance(each, ast.expr | ast.AST) for each in [seed]):
+        return True
+    by_worker = depends(program, seed, lambda node: isinstance(node, ast.Name) and node.id == worker)
+    return by_worker and (not several or on_rank(program, seed) or depends(program, seed, _opaque(program)))
+
+
+def _opaque(program: Program) -> Callable[[ast.AST], bool]:
+    """A predicate: calls of what is not in the program, whose result could be anything."""
+
+    def wanted(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and last_name(node.func) not in ("int", "getattr")
+            and definition(program, node.func) is None
+        )
+
+    return wanted
+
+
+@rule(
+    "LS111",
+    "normalised-twice",
+    "the pixels are normalised twice",
+    result="the network sees values shifted and stretched a second time, far from mean 0 and spread 1; pretrained "
+    "weights suffer most",
+    why="the loader's transform has normalised already",
+    mend="normalise in one place: in the transform, or on the device",
+)
+def normalised_twice(program: Program) -> Iterator[Hit]:
+    """Two Normalize in one Compose; or a Normalize, and (x - mean) / std on the batch."""
+    normalize = [each for each in program.named.get("Normalize", []) if definition(program, each.func) is None]
+    for call in program.named.get("Compose", []):
+        parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
+        made = [each for part in parts for each in origins(program, part) if isinstance(each, ast.Call)]
+        twice = [part for part in made if last_name(part.func) == "Normalize"]
+        if len(twice) > 1:
+            yield Hit(twice[1])
+        tensors = [part for part in made if last_name(part.func) == "ToTensor"]
+        for part in parts if tensors else []:
+            if any(
+                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right)
+                for each in ast.walk(part)
+            ):
+                yield Hit(part)
+    in_compose = [part for call in program.named.get("Compose", []) for part in ast.walk(call)]
+    composed = {each for part in in_compose if isinstance(part, ast.expr) for each in origins(program, part)}
+    if not any(each in composed or each in in_compose for each in normalize):
+        return
+    for source in program.sources:
+        for node in source.nodes:
+            if (_by_hand(node) or _normalises(program, node)) and _on_batch(program, node):
+                yield Hit(node)
+
+
+def _normalises(program: Program, node: ast.AST) -> bool:
+    """normalize(images, mean, std) of torchvision, or a Normalize that is called."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    if qualified(program, node.func).endswith("functional.normalize") and "torchvision" in qualified(
+        program, node.func
+    ):
+        return True
+    calls = origins(program, node.func) if isinstance(node.func, ast.Name | ast.Attribute) else []
+    return any(isinstance(each, ast.Call) and last_name(each.func) == "Normalize" for each in calls)
+
+
+def _is_255(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value in (255, 255.0)
+
+
+def _by_hand(node: ast.AST) -> bool:
+    """(x - mean) / std, x.sub_(mean).div_(std)."""
+    match node:
+        case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
+            own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
+            return not own and "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]
+        ):
+            if first in ("sub", "sub_") and second in ("div", "div_"):
+                return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
+    return False
+
+
+def _on_batch(program: Program, node: ast.AST) -> bool:
+    """Whether a place is in a loop over batches, or in a prefetcher."""
+    for outer in above(program.owner[node], node):
+        if isinstance(outer, Loop) and over_loader(program, outer):
+            return True
+        if isinstance(outer, ast.ClassDef) and re.search(r"prefetch|loader", outer.name.lower()):
+            return True
+        if isinstance(outer, Function) and outer.name == "forward":
+            return "self." in ast.unparse(node) or isinstance(node, ast.Call)
+    return False

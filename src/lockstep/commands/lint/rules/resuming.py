@@ -1,0 +1,153 @@
+"""Rules about resuming: whether a run that goes on is the same run."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import step_loops
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.roles import constant, given, library, lightning
+from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.saving import loads, saves
+from lockstep.commands.lint.source import above, function_of
+
+
+@rule(
+    "LS404",
+    "state-not-saved",
+    "what a resumed run needs is not in the checkpoint",
+    result="a resumed run is another one: momentum starts from 0, the schedule or the epochs from the beginning",
+    why="the program resumes from a file that lacks it",
+    mend='torch.save({"model": ..., "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),\n'
+    '            "scaler": scaler.state_dict(), "epoch": epoch}, path)',
+)
+def state_not_saved(program: Program) -> Iterator[Hit]:
+    """A program that resumes, whose checkpoint has no optimizer, scheduler, scaler or epoch."""
+    if library(program, "accelerate", "deepspeed", "ignite") or lightning(program) or not step_loops(program):
+        return
+    if not _resumes(program):
+        return
+    written = [(call, _saved_text(program, call)) for call in saves(program)]
+    if not written or any(text is None for _, text in written):
+        return
+    best = max(written, key=lambda each: len(each[1] or ""))
+    text = best[1] or ""
+    lacking = []
+    if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text):
+        lacking.append("optimizer")
+    if any(".lr_scheduler." in qualified(program, call.func) for call in program.calls) and not re.search(
+        r"sched", text
+    ):
+        lacking.append("scheduler")
+    enabled = [
+        call
+        for call in program.named.get("GradScaler", [])
+        if constant(program, given(program, call, "enabled")) is not False
+    ]
+    if enabled and "scaler" not in text:
+        lacking.append("scaler")
+    path = given(program, best[0], "f", 1)
+    named = " ".join(ast.unparse(made) for made in origins(program, path)) if path is not None else ""
+    if not re.search(r"epoch|step|iter", text + named):
+        lacking.append("epoch")
+    if lacking:
+        yield Hit(best[0], f"without {', '.join(lacking)}")
+
+
+def _saved_text(program: Program, call: ast.Call) -> str | None:
+    """What a torch.save writes, as text; None where that can't be told."""
+    if not call.args:
+        return None
+    parts = [ast.unparse(call.args[0])]
+    for made in origins(program, call.args[0]):
+        if isinstance(made, ast.arg):
+            return None
+        parts.append(ast.unparse(made))
+        if isinstance(made, ast.Dict) and None in made.keys:
+            return None  # another dictionary is spread into it
+        if isinstance(made, ast.Call) and last_name(made.func) not in ("state_dict", "dict"):
+            return None
+    if isinstance(call.args[0], ast.Name):
+        source = program.owner[call]
+        parts += [
+            f"{text} = {ast.unparse(b.value)}"
+            for text, bs in source.attributes.items()
+            if text.startswith(f"{call.args[0].id}[")
+            for b in bs
+            if b.value is not None
+        ]
+        for update in program.named.get("update", []):
+            if ast.unparse(update.func).startswith(f"{call.args[0].id}."):
+                parts.append(ast.unparse(update))
+    return "\n".join(parts)
+
+
+def _resumes(program: Program) -> bool:
+    """Whether weights are loaded from a file to train on: by a name that says so."""
+    for call in program.named.get("load_state_dict", []):
+        if any(made in loads(program) for arg in call.args for made in _files(program, arg)):
+            source = program.owner[call]
+            near = " ".join(ast.unparse(each.test) for each in above(source, call) if isinstance(each, ast.If))
+            function = function_of(source, call)
+            near += function.name if function else ""
+            near += " ".join(ast.unparse(made) for arg in call.args for made in _files(program, arg))
+            if re.search(r"resume|checkpoint|ckpt|snapshot|restart|continue|last", near.lower()):
+                return True
+    return False
+
+
+def _files(program: Program, node: ast.AST) -> list[ast.AST]:
+    """The origins of a value, or of what it is an entry of."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call) and last_name(node.func) == "get" and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return origins(program, node)
+
+
+@rule(
+    "LS407",
+    "epochs-start-anew",
+    "a resumed run begins at epoch 0 again",
+    result="the data's order and the schedule start from the beginning: with 90 epochs and a stop after 60, 150 are "
+    "trained",
+    why="the loop's range does not know the epoch of the checkpoint",
+    mend='start = checkpoint["epoch"] + 1\nfor epoch in range(start, epochs):',
+)
+def epochs_start_anew(program: Program) -> Iterator[Hit]:
+    """A checkpoint with an epoch is loaded, and the loop over epochs is range(epochs)."""
+    if not _resumes(program) or lightning(program) or library(program, "ignite"):
+        return
+    saved = [_saved_text(program, call) for call in saves(program)]
+    if not any(text and re.search(r"epoch", text) for text in saved):
+        return
+    for loop in {outer for around in step_loops(program).values() for outer in around}:
+        match loop:
+            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[_])):
+                pass
+            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])) if isinstance(start, ast.Constant):
+                pass
+            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])) if not _read_back(program, start):
+                pass
+            case _:
+                continue
+        if not _skips(loop) and (not isinstance(loop, ast.For) or re.search("epoch", ast.unparse(loop.target).lower())):
+            yield Hit(loop)
+
+
+def _read_back(program: Program, node: ast.AST) -> bool:
+    """Whether a number may come from a file, or from anything but a constant in the text."""
+    if not isinstance(node, ast.Name):
+        return True
+    made = origins(program, node)
+    return not made or not all(isinstance(each, ast.Constant) for each in made)
+
+
+def _skips(loop: ast.AST) -> bool:
+    return any(
+        isinstance(each, ast.If)
+        and any(isinstance(one, ast.Continue) for one in each.body)
+        and "epoch" in ast.unparse(each.test)
+        for each in ast.walk(loop)
+    )

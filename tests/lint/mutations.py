@@ -1,0 +1,245 @@
+"""Faults for the right scripts of right/: (script, code, what stands there, what takes its place).
+
+A fault is found if the mutated script has this code and no other; RIGHT: other right ways to write it, in which these codes are not found.
+"""
+
+WRONG: list[tuple[str, str, str, str]] = [
+    # Data
+    ("torchrun", "LS101", "        sampler.set_epoch(epoch)\n", ""),
+    ("spawn", "LS101", "        sampler.set_epoch(epoch)\n", ""),
+    ("horovod", "LS101", "        sampler.set_epoch(epoch)\n", ""),
+    ("spawn", "LS102", "DistributedSampler(train_set,", "DistributedSampler(test_set,"),
+    ("spawn", "LS103", "world_size, sampler=sampler", "world_size, shuffle=True, sampler=sampler"),
+    ("torchrun", "LS104 LS205", "    dist.all_reduce(sums)\n    return (sums[0] / sums[1]).item()\n\n\ndef main",
+     "    return (sums[0] / sums[1]).item()\n\n\ndef main"),
+    ("accelerate", "LS104", "            predictions, labels = accelerator.gather_for_metrics((predictions, labels))\n", ""),
+    ("torchrun", "LS105", "DataLoader(own, batch_size=500)",
+     "DataLoader(test_set, batch_size=500, sampler=DistributedSampler(test_set, shuffle=False))"),
+    ("accelerate", "LS105", "gather_for_metrics", "gather"),
+    ("spawn", "LS106", "DataLoader(test_set", "DataLoader(train_set"),
+    ("spawn", "LS106", 'train=False, transform', 'train=True, transform'),
+    ("spawn", "LS107", "    sampler = Dist", "    # a random quarter\n    train_set = torch.utils.data.Subset(train_set,"
+     " range(len(train_set) // 4))\n    sampler = Dist"),
+    ("torchrun", "LS108", '    if rank == 0:\n        datasets.MNIST("data", train=True, download=True)\n    dist.barrier()\n',
+     '    datasets.MNIST("data", train=True, download=True)\n'),
+    ("spawn", "LS108", 'train=True, transform', 'train=True, download=True, transform'),
+    ("accelerate", "LS108", "    with accelerator.main_process_first():\n", "    if True:\n"),
+    ("torchrun", "LS109", "batch_size=args.batch_size // world_size", "batch_size=args.batch_size"),
+    ("torchrun", "LS109", "num_workers=4", "num_workers=os.cpu_count()"),
+    ("torchrun", "LS110", "random.seed(torch.initial_seed() % 2**32)", "random.seed(0)"),
+    ("torchrun", "LS110", "random.seed(torch.initial_seed() % 2**32)", "random.seed(1234 + worker_id)"),
+    ("torchrun", "LS111", "transforms.Normalize((0.1307,), (0.3081,))]",
+     "transforms.Normalize((0.1307,), (0.3081,)), transforms.Normalize((0.1307,), (0.3081,))]"),
+    ("torchrun", "LS111", "        update = (i + 1)", "        images = (images - mean) / std\n        update = (i + 1)"),
+    # Maths
+    ("torchrun", "LS201", "scaler.scale(loss / accumulate)", "scaler.scale(loss)"),
+    ("torchrun", "LS202", " or i + 1 == len(loader)\n", "\n"),
+    ("torchrun", "LS203", "        sums += torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))])\n        if update:",
+     "        total += loss.detach()\n        mean = total / len(loader)\n        dist.all_reduce(mean, op=dist.ReduceOp.AVG)\n        if update:"),
+    ("torchrun", "LS204", "    dist.all_reduce(sums)\n    return (sums[0] / sums[1]).item()\n\n\n@torch",
+     "    return (sums[0] / sums[1]).item()\n\n\n@torch"),
+    ("lightning", "LS204", ", sync_dist=True", ""),
+    ("accelerate", "LS206", 'total = accelerator.reduce(total, "sum")', 'accelerator.reduce(total, "sum")\n        total /= 2'),
+    ("torchrun", "LS207", "            scaler.unscale_(optimizer)\n", ""),
+    ("spawn", "LS208", "BATCH // world_size", "BATCH"),
+    ("spawn", "LS209", "lr=0.1", "lr=0.1 * world_size"),
+    ("spawn", "LS210", "T_max=EPOCHS * len(loader)", "T_max=EPOCHS"),
+    ("spawn", "LS210", "        if rank == 0:\n            model.eval()", "        scheduler.step()\n        if rank == 0:\n            model.eval()"),
+    ("spawn", "LS210", "            scheduler.step()\n", "            for _ in range(world_size):\n                scheduler.step()\n"),
+    ("torchrun", "LS211", "    torch.manual_seed(1 + rank)\n", ""),
+    ("spawn", "LS212", "    test_loader = ", "    train_set, rest = torch.utils.data.random_split(train_set, [40000, 10000])\n    test_loader = "),
+    ("torchrun", "LS213", "    model = DistributedDataParallel(model, device_ids=[local_rank])\n",
+     "    model = DistributedDataParallel(model, device_ids=[local_rank])\n"
+     "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"),
+    ("torchrun", "LS214", "    model.eval()\n", ""),
+    ("spawn", "LS215", "        model.train()\n", ""),
+    ("torchrun", "LS215", "    model.train()\n", ""),
+    # Process
+    ("spawn", "LS301", "DDP(torchvision.models.resnet18(num_classes=10).cuda(rank), device_ids=[rank])",
+     "DDP(torchvision.models.resnet18(num_classes=10))\n    model = model.cuda(rank)"),
+    ("spawn", "LS302", "criterion(model(images), labels)", "criterion(model.module(images), labels)"),
+    ("torchrun", "LS303", "    torch.cuda.set_device(local_rank)\n", '    torch.cuda.set_device(int(os.environ["RANK"]))\n'),
+    ("torchrun", "LS304", '    local_rank = int(os.environ["LOCAL_RANK"])\n',
+     '    parser.add_argument("--local_rank", type=int, default=0)\n    local_rank = parser.parse_args().local_rank\n'),
+    ("spawn", "LS305", '    store = dist.TCPStore("localhost", port)\n    dist.init_process_group("nccl", store=store,',
+     '    import os\n    os.environ["MASTER_ADDR"] = "localhost"\n    os.environ["MASTER_PORT"] = "12355"\n'
+     '    dist.init_process_group("nccl",'),
+    ("spawn", "LS305", '"nccl", store=store,', '"nccl", init_method="tcp://127.0.0.1:23456",'),
+    ("torchrun", "LS306", "    dist.destroy_process_group()\n", ""),
+    ("torchrun", "LS307", '    dist.init_process_group("nccl")\n    rank, world_size = dist.get_rank(), dist.get_world_size()\n',
+     '    rank, world_size = dist.get_rank(), dist.get_world_size()\n    dist.init_process_group("nccl")\n'),
+    ("torchrun", "LS308", "        if rank == 0:\n            print(", "        if rank == 0:\n            dist.barrier()\n            print("),
+    ("torchrun", "LS308", "        accuracy = evaluate(model.module, test_loader, device)\n        scheduler.step()\n        if rank == 0:\n",
+     "        scheduler.step()\n        if rank == 0:\n            accuracy = evaluate(model.module, test_loader, device)\n"),
+    ("accelerate", "LS308", "        accelerator.print(", "        if accelerator.is_main_process:\n"
+     "            accelerator.wait_for_everyone()\n        accelerator.print("),
+    ("spawn", "LS309", "            optimizer.step()\n", "            optimizer.step()\n            dist.barrier()\n"),
+    ("spawn", "LS310", "            optimizer.step()\n", "            optimizer.step()\n            last = loss.item()\n"),
+    ("spawn", "LS310", "            optimizer.step()\n", "            optimizer.step()\n            print(loss)\n"),
+    ("torchrun", "LS311", "        with nullcontext() if update else model.no_sync():\n", "        if True:\n"),
+    ("torchrun", "LS312", "        with nullcontext() if update else model.no_sync():\n            with torch.autocast(device.type):\n"
+     "                loss = F.cross_entropy(model(images), labels)\n",
+     "        with torch.autocast(device.type):\n            loss = F.cross_entropy(model(images), labels)\n"
+     "        with nullcontext() if update else model.no_sync():\n"),
+    ("torchrun", "LS313", "device_ids=[local_rank])", "device_ids=[local_rank], find_unused_parameters=True)"),
+    ("spawn", "LS314", 'if __name__ == "__main__":\n    main()\n', "main()\n"),
+    ("spawn", "LS315", "    world_size = torch.cuda.device_count()\n    mp.spawn(run, args=(world_size, store.port), nprocs=world_size)\n",
+     "    world_size = torch.cuda.device_count()\n    torch.cuda.set_device(0)\n    children = [mp.Process(target=run,"
+     " args=(r, world_size, store.port)) for r in range(world_size)]\n    for child in children:\n        child.start()\n"),
+    # Files
+    ("torchrun", "LS401", '            torch.save(state, "last.pt")\n            if', '        torch.save(model.module.state_dict(), "last.pt")\n'
+     '        if rank == 0:\n            torch.save(state, "all.pt")\n            if'),
+    ("horovod", "LS401", "        if hvd.rank() == 0:\n            torch.save", "        if True:\n            torch.save"),
+    ("torchrun", "LS402", "args.resume, map_location=device,", "args.resume,"),
+    ("spawn", "LS403", "model.module.state_dict()", "model.state_dict()"),
+    ("torchrun", "LS404", '                "optimizer": optimizer.state_dict(),\n', ""),
+    ("torchrun", "LS404", '                "scaler": scaler.state_dict(),\n', ""),
+    ("torchrun", "LS404", '                "scheduler": scheduler.state_dict(),\n', ""),
+    ("torchrun", "LS405", "map_location=device, weights_only=True", "map_location=device, weights_only=False"),
+    ("torchrun", "LS406", '    dist.barrier()\n    weights =', '    weights ='),
+    ("torchrun", "LS407", "range(start, args.epochs)", "range(args.epochs)"),
+    # the trainer class
+    ("trainer_class", "LS101", "        self.train_data.sampler.set_epoch(epoch)\n", ""),
+    ("trainer_class", "LS103", "shuffle=False, sampler", "shuffle=True, sampler"),
+    ("trainer_class", "LS104", "test_data = DataLoader(test_set, batch_size=500)", "test_data = prepare_dataloader(test_set, 500)"),
+    ("trainer_class", "LS106", "test_data = DataLoader(test_set", "test_data = DataLoader(train_set"),
+    ("trainer_class", "LS109", "total_batch_size // dist.get_world_size()", "total_batch_size"),
+    ("trainer_class", "LS209", "lr=0.1", "lr=0.1 * dist.get_world_size()"),
+    ("trainer_class", "LS210", "        self.optimizer.step()\n", "        self.optimizer.step()\n        self.scheduler.step()\n"),
+    ("trainer_class", "LS214", "        self.model.eval()\n", ""),
+    ("trainer_class", "LS215", "        self.model.train()\n", ""),
+    ("trainer_class", "LS301", "        self.model = DDP(self.model, device_ids=[self.local_rank])\n",
+     "        self.model = DDP(self.model, device_ids=[self.local_rank])\n        self.model.to(self.local_rank)\n"),
+    ("trainer_class", "LS302", "        output = self.model(source)\n        loss", "        output = self.model.module(source)\n        loss"),
+    ("trainer_class", "LS303 LS307", 'set_device(int(os.environ["LOCAL_RANK"]))', "set_device(dist.get_rank())"),
+    ("trainer_class", "LS305", '    dist.init_process_group(backend="nccl")', '    os.environ["MASTER_PORT"] = "29501"\n    dist.init_process_group(backend="nccl")'),
+    ("trainer_class", "LS306", "    dist.destroy_process_group()\n", ""),
+    ("trainer_class", "LS308", "        torch.save(snapshot, self.snapshot_path)\n", "        torch.save(snapshot, self.snapshot_path)\n        dist.barrier()\n"),
+    ("trainer_class", "LS309", "            self._run_batch(source, targets)\n", "            self._run_batch(source, targets)\n            dist.barrier()\n"),
+    ("trainer_class", "LS310", "        self.optimizer.step()\n", "        self.optimizer.step()\n        self.last = loss.item()\n"),
+    ("trainer_class", "LS310", "            self._run_batch(source, targets)\n", "            self._run_batch(source, targets)\n            print(self.last.cpu(), self.loss.item())\n"),
+    ("trainer_class", "LS401", "            if self.global_rank == 0:\n                accuracy = self.test()\n                print(f\"epoch {epoch}: {accuracy:.4f}\")\n                if epoch", "            if True:\n                if epoch"),
+    ("trainer_class", "LS402", "torch.load(path, map_location=f\"cuda:{self.local_rank}\", ", "torch.load(path, "),
+    ("trainer_class", "LS403", "self.model.module.state_dict()", "self.model.state_dict()"),
+    ("trainer_class", "LS404", '            "OPTIMIZER_STATE": self.optimizer.state_dict(),\n', ""),
+    ("trainer_class", "LS404", '            "SCHEDULER_STATE": self.scheduler.state_dict(),\n', ""),
+    ("trainer_class", "LS407", "range(self.epochs_run, max_epochs)", "range(max_epochs)"),
+    ("trainer_class", "LS313", "device_ids=[self.local_rank])", "device_ids=[self.local_rank], find_unused_parameters=True)"),
+    ("trainer_class", "LS108", 'train=True, transform', 'train=True, download=True, transform'),
+    # one process
+    ("plain", "LS201", "        loss = loss / ACCUMULATE\n", ""),
+    ("plain", "LS202", "(i + 1) % ACCUMULATE == 0 or (i + 1) == len(loader)", "(i + 1) % ACCUMULATE == 0"),
+    ("plain", "LS106", "DataLoader(test_set", "DataLoader(train_set"),
+    ("plain", "LS110", "    np.random.seed(seed)\n", "    np.random.seed(42)\n"),
+    ("plain", "LS111", "transforms.ToTensor(), normalize]", "transforms.ToTensor(), normalize, normalize]"),
+    ("plain", "LS214", "    model.eval()\n", ""),
+    ("plain", "LS215", "    model.train()\n", ""),
+    ("plain", "LS310", "running_loss += loss.detach() *", "running_loss += loss.item() *"),
+    ("plain", "LS404", '                "optimizer": optimizer.state_dict(),\n', ""),
+    ("plain", "LS404", '                "scheduler": scheduler.state_dict(),\n', ""),
+    ("plain", "LS405", ', weights_only=True', ""),
+    ("plain", "LS407", "range(start_epoch, 20)", "range(20)"),
+    ("plain", "LS407", "    start_epoch = checkpoint[\"epoch\"] + 1\n", ""),
+    ("plain", "LS107", "random_split(full, [45000, 5000], generator=torch.Generator().manual_seed(0))",
+     "torch.utils.data.Subset(full, range(45000)), torch.utils.data.Subset(full, list(range(45000, 50000)))  # random split"),
+    # timm
+    ("timm_style", "LS101", "        train_sampler.set_epoch(epoch)\n", ""),
+    ("timm_style", "LS104 LS205", "    dist.all_reduce(sums)\n", ""),
+    ("timm_style", "LS105", "sampler=range(args.rank, len(val_set), args.world_size)", "sampler=DistributedSampler(val_set, shuffle=False)"),
+    ("timm_style", "LS206", "reduced = reduce_tensor(loss.data, args.world_size)\n            losses_m.update(reduced.item()",
+     "reduced = reduce_tensor(loss.data, args.world_size)\n            losses_m.update(loss.item()"),
+    ("timm_style", "LS206", "reduced = reduce_tensor(loss.data, args.world_size)\n            losses_m.update(reduced.item()",
+     "reduce_tensor(loss.data, args.world_size)\n            losses_m.update(loss.item()"),
+    ("timm_style", "LS303", 'torch.device(f"cuda:{args.local_rank}")', 'torch.device(f"cuda:{args.rank}")'),
+    ("timm_style", "LS303", "torch.cuda.set_device(args.local_rank)", "torch.cuda.set_device(args.rank)"),
+    ("timm_style", "LS305", '"env://"', '"tcp://127.0.0.1:29500"'),
+    ("timm_style", "LS306", "    dist.destroy_process_group()\n", ""),
+    ("timm_style", "LS310", "        ema.update(model)\n", "        ema.update(model)\n        losses_m.update(loss.item(), input.size(0))\n"),
+    ("timm_style", "LS310", "        ema.update(model)\n", "        ema.update(model)\n        last = float(loss)\n"),
+    ("timm_style", "LS401", "            if is_primary(args):\n                torch.save", "            if best:\n                torch.save"),
+    ("timm_style", "LS403", "model.module.state_dict()", "model.state_dict()"),
+    ("timm_style", "LS302", "train_one_epoch(epoch, model, loader_train", "train_one_epoch(epoch, model.module, loader_train"),
+    ("timm_style", "LS102", "DistributedSampler(train_set, num_replicas", "DistributedSampler(val_set, num_replicas"),
+    ("timm_style", "LS308", "metrics = validate(model.module, loader_eval, loss_fn, args)", "metrics = validate(model.module, loader_eval, loss_fn, args) if is_primary(args) else None"),
+    ("timm_style", "LS309", "        ema.update(model)\n", "        ema.update(model)\n        torch.distributed.barrier()\n"),
+    # Ignite, Fabric, Accelerate, Horovod, Lightning
+    ("ignite", "LS108 LS308", "    if idist.get_rank() > 0:\n        idist.barrier()\n", ""),
+    ("ignite", "LS310", "        return loss.detach()", "        return loss.item()"),
+    ("ignite", "LS101", "        train_loader.sampler.set_epoch(trainer.state.epoch - 1)", "        pass"),
+    ("fabric", "LS108", "    with fabric.rank_zero_first():\n", "    if True:\n"),
+    ("fabric", "LS201", "fabric.backward(loss / 4)", "fabric.backward(loss)"),
+    ("fabric", "LS202", " and i + 1 != len(loader)", ""),
+    ("fabric", "LS204", '        sums = fabric.all_reduce(sums, reduce_op="sum")\n', ""),
+    ("fabric", "LS206", 'sums = fabric.all_reduce(sums, reduce_op="sum")', 'fabric.all_reduce(sums, reduce_op="sum")'),
+    ("fabric", "LS312", "            with fabric.no_backward_sync(model, enabled=accumulating):\n                loss = F.cross_entropy(model(images), labels)\n                fabric.backward(loss / 4)",
+     "            loss = F.cross_entropy(model(images), labels)\n            with fabric.no_backward_sync(model, enabled=accumulating):\n                fabric.backward(loss / 4)"),
+    ("fabric", "LS310", "            sums += torch.stack", "            print(loss.item())\n            sums += torch.stack"),
+    ("accelerate", "LS204", '        total = accelerator.reduce(total, "sum")\n', ""),
+    ("accelerate", "LS310", "            total += torch.stack", "            last = loss.item()\n            total += torch.stack"),
+    ("accelerate", "LS401", "    if accelerator.is_main_process:\n        torch.save", "    if True:\n        torch.save"),
+    ("accelerate", "LS403", "accelerator.unwrap_model(model).state_dict()", "model.state_dict()"),
+    ("accelerate", "LS215", "        model.train()\n", ""),
+    ("accelerate", "LS309", "                optimizer.zero_grad()\n", "                optimizer.zero_grad()\n            accelerator.wait_for_everyone()\n"),
+    ("horovod", "LS108", "    if hvd.rank() == 0:\n        datasets.MNIST", "    if True:\n        datasets.MNIST"),
+    ("horovod", "LS208", "lr=0.01 * hvd.size()", "lr=0.01"),
+    ("horovod", "LS209", "batch_size=64", "batch_size=64 // hvd.size()"),
+    ("horovod", "LS212", "    hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", ""),
+    ("horovod", "LS303", "hvd.local_rank()", "hvd.rank()"),
+    ("horovod", "LS310", "            optimizer.step()\n", "            optimizer.step()\n            print(loss.item())\n"),
+    ("torchrun", "LS101", "        sampler.set_epoch(epoch)\n", "        # sampler.set_epoch(epoch)\n"),
+    ("torchrun", "LS308", "        if rank == 0:\n            print(", "        if rank != 0:\n            continue\n        dist.barrier()\n        if rank == 0:\n            print("),
+    ("torchrun", "LS306", "    dist.destroy_process_group()\n", "    print('end')\n"),
+    ("torchrun", "LS401", "            torch.save(state, \"last.pt\")\n            if accuracy > best:\n                best = accuracy\n                torch.save(model.module.state_dict(), \"best.pt\")\n",
+     "            best = accuracy\n        torch.save(state_of(model), \"best.pt\")\n"),
+]  # fmt: skip
+
+RIGHT: list[tuple[str, str, str, str]] = [
+    ("spawn", "LS208", "batch_size=BATCH // world_size, sampler=sampler)", "batch_size=BATCH, sampler=sampler)  # per process"),
+    ("torchrun", "LS105", "DataLoader(own, batch_size=500)",
+     "DataLoader(test_set, batch_size=500, sampler=DistributedSampler(test_set, shuffle=False, drop_last=True))"),
+    ("spawn", "LS107", "    sampler = Dist", "    # a random quarter\n    train_set = torch.utils.data.Subset(train_set,"
+     " torch.randperm(len(train_set))[:100].tolist())\n    sampler = Dist"),
+    ("torchrun", "LS108", 'train=True, download=True)', 'train=True, download=rank == 0)'),
+    ("torchrun", "LS201", "scaler.scale(loss / accumulate)", "scaler.scale(loss * (1 / accumulate))"),
+    ("torchrun", "LS202", "update = (i + 1) % accumulate == 0 or i + 1 == len(loader)",
+     "last = i + 1 == len(loader)\n        update = (i + 1) % accumulate == 0 or last"),
+    ("spawn", "LS210", "EPOCHS * len(loader)", "50_000 // BATCH * EPOCHS"),
+    ("torchrun", "LS211", "torch.manual_seed(1 + rank)", "torch.cuda.manual_seed(1 + rank)"),
+    ("spawn", "LS215", "        if rank == 0:\n            model.eval()", "        if rank == 0:\n            model.train(False)"),
+    ("torchrun", "LS303", "    torch.cuda.set_device(local_rank)\n",
+     '    torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())\n'),
+    ("spawn", "LS305", '    dist.init_process_group("nccl", store=store,',
+     '    import os\n    os.environ.setdefault("MASTER_PORT", "12355")\n    dist.init_process_group("nccl",'),
+    ("torchrun", "LS308", "        if rank == 0:\n            print(", "        dist.barrier()\n        if rank == 0:\n            print("),
+    ("spawn", "LS310", "            optimizer.step()\n",
+     "            optimizer.step()\n            if step % 50 == 0:\n                print(loss.item())\n"),
+    ("torchrun", "LS401", 'torch.save(state, "last.pt")', 'torch.save(state, f"last-{rank}.pt")'),
+    ("torchrun", "LS405", "torch.load(args.resume, ", "torch.load(args.resume, mmap=True, "),
+]  # fmt: skip
+
+_CPU = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("{backend}")
+model = DistributedDataParallel(nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.ones(4, 2)).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+OWN: list[tuple[str, str]] = [
+    ("LS316", _CPU.format(backend="nccl")),
+    ("", _CPU.format(backend="gloo")),
+    ("", "print('no training at all')\n"),
+    ("LS103", "from torch.utils.data import DataLoader, RandomSampler\nds = [1]\n"
+     "DataLoader(ds, shuffle=True, sampler=RandomSampler(ds))  # noqa: LS101\n"),
+    ("", "from torch.utils.data import DataLoader, RandomSampler\nds = [1]\n"
+     "DataLoader(ds, shuffle=True, sampler=RandomSampler(ds))  # noqa: LS103\n"),
+    ("", "from torch.utils.data import DataLoader, RandomSampler\nds = [1]\n"
+     "DataLoader(ds, shuffle=True, sampler=RandomSampler(ds))  # noqa\n"),
+]  # fmt: skip
