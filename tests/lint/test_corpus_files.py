@@ -1,0 +1,97 @@
+"""The corpus itself: enough scripts, each with one fault that has a name and a line, and all of them Python."""
+
+import difflib
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from tests.lint.corpus.held_out import CORPUS, Expected, Script, expected, held_out, scripts
+
+KEYWORDS = tomllib.loads((CORPUS / "keywords.toml").read_text(encoding="utf-8"))
+RIGHT, WRONG = scripts("right"), scripts("wrong")
+
+
+def test_there_are_enough_of_both() -> None:
+    assert len(WRONG) >= 80
+    assert len(RIGHT) >= 40
+    assert len({script.family for script in WRONG}) >= 40, "not the same script over and over"
+
+
+def test_right_scripts_expect_nothing() -> None:
+    assert [script.path.name for script in RIGHT if script.fault] == []
+    assert all(expected(file) is None for script in RIGHT for file in script.files)
+
+
+@pytest.mark.parametrize("script", WRONG, ids=lambda script: script.path.stem)
+def test_a_wrong_script_has_one_fault_on_a_line_that_exists(script: Script) -> None:
+    fault = script.fault
+    assert fault is not None
+    assert fault.keyword in KEYWORDS
+    assert script.path.stem == f"{script.family}__{fault.keyword.replace('-', '_')}"
+    lines = fault.file.read_text(encoding="utf-8").splitlines()
+    assert len({fault.line, *fault.others}) == 1 + len(fault.others)
+    for number in (fault.line, *fault.others):
+        assert 1 < number <= len(lines)
+        assert lines[number - 1].strip()
+        assert not lines[number - 1].lstrip().startswith("#")
+
+
+def test_every_keyword_has_a_sentence_and_two_wrong_scripts_of_different_families() -> None:
+    families = defaultdict(set)
+    for script in WRONG:
+        assert script.fault
+        families[script.fault.keyword].add(script.family)
+    assert {keyword: len(families[keyword]) for keyword in KEYWORDS if len(families[keyword]) < 2} == {}
+    for keyword, table in KEYWORDS.items():
+        assert set(table) <= {"group", "says", "also"}, keyword
+        assert table["group"] in ("data", "maths", "process", "files"), keyword
+        assert table["says"].endswith("."), keyword
+        assert set(table.get("also", [])) <= set(KEYWORDS) - {keyword}, keyword
+
+
+def test_a_wrong_script_is_its_family_s_right_one_but_for_a_few_lines() -> None:
+    right = {script.family: script for script in RIGHT}
+    for script in WRONG:
+        changed = 0
+        for before, after in zip(right[script.family].files, script.files, strict=True):
+            old, new = (file.read_text(encoding="utf-8").splitlines()[1:] for file in (before, after))
+            changed += sum(line[0] in "+-" for line in list(difflib.unified_diff(old, new, n=0))[2:])
+        assert 1 <= changed <= 45, f"{script.path.name}: {changed}"
+
+
+def test_a_third_is_held_out_by_the_family_s_name() -> None:
+    for group in (RIGHT, WRONG):
+        share = sum(script.held_out for script in group) / len(group)
+        assert 0.25 <= share <= 0.42
+    assert held_out("imagenet_amp")
+    assert not held_out("mnist_torchrun")
+    assert all(script.held_out == held_out(script.path.stem.split("__")[0]) for script in WRONG)
+
+
+def test_all_of_it_compiles() -> None:
+    for script in [*RIGHT, *WRONG]:
+        for file in script.files:
+            compile(file.read_text(encoding="utf-8"), str(file), "exec")
+
+
+def test_nothing_is_unused_or_undefined() -> None:
+    """Else a reader, or a rule, would trip over what isn't the fault."""
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E4,E7,E9,F"]
+    ended = subprocess.run([*command, "right", "wrong"], cwd=CORPUS, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.parametrize("first", ["", "# expect: No-Epoch line 3", "# expect: no-set-epoch", "# expect: none line 3"])
+def test_a_first_line_that_says_nothing_is_refused(first: str, tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text(f"{first}\nprint()\n")
+    with pytest.raises(AssertionError, match="first line"):
+        expected(tmp_path / "some.py")
+
+
+def test_a_first_line_may_name_other_lines(tmp_path: Path) -> None:
+    path = tmp_path / "some.py"
+    path.write_text("# expect: no-set-epoch line 12 or 3 or 40\n")
+    assert expected(path) == Expected("no-set-epoch", path, 12, (3, 40))
