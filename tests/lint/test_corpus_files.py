@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
 from tests.lint.corpus.held_out import CORPUS, Expected, Script, expected, held_out, scripts
 
 KEYWORDS = tomllib.loads((CORPUS / "keywords.toml").read_text(encoding="utf-8"))

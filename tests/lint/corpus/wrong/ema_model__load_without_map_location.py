@@ -42,7 +42,7 @@ def restore(path, model, ema, optimizer, scheduler):
     if not os.path.isfile(path):
         return 0
     with open(path, "rb") as f:
-        state = torch.load(f)
+        state = torch.load(f, weights_only=True)
     model.module.load_state_dict(state["model"])
     ema.load_state_dict(state["ema"])
     optimizer.load_state_dict(state["optimizer"])

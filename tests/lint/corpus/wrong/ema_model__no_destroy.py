@@ -41,7 +41,7 @@ def save(path, epoch, model, ema, optimizer, scheduler):
 def restore(path, device, model, ema, optimizer, scheduler):
     if not os.path.isfile(path):
         return 0
-    state = torch.load(path, map_location=device)
+    state = torch.load(path, map_location=device, weights_only=True)
     model.module.load_state_dict(state["model"])
     ema.load_state_dict(state["ema"])
     optimizer.load_state_dict(state["optimizer"])

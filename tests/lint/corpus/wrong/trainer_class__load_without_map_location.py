@@ -48,7 +48,7 @@ class Trainer:
             self._load_snapshot()
 
     def _load_snapshot(self):
-        snapshot = torch.load(self.config.snapshot_path)
+        snapshot = torch.load(self.config.snapshot_path, weights_only=True)
         self.model.module.load_state_dict(snapshot["model"])
         self.optimizer.load_state_dict(snapshot["optimizer"])
         self.epochs_run = snapshot["epochs_run"]
