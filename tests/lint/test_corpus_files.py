@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lint.corpus.held_out import CORPUS, Expected, Script, expected, held_out, scripts
+from tests.lint.corpus.score import score, statement
 
 KEYWORDS = tomllib.loads((CORPUS / "keywords.toml").read_text(encoding="utf-8"))
 RIGHT, WRONG = scripts("right"), scripts("wrong")
@@ -96,3 +97,35 @@ def test_a_first_line_may_name_other_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.py"
     path.write_text("# expect: no-set-epoch line 12 or 3 or 40\n")
     assert expected(path) == Expected("no-set-epoch", path, 12, (3, 40))
+
+
+def test_the_score_of_a_linter_that_knows_everything_and_of_one_that_says_one_thing_everywhere() -> None:
+    faults = {script.path: script.fault for script in WRONG if script.fault}
+    codes = {f"X{number}": keyword for number, keyword in enumerate(KEYWORDS)}
+    of_keyword = {keyword: code for code, keyword in codes.items()}
+    also = {keyword: table.get("also", []) for keyword, table in KEYWORDS.items()}
+
+    def all_knowing(path: Path) -> list[tuple[str, Path, int]]:
+        fault = faults.get(path)
+        return [(of_keyword[fault.keyword], fault.file, fault.line)] if fault else []
+
+    perfect = score(all_knowing, codes, also)
+    assert (perfect.found, perfect.missed, perfect.false_alarms) == (len(WRONG), [], [])
+    assert (perfect.wrong, perfect.right) == (len(WRONG), len(RIGHT))
+    aside = score(all_knowing, codes, also, held_out_only=True)
+    assert (aside.wrong, aside.right) == tuple(sum(one.held_out for one in group) for group in (WRONG, RIGHT))
+
+    def parrot(path: Path) -> list[tuple[str, Path, int]]:
+        return [(of_keyword["pickle-load"], path, 2)]  # never on the right line
+
+    same = score(parrot, codes, also)
+    assert same.found == 0
+    assert len(same.false_alarms) == len(WRONG) + len(RIGHT)
+
+
+def test_a_report_counts_anywhere_on_the_fault_s_statement(tmp_path: Path) -> None:
+    path = tmp_path / "some.py"
+    path.write_text("# expect: none\nfor one in (\n    1,\n):\n    call(\n        one,\n    )\n    print()\n")
+    assert statement(path, 3) == (2, 4), "a loop's head, not its body"
+    assert statement(path, 6) == (5, 7)
+    assert statement(path, 8) == (8, 8)
