@@ -33,9 +33,11 @@ def test_a_wrong_script_has_one_fault_on_a_line_that_exists(script: Script) -> N
     assert fault is not None
     assert fault.keyword in KEYWORDS
     assert script.path.stem == f"{script.family}__{fault.keyword.replace('-', '_')}"
-    lines = fault.file.read_text(encoding="utf-8").splitlines()
-    assert len({fault.line, *fault.others}) == 1 + len(fault.others)
-    for number in (fault.line, *fault.others):
+    places = [(fault.file, fault.line), *fault.others]
+    assert len(set(places)) == len(places)
+    for file, number in places:
+        assert file in script.files
+        lines = file.read_text(encoding="utf-8").splitlines()
         assert 1 < number <= len(lines)
         assert lines[number - 1].strip()
         assert not lines[number - 1].lstrip().startswith("#")
@@ -95,8 +97,8 @@ def test_a_first_line_that_says_nothing_is_refused(first: str, tmp_path: Path) -
 
 def test_a_first_line_may_name_other_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.py"
-    path.write_text("# expect: no-set-epoch line 12 or 3 or 40\n")
-    assert expected(path) == Expected("no-set-epoch", path, 12, (3, 40))
+    path.write_text("# expect: no-set-epoch line 12 or 3 or other.py:40\n")
+    assert expected(path) == Expected("no-set-epoch", path, 12, ((path, 3), (tmp_path / "other.py", 40)))
 
 
 def test_the_score_of_a_linter_that_knows_everything_and_of_one_that_says_one_thing_everywhere() -> None:

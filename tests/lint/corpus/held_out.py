@@ -2,7 +2,7 @@
 
 A right script is `right/FAMILY.py` or the folder `right/FAMILY`; a wrong one is `wrong/FAMILY__FAULT`, with one fault.
 First line of a file: `# expect: none`, or `# expect: KEYWORD line N or M or ...`. N is where the fault is, the others
-are lines that a report may name as well. Keywords stand in keywords.toml.
+are lines that a report may name as well (`data.py:12`: of another file of the program). Keywords stand in keywords.toml.
 
 What is held out depends on the family's name alone, for the scripts of one family share most of their lines: rules
 are written with the other two thirds in view, and the figures of this third say how they do on code not seen before.
@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CORPUS = Path(__file__).parent
-FIRST = re.compile(r"# expect: (?:none|(?P<keyword>(?!none\b)[a-z-]+) line (?P<line>\d+)(?P<others>(?: or \d+)*))")
+FIRST = re.compile(
+    r"# expect: (?:none|(?P<keyword>(?!none\b)[a-z-]+) line (?P<line>\d+)(?P<others>(?: or (?:\w+\.py:)?\d+)*))"
+)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One fault: what, in which file, on which line; or on which other lines a report is as good."""
+    """One fault: what, in which file, on which line; or in which other places a report is as good."""
 
     keyword: str
     file: Path
     line: int
-    others: tuple[int, ...] = ()
+    others: tuple[tuple[Path, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def expected(path: Path) -> Expected | None:
     assert found, f"{path}: first line {first!r}"
     if found["keyword"] is None:
         return None
-    others = tuple(int(number) for number in re.findall(r"\d+", found["others"]))
+    places = re.findall(r" or (?:(\w+\.py):)?(\d+)", found["others"])
+    others = tuple((path.with_name(name) if name else path, int(number)) for name, number in places)
     return Expected(found["keyword"], path, int(found["line"]), others)
 
 

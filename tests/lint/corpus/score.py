@@ -41,11 +41,14 @@ def statement(path: Path, line: int) -> tuple[int, int]:
 
 
 def on_the_fault(script: Script, names: set[str], keyword: str, file: Path, line: int) -> bool:
-    """Whether a finding names the script's fault, in its file, on a statement that holds one of its lines."""
+    """Whether a finding names the script's fault, on a statement that holds one of its lines."""
     fault = script.fault
-    if fault is None or keyword not in names or file.resolve() != fault.file.resolve():
+    if fault is None or keyword not in names:
         return False
-    spans = [statement(fault.file, number) for number in (fault.line, *fault.others)]
+    places = [
+        number for where, number in ((fault.file, fault.line), *fault.others) if where.resolve() == file.resolve()
+    ]
+    spans = [statement(file, number) for number in places]
     return any(first <= line <= last for first, last in spans)
 
 

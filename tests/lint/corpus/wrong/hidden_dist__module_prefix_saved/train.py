@@ -1,4 +1,4 @@
-# expect: module-prefix-saved line 71
+# expect: module-prefix-saved line 71 or comm.py:68
 import argparse
 
 import torch

@@ -1,4 +1,4 @@
-# expect: no-destroy line 16
+# expect: no-destroy line 16 or train.py:58
 """The few things of torch.distributed that the project uses, the same with and without a launcher."""
 
 import os

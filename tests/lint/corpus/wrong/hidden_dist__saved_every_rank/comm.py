@@ -1,4 +1,4 @@
-# expect: saved-every-rank line 71
+# expect: saved-every-rank line 71 or train.py:71
 """The few things of torch.distributed that the project uses, the same with and without a launcher."""
 
 import os

@@ -1,4 +1,4 @@
-# expect: sync-bn-after-wrap line 63 or 62
+# expect: sync-bn-after-wrap line 63 or 62 or train.py:61
 """The few things of torch.distributed that the project uses, the same with and without a launcher."""
 
 import os

@@ -1,4 +1,4 @@
-# expect: adjusted-twice line 36
+# expect: adjusted-twice line 36 or run.py:26
 import lightning.pytorch as pl
 import torch
 from torch import nn

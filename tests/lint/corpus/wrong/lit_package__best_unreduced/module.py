@@ -1,4 +1,4 @@
-# expect: best-unreduced line 27
+# expect: best-unreduced line 27 or run.py:49
 import lightning.pytorch as pl
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-# expect: saved-every-rank line 62
+# expect: saved-every-rank line 62 or train.py:121
 import os
 import time
 from collections import defaultdict

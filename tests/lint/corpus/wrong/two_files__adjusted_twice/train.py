@@ -1,4 +1,4 @@
-# expect: adjusted-twice line 28
+# expect: adjusted-twice line 28 or data.py:20
 import argparse
 import os
 

@@ -1,4 +1,4 @@
-# expect: batch-not-divided line 20
+# expect: batch-not-divided line 20 or train.py:25
 import torch
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler

@@ -1,4 +1,4 @@
-# expect: eval-part-as-whole line 28
+# expect: eval-part-as-whole line 28 or train.py:33 or train.py:35
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-# expect: no-set-epoch line 30
+# expect: no-set-epoch line 30 or data.py:19 or data.py:20
 import argparse
 import os
 

@@ -1,4 +1,4 @@
-# expect: normalised-twice line 15 or 29
+# expect: normalised-twice line 15 or 29 or data.py:11
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

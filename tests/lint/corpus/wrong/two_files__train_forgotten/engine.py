@@ -1,4 +1,4 @@
-# expect: train-forgotten line 22 or 7 or 9
+# expect: train-forgotten line 22 or 7 or 9 or train.py:32
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
