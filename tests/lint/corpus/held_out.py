@@ -1,8 +1,8 @@
 """The corpus of the lint rules: its files, what each is expected to say, and which third is kept aside.
 
 A right script is `right/FAMILY.py` or the folder `right/FAMILY`; a wrong one is `wrong/FAMILY__FAULT`, with one fault.
-First line of a file: `# expect: none`, or `# expect: KEYWORD line N or M or ...`. N is where the fault is, the others
-are lines that a report may name as well (`data.py:12`: of another file of the program). Keywords stand in keywords.toml.
+First line of a file: `# expect: none`, or `# expect: KEYWORD line N or M or data.py:K`. N is where the fault is; a
+report may name the others as well, of this file or of another of the program. Keywords stand in keywords.toml.
 
 What is held out depends on the family's name alone, for the scripts of one family share most of their lines: rules
 are written with the other two thirds in view, and the figures of this third say how they do on code not seen before.

@@ -21,6 +21,7 @@ class Score:
     wrong: int = 0
     right: int = 0
     missed: list[str] = field(default_factory=list)
+    misplaced: list[str] = field(default_factory=list)  # the right name on another statement; not counted as found
     false_alarms: list[str] = field(default_factory=list)
 
     @property
@@ -45,10 +46,8 @@ def on_the_fault(script: Script, names: set[str], keyword: str, file: Path, line
     fault = script.fault
     if fault is None or keyword not in names:
         return False
-    places = [
-        number for where, number in ((fault.file, fault.line), *fault.others) if where.resolve() == file.resolve()
-    ]
-    spans = [statement(file, number) for number in places]
+    places = [(fault.file, fault.line), *fault.others]
+    spans = [statement(file, number) for where, number in places if where.resolve() == file.resolve()]
     return any(first <= line <= last for first, last in spans)
 
 
@@ -68,8 +67,9 @@ def score(
         for code, file, line in lint(script.path):
             if on_the_fault(script, names, keywords.get(code, code), file, line):
                 hit = True
-            else:
-                result.false_alarms.append(f"{script.path.name}: {file.name}:{line} {code}")
+                continue
+            where = result.misplaced if keywords.get(code, code) in names else result.false_alarms
+            where.append(f"{script.path.name}: {file.name}:{line} {code}")
         if script.fault is None:
             result.right += 1
             continue
