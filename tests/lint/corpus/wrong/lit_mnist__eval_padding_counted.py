@@ -1,0 +1,68 @@
+# expect: eval-padding-counted line 54 or 58
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
+from torchvision import transforms
+from torchvision.datasets import MNIST
+
+
+class LitClassifier(L.LightningModule):
+    def __init__(self, lr=1e-3):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+        self.accuracy = MulticlassAccuracy(10, average="micro")
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self(x), y)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.accuracy.update(self(x), y)
+        self.log("val_acc", self.accuracy, on_epoch=True, prog_bar=True)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+
+
+class MNISTData(L.LightningDataModule):
+    def __init__(self, root="data", global_batch=256):
+        super().__init__()
+        self.root, self.global_batch = root, global_batch
+
+    def prepare_data(self):  # on one process of each machine
+        MNIST(self.root, train=True, download=True)
+        MNIST(self.root, train=False, download=True)
+
+    def setup(self, stage):
+        transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+        self.train_set = MNIST(self.root, train=True, transform=transform)
+        self.val_set = MNIST(self.root, train=False, transform=transform)
+
+    def train_dataloader(self):
+        batch_size = self.global_batch // self.trainer.world_size
+        return DataLoader(self.train_set, batch_size=batch_size, shuffle=True, num_workers=2)
+
+    def val_dataloader(self):
+        return DataLoader(self.val_set, batch_size=500, num_workers=2)
+
+
+def main():
+    trainer = L.Trainer(
+        accelerator="gpu",
+        devices=4,
+        strategy="ddp",
+        max_epochs=5,
+    )
+    trainer.fit(LitClassifier(), datamodule=MNISTData())
+
+
+if __name__ == "__main__":
+    main()
