@@ -49,4 +49,7 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path) -> None:
             assert [line.split()[:8] for line in lines] == [shape(line).split()[:8] for line in expected]
             continue
         lines = [line for line in lines if not re.match(r"epoch #/#\s+#%", line)]  # of a slow machine
-        assert lines == [shape(line) for line in expected], command
+        shown = [shape(line) for line in expected]
+        if words[1] == "diff":  # two runs may have taken the same tenth of a second: then it is no difference
+            lines, shown = ([line for line in them if line != "seconds # #"] for them in (lines, shown))
+        assert lines == shown, command
