@@ -1,8 +1,8 @@
 """What the pages of lint's codes have from the code: `python -m docs.from_code.lint` writes it into them.
 
 Text and examples of docs/lint/LSxxx.md are written by hand, and the text of docs/zh/lint/LSxxx.md. The command writes
-around them: the English title, what lint prints for the wrong example, the line that silences it, what --fix makes of it;
-in Chinese the blocks of the English page; in docs/lint/index.md of both languages the lists.
+around them: the English title, what lint prints for the wrong example, what --fix makes of it, the line that silences
+it; in Chinese the blocks of the English page; in docs/lint/index.md of both languages the lists.
 """
 
 import ast
