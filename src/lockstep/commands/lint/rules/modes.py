@@ -132,8 +132,8 @@ def _is_permutation(node: ast.AST) -> bool:
     "LS213",
     "converted-after-wrapping",
     "batch norm is converted after the model was wrapped",
-    result="new parameters, as apex's conversion makes, are averaged by nobody; torch's hands the old ones on, past DDP's "
-    "check of the new layers",
+    result="new parameters, as apex's conversion makes, are averaged by nobody; torch's hands the old ones on, past "
+    "DDP's check of the new layers",
     why="the conversion makes new layers; DDP has already taken the old ones' parameters",
     mend="model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DistributedDataParallel(model)",
 )
