@@ -17,6 +17,7 @@ _NOTHING = (
     *("init", "_lazy_init", "synchronize", "empty_cache", "ipc_collect", "set_stream", "set_sync_debug_mode"),
     *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "set_per_process_memory_fraction"),
 )
+_ZERO = ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used")
 _SHARED = (  # what torch.accelerator has by the same name
     *("is_available", "device_count", "synchronize", "current_stream", "set_stream", "empty_cache", "memory_stats"),
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -165,8 +166,29 @@ def install(pretend: Pretend) -> None:
     """Put the answers in torch.cuda's and torch.accelerator's places."""
     global _pretend
     _pretend = pretend
-    nothing = lambda *args, **kwargs: None  # noqa: E731
-    zero = lambda *args, **kwargs: 0  # noqa: E731
+    answers = _devices(pretend) | _random(pretend)
+    for name in ("allocated", "reserved", "cached"):
+        answers |= {f"memory_{name}": _zero, f"max_memory_{name}": _zero, f"reset_max_memory_{name}": _nothing}
+    answers |= dict.fromkeys(_ZERO, _zero) | dict.fromkeys(_NOTHING, _nothing)
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+        for part in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+            if hasattr(part, name) and name != "device":
+                setattr(part, name, answer)
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(torch.cuda.nvtx, name, _zero)
+    _accelerator(pretend, answers)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _zero(*args: Any, **kwargs: Any) -> int:
+    return 0
+
+
+def _random(pretend: Pretend) -> dict[str, Any]:
+    """Seeds and states of each GPU."""
 
     def seed_one(seed: int) -> None:
         pretend.random[pretend.current] = torch.Generator().manual_seed(int(seed)).get_state()
@@ -174,7 +196,22 @@ def install(pretend: Pretend) -> None:
     def set_state(state: Any, device: Any = "cuda") -> None:
         pretend.random[device_index(device)] = state.cpu().clone()
 
-    answers: dict[str, Any] = {
+    return {
+        "manual_seed": seed_one,
+        "manual_seed_all": _seed,
+        "seed": lambda: seed_one(torch.Generator().seed()),
+        "seed_all": lambda: _seed(torch.Generator().seed()),
+        "initial_seed": torch.initial_seed,
+        "get_rng_state": lambda device="cuda": pretend.random_state(device_index(device)).clone(),
+        "get_rng_state_all": lambda: [pretend.random_state(index).clone() for index in range(pretend.visible)],
+        "set_rng_state": set_state,
+        "set_rng_state_all": _set_states,
+    }
+
+
+def _devices(pretend: Pretend) -> dict[str, Any]:
+    """Devices, streams and memory."""
+    return {
         "is_available": lambda: pretend.visible > 0,
         "device_count": lambda: pretend.visible,
         "current_device": lambda: device_index(),
@@ -198,33 +235,10 @@ def install(pretend: Pretend) -> None:
         "CUDAGraph": _no_graphs,
         "graph": _no_graphs,
         "make_graphed_callables": _no_graphs,
-        "manual_seed": seed_one,
-        "manual_seed_all": _seed,
-        "seed": lambda: seed_one(torch.Generator().seed()),
-        "seed_all": lambda: _seed(torch.Generator().seed()),
-        "initial_seed": torch.initial_seed,
-        "get_rng_state": lambda device="cuda": pretend.random_state(device_index(device)).clone(),
-        "get_rng_state_all": lambda: [pretend.random_state(index).clone() for index in range(pretend.visible)],
-        "set_rng_state": set_state,
-        "set_rng_state_all": _set_states,
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "memory_summary": lambda device=None, abbreviated=False: "no memory of a GPU is used",
         "memory_stats": lambda device=None: {},
     }
-    for name in ("allocated", "reserved", "cached"):
-        answers |= {f"memory_{name}": zero, f"max_memory_{name}": zero, f"reset_max_memory_{name}": nothing}
-    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used"):
-        answers[name] = zero
-    for name in _NOTHING:
-        answers[name] = nothing
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
-        for part in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
-            if hasattr(part, name) and name != "device":
-                setattr(part, name, answer)
-    for name in ("range_push", "range_pop", "mark"):
-        setattr(torch.cuda.nvtx, name, zero)
-    _accelerator(pretend, answers)
 
 
 def _accelerator(pretend: Pretend, answers: dict[str, Any]) -> None:
