@@ -70,6 +70,7 @@ def start(
     return records.load(
         events,
         plan.nproc,
+        home=str(home),
         codes=tuple(answer["codes"]),
         ended=answer["ended"],
         printed=tuple(printed),
