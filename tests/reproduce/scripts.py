@@ -1,6 +1,6 @@
-"""Small training scripts of the usual shapes, as texts; `{0}` and the like are not used, so braces stand as they are."""
+"""Small training scripts of the usual shapes, as texts."""
 
-PLAIN = '''
+PLAIN = """
 import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,4 +43,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""

@@ -161,10 +161,8 @@ def _dataset(seen: Watched, writer: Writer) -> dict[str, Any]:
     dataset = seen.loader.dataset
     found = _said(lambda: writer.write(dataset, paths=True))
     kind = f"{type(dataset).__module__}.{type(dataset).__name__}"
-    facts: dict[str, Any] = {
-        "kind": kind,
-        "root": str(Path(root).resolve()) if (root := getattr(dataset, "root", "")) else "",
-    }
+    root = getattr(dataset, "root", None) or "."
+    facts: dict[str, Any] = {"kind": kind, "root": str(Path(root).resolve())}
     facts["train"] = getattr(dataset, "train", None)
     facts["tensors"] = [list(each.shape) for each in getattr(dataset, "tensors", ())]
     facts["labelled"] = bool(len(getattr(dataset, "classes", ())) or len(getattr(dataset, "targets", ())))

@@ -25,10 +25,7 @@ def module_text(experiment: Experiment, made: Recipe) -> str:
         made.lost.append(f"what {', '.join(source['missing'])} of {script.name} hold: parts.py lacks them")
     body = "\n\n\n".join(functions)
     imports = [name for name in source["modules"] if f"{name}." in body]
-    head = [
-        f'"""What {script.name} trains, as parts of a Lockstep recipe: `lockstep train --config recipe.toml`."""',
-        "",
-    ]
+    head = [f'"""What {script.name} trains, as the parts of recipe.toml."""', ""]
     if source["local"]:
         head += ["import sys", ""]
     own = source["text"].splitlines()
