@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lockstep.commands.reproduce.loaders import Loaders
-from lockstep.draws.intercept import keyed
-from lockstep.draws.keyed import Draws
+from lockstep.training.drawn import drawn, draws_of
 from lockstep.training.optimizers import may_draw
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
@@ -56,7 +55,7 @@ class Recorder:
     autocast: str = ""
     log_probabilities: bool = False
     classes: int = 0
-    draws: Draws | None = None
+    draws: Any = None  # of lockstep.draws
     options: list[dict[str, Any]] = field(default_factory=list)  # of the optimizer's groups, before the first step
     digest: float = math.nan  # of the weights after the last step
     problems: list[str] = field(default_factory=list)
@@ -145,7 +144,7 @@ def _begun(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> Any:
     if recorder.model is None:
         recorder.model, recorder.wrapper = model, type(module).__name__ if module is not model else ""
         recorder.initial = {name: each.detach().cpu().clone() for name, each in model.state_dict().items()}
-        recorder.draws = Draws(recorder.seed or 0, False)
+        recorder.draws = draws_of(recorder.seed or 0)
         for name, kind in (("cpu", "cpu"), ("cuda", "cuda")):
             if torch.is_autocast_enabled(kind):
                 recorder.autocast = str(torch.get_autocast_dtype(name)).removeprefix("torch.")
@@ -165,8 +164,7 @@ def _begun(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> Any:
         recorder.say("the model is given other samples than a DataLoader's batch")
         return nullcontext()
     recorder.passes.append(Pass(ids, images.detach().cpu().clone()))
-    assert recorder.draws is not None
-    return keyed(recorder.draws, model, len(recorder.taken), np.array(ids), images)
+    return drawn(recorder.draws, model, len(recorder.taken), np.array(ids), images)
 
 
 def _noted(recorder: Recorder, outputs: Any) -> None:

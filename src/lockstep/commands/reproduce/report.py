@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
 from lockstep.commands.reproduce import parts, replay
-from lockstep.commands.reproduce.command import Reproduce
 from lockstep.commands.reproduce.experiment import Experiment, read
 from lockstep.commands.reproduce.recipe import WEIGHTS, Recipe, as_toml, recipe_of
+from lockstep.commands.reproduce.settings import Reproduce
 from lockstep.commands.reproduce.start import Plan, record
 from lockstep.processes.output import status
 
