@@ -14,8 +14,6 @@ def draws_of(seed: int) -> Draws:
     return Draws(seed)
 
 
-def drawn(
-    draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor
-) -> AbstractContextManager[None]:
+def drawn(draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> AbstractContextManager[None]:
     """Around a forward pass of the bare model in step `step`; `ids`: int64 [b], the samples of images [b, ...]."""
     return keyed(draws, model, step, ids, images)
