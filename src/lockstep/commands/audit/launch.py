@@ -45,6 +45,8 @@ def starter(script: Path) -> Iterator[subprocess.Popen[str]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def _source() -> str:

@@ -1,7 +1,7 @@
 """Who waits where: the Python stack of each process, written when the starter asks for it. Imports no torch.
 
-Asked for by a signal, whose handler is faulthandler's: it runs while the main thread waits inside C, where no handler in
-Python would, and needs neither a thread nor the interpreter's lock.
+Asked for by a signal, whose handler is faulthandler's: it runs while the main thread waits inside C, where no handler
+in Python would, and needs neither a thread nor the interpreter's lock.
 """
 
 import faulthandler
@@ -10,13 +10,14 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import TextIO
 
 from lockstep.commands.audit.plan import Plan
 
 SIGNAL = signal.SIGRTMIN + 7  # of none of the usual schedulers and launchers
 _ANSWER_S = 3.0  # that a process has for writing its stack: on a busy machine, microseconds otherwise
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_keep = []  # faulthandler writes to the descriptor, and holds no file
+_keep: list[TextIO] = []  # faulthandler writes to the descriptor, and holds no file
 
 
 def install(plan: Plan) -> None:
@@ -37,8 +38,10 @@ def ask(folder: Path, alive: set[int]) -> None:
 
 
 def stacks(folder: Path, home: str) -> dict[int, dict[str, list[str]]]:
-    """By process id what `waiting` tells of it: `stack` (the user's lines, the innermost first) and `inside` (the
-    functions that the innermost of them called, the innermost first); only processes that were asked and could answer."""
+    """By process id `stack` (the user's lines) and `inside` (what the innermost of them called), the innermost first.
+
+    Only of processes that were asked, and could answer.
+    """
     found, begins = {}, f"{home.rstrip('/')}/"
     for path in folder.glob("*.stack"):
         frames = _FRAME.findall(path.read_text(encoding="utf-8", errors="replace"))
