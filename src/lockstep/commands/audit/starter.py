@@ -31,7 +31,7 @@ def main() -> None:
 
     end_with(int(sys.argv[1]))
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    for name in ("torch", "torch.distributed", "torch.utils.data", *sys.argv[2:]):
+    for name in ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo", *sys.argv[2:]):
         importlib.import_module(name)
     gc.freeze()
     for line in sys.stdin:
