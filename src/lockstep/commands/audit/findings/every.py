@@ -1,6 +1,6 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import evaluating, models, orders, rates, starts, waits, weights
+from lockstep.commands.audit.findings import devices, evaluating, models, orders, rates, starts, waits, weights
 from lockstep.commands.audit.findings.finding import Find, Finding
 from lockstep.commands.audit.records import Record
 
@@ -27,6 +27,7 @@ ALL: tuple[Find, ...] = (
     starts.saves,
     starts.loads,
     starts.downloads,
+    devices.shared,
     weights.apart,
 )
 

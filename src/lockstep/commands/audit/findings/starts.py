@@ -69,13 +69,9 @@ def saves(records: list[Record]) -> Iterator[Finding]:
 
 
 def loads(records: list[Record]) -> Iterator[Finding]:
-    """LS402: loaded to where it was saved from. LS405: unpickled."""
+    """LS405: unpickled."""
     for record in records:
-        devices = {device for each in of(record.first, "forward") for device in each["devices"]}
         for each in of(record.first, "loaded"):
-            if each["map_location"] is None and record.world > 1 and any("cuda" in device for device in devices):
-                says = f"{record.world} ranks load {each['path']} to the device that it was saved from"
-                yield Finding("LS402", each["at"], says, record.nproc)
             if each["weights_only"] is False:
                 yield Finding("LS405", each["at"], f"{each['path']} is unpickled without weights_only", record.nproc)
 
