@@ -53,6 +53,7 @@ cut         why ("epochs", "steps"): the harness ended the script here, on purpo
 end         how ("done", "exit", "error"), code, error (type and text), trace (the user's lines)
 """
 
+import inspect
 import json
 import os
 import sys
@@ -145,12 +146,12 @@ def user_frames(most: int = 8) -> list[str]:
     """The user's lines on the stack, the innermost first."""
     if _log is None:
         return []
-    found, frame, home = list[str](), sys._getframe(1), _log.plan.home.rstrip("/") + "/"
+    found, frame, home = list[str](), inspect.currentframe(), _log.plan.home.rstrip("/") + "/"
     while frame is not None and len(found) < most:
         name = frame.f_code.co_filename
         if name.startswith(home):
             found.append(f"{name.removeprefix(home)}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found
 
 
