@@ -1,6 +1,6 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import devices, evaluating, models, orders, rates, starts, waits, weights
+from lockstep.commands.audit.findings import devices, evaluating, hangs, models, orders, rates, starts, waits, weights
 from lockstep.commands.audit.findings.finding import Find, Finding
 from lockstep.commands.audit.records import Record
 
@@ -16,7 +16,7 @@ ALL: tuple[Find, ...] = (
     rates.remainders,
     rates.clipped,
     rates.undivided,
-    waits.missing,
+    hangs.apart,
     waits.each_step,
     waits.accumulated,
     models.masks,
