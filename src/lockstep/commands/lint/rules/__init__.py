@@ -13,6 +13,9 @@ from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import reducing as reducing
 from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
+from lockstep.commands.lint.rules import schedules as schedules
+from lockstep.commands.lint.rules import seeds as seeds
 from lockstep.commands.lint.rules import starting as starting
+from lockstep.commands.lint.rules import unused as unused
 from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping

@@ -4,11 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.places import backwards, inside, loops, over_loader, step_loops
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import lightning
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_ignite import engine_step
+from lockstep.commands.lint.rules.by_lightning import waits_in_steps
 from lockstep.commands.lint.source import Function, above, statement_of
 
 
@@ -68,6 +70,7 @@ def _conditional_call(program: Program, function: Function, loop: ast.AST) -> bo
 )
 def sync_each_step(program: Program) -> Iterator[Hit]:
     """.item(), .cpu(), float(loss) or print of the loss in each training step on a GPU."""
+    yield from waits_in_steps(program)
     if lightning(program) or not any(
         re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids|nccl", source.text) for source in program.sources
     ):
@@ -78,8 +81,8 @@ def sync_each_step(program: Program) -> Iterator[Hit]:
                 yield Hit(node)
                 break
     for call in program.named.get("Engine", []):  # Ignite's loop runs this function in each step
-        step = definition(program, call.args[0]) if call.args else None
-        if isinstance(step, Function) and any(each in set(ast.walk(step)) for each in backwards(program)):
+        step = engine_step(program, call)
+        if step is not None and any(each in set(ast.walk(step)) for each in backwards(program)):
             for node in ast.walk(step):
                 if isinstance(node, ast.Call) and _waits(node) and not _conditional_in(program, node, step):
                     yield Hit(node)
