@@ -27,8 +27,24 @@ def converted_after_wrapping(program: Program) -> Iterator[Hit]:
     """convert_sync_batchnorm of what DistributedDataParallel returned."""
     for name in ("convert_sync_batchnorm", "convert_syncbn_model"):
         for call in program.named.get(name, []):
-            if call.args and any(each in wrapped(program) for each in origins(program, call.args[0])):
+            if (call.args and any(each in wrapped(program) for each in origins(program, call.args[0]))) or (
+                call.args and _prepared_above(program, call)
+            ):
                 yield Hit(call)
+
+
+def _prepared_above(program: Program, call: ast.Call) -> bool:
+    """Whether what is converted is what accelerator.prepare, or fabric.setup, returned above in the same function."""
+    source, text = program.owner[call], ast.unparse(call.args[0])
+    found = source.attributes.get(text, []) + source.names.get(source.scopes[call], {}).get(text, [])
+    last = max((b for b in found if _line(b.node) < call.lineno), key=lambda b: _line(b.node), default=None)
+    made = last.value if last is not None and last.kind == "value" else None
+    owner = ast.unparse(made.func) if isinstance(made, ast.Call) else ""
+    return bool(re.search(r"(accelerator\.prepare|fabric\.setup(_module)?)$", owner))
+
+
+def _line(node: ast.AST) -> int:
+    return getattr(node, "lineno", 0)
 
 
 def _mode_calls(program: Program, node: ast.AST, name: str) -> list[ast.Call]:
