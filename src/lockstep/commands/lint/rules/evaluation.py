@@ -135,7 +135,7 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
             for each in samplers(program, loader)
             if last_name(each.func) not in ("DistributedSampler", "SequentialSampler")
         ]
-        sets = [each for each in origins(program, node) if isinstance(each, ast.Call)]
+        sets = _uncut([each for each in origins(program, node) if isinstance(each, ast.Call)], program)
         own = [each for each in sets if each in known or isinstance(definition(program, each.func), ast.ClassDef)]
         same = bool(own) and set(own) <= of_training
         wrong = bool(own) and all(
@@ -146,6 +146,16 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
         if not chosen and ((len(own) == len(sets) and (same or wrong)) or named):
             yield Hit(own[0] if wrong and not shared and not named else loader)
     yield from _of_another_length(program)
+
+
+def _uncut(sets: list[ast.Call], program: Program) -> list[ast.Call]:
+    """Data sets, with a rank's share of one standing for the whole of it."""
+    found = []
+    for each in sets:
+        share = last_name(each.func) == "Subset" and len(each.args) > 1 and any(map(is_rank, ast.walk(each.args[1])))
+        inner = origins(program, each.args[0]) if share else [each]
+        found += [one for one in inner if isinstance(one, ast.Call)]
+    return found
 
 
 def _of_another_length(program: Program) -> Iterator[Hit]:

@@ -27,9 +27,8 @@ def converted_after_wrapping(program: Program) -> Iterator[Hit]:
     """convert_sync_batchnorm of what DistributedDataParallel returned."""
     for name in ("convert_sync_batchnorm", "convert_syncbn_model"):
         for call in program.named.get(name, []):
-            if (call.args and any(each in wrapped(program) for each in origins(program, call.args[0]))) or (
-                call.args and _prepared_above(program, call)
-            ):
+            made = origins(program, call.args[0]) if call.args else []
+            if call.args and (set(made) & set(wrapped(program)) or _prepared_above(program, call)):
                 yield Hit(call)
 
 

@@ -4,14 +4,24 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.calls import definition, instance_of, method, sites
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import over_loader
+from lockstep.commands.lint.places import loops, over_loader
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, on_world, per_rank
-from lockstep.commands.lint.roles import constant, datasets, distributed, given, lightning, loaders, of_loader, sharding
+from lockstep.commands.lint.roles import (
+    constant,
+    datasets,
+    distributed,
+    given,
+    lightning,
+    loaders,
+    of_loader,
+    samplers,
+    sharding,
+)
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.source import Function, Loop, above, class_of, function_of
@@ -88,6 +98,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
             and not _split_batches(program)
         ):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
+        yield from _of_own_sampler(program, loader)
         workers = of_loader(program, loader, "num_workers")
         if (
             workers is not None
@@ -98,6 +109,26 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
             yield Hit(workers, f"num_workers={ast.unparse(workers)}")
 
 
+def _of_own_sampler(program: Program, loader: ast.Call) -> Iterator[Hit]:
+    """A local batch sampler that is given the whole batch beside the rank, and divides it nowhere."""
+    for sampler in samplers(program, loader):
+        owner = definition(program, sampler.func)
+        if not isinstance(owner, ast.ClassDef) or not any(on_rank(program, each) for each in sampler.args):
+            continue
+        divides = [
+            each for each in ast.walk(owner) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)
+        ]
+        if any("batch" in ast.unparse(each.left) for each in divides):
+            continue
+        for each in [*sampler.args, *(one.value for one in sampler.keywords)]:
+            if (
+                isinstance(each, ast.Name | ast.Attribute)
+                and meant_for_all(program, each)
+                and not on_world(program, each)
+            ):
+                yield Hit(each, f"{ast.unparse(each)} of {ast.unparse(sampler.func)}")
+
+
 def _caps(node: ast.AST) -> bool:
     """min(8, cores): a number that somebody chose for one process."""
     return isinstance(node, ast.Call) and last_name(node.func) == "min"
@@ -105,7 +136,10 @@ def _caps(node: ast.AST) -> bool:
 
 def _counts_cores(node: ast.AST) -> bool:
     cores = ("cpu_count", "sched_getaffinity", "process_cpu_count")
-    return isinstance(node, ast.Call) and last_name(node.func) in cores
+    slurm = ("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
+    return (isinstance(node, ast.Call) and last_name(node.func) in cores) or (
+        isinstance(node, ast.Constant) and node.value in slurm
+    )
 
 
 def meant_for_all(program: Program, node: ast.expr) -> bool:
@@ -146,6 +180,8 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         node = of_loader(program, loader, "worker_init_fn")
         made = [*origins(program, node), definition(program, node)] if node is not None else []
+        called = [owner for each in made if each is not None and (owner := instance_of(program, each)) is not None]
+        made += [method(program, owner, "__call__") for owner in called]
         for function in dict.fromkeys(each for each in made if isinstance(each, Function | ast.Lambda)):
             for call in ast.walk(function):
                 if (
@@ -158,7 +194,8 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
 
 
 def _seed_differs(program: Program, seed: ast.expr, function: Function | ast.Lambda, several: bool) -> bool:
-    worker = function.args.args[0].arg if function.args.args else ""
+    named = [each.arg for each in function.args.args if each.arg != "self"]
+    worker = named[0] if named else ""
 
     def drawn(node: ast.AST) -> bool:
         named = isinstance(node, ast.Call) and last_name(node.func) in (
@@ -181,7 +218,7 @@ def _opaque(program: Program) -> Callable[[ast.AST], bool]:
     def wanted(node: ast.AST) -> bool:
         return (
             isinstance(node, ast.Call)
-            and last_name(node.func) not in ("int", "getattr")
+            and last_name(node.func) not in ("int", "getattr", "parse_args", "parse_known_args", "ArgumentParser")
             and definition(program, node.func) is None
         )
 
@@ -203,7 +240,7 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
     for call in program.named.get("Compose", []):
         parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
         made = [each for part in parts for each in origins(program, part) if isinstance(each, ast.Call)]
-        twice = [part for part in made if last_name(part.func) == "Normalize"]
+        twice = [part for part in made if last_name(part.func) == "Normalize" or _of_weights(part)]
         if len(twice) > 1:
             yield Hit(twice[1])
         tensors = [part for part in made if last_name(part.func) == "ToTensor"]
@@ -235,6 +272,11 @@ def _normalises(program: Program, node: ast.AST) -> bool:
     return any(isinstance(each, ast.Call) and last_name(each.func) == "Normalize" for each in calls)
 
 
+def _of_weights(call: ast.Call) -> bool:
+    """ResNet50_Weights.DEFAULT.transforms(): it resizes, crops and normalises."""
+    return last_name(call.func) == "transforms" and "Weights" in ast.unparse(call.func)
+
+
 def _is_255(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value in (255, 255.0)
 
@@ -262,4 +304,7 @@ def _on_batch(program: Program, node: ast.AST) -> bool:
             return True
         if isinstance(outer, Function) and outer.name == "forward":
             return "self." in ast.unparse(node) or isinstance(node, ast.Call)
+        if isinstance(outer, Function):
+            calls = [site.call for site in sites(program, outer)]
+            return any(over_loader(program, path[0]) for call in calls for path in loops(program, call)[:1] if path)
     return False
