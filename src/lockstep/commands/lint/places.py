@@ -59,7 +59,9 @@ def backwards(program: Program) -> list[ast.Call]:
     return [
         each
         for each in found
-        if isinstance(each.func, ast.Attribute) and not isinstance(definition(program, each.func.value), ast.ClassDef)
+        if isinstance(each.func, ast.Attribute)
+        and callee(program, each) is None  # a local method of that name: what it calls counts
+        and not isinstance(definition(program, each.func.value), ast.ClassDef)
     ]
 
 

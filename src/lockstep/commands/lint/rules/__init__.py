@@ -8,6 +8,7 @@ from lockstep.commands.lint.rules import evaluation as evaluation
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
+from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
 from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import reducing as reducing

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.places import backwards, inside, loops
+from lockstep.commands.lint.places import backwards, inside
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, wrapped
 from lockstep.commands.lint.rule import Hit, rule
@@ -35,7 +35,7 @@ def clip_before_unscale(program: Program) -> Iterator[Hit]:
             steps = [each for each in nodes if last_name(each.func) == "step" and _is_scaler(program, each)]
             scaled = [each for each in nodes if last_name(each.func) == "scale" and _is_scaler(program, each)]
             unscaled = [each for each in nodes if last_name(each.func) == "unscale_"]
-            in_loop = [path[0] for path in loops(program, call) if path]
+            in_loop = [each for each in above(program.owner[call], call) if isinstance(each, Loop)][:1]
             before = any(each.lineno < call.lineno and _near(program, each, in_loop) for each in unscaled)
             if (
                 (scaled or early)

@@ -9,6 +9,7 @@ from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, tainted, told_after
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched
@@ -57,7 +58,7 @@ def _metrics_apart(program: Program) -> Iterator[Hit]:
     several = distributed(program) and not any(program.named.get(name) for name in ("sync", "sync_context", "unsync"))
     for call in program.calls if several else []:
         apart = constant(program, given(program, call, "sync_on_compute")) is False
-        if apart and qualified(program, call.func).startswith("torchmetrics."):
+        if apart and qualified(program, call.func).startswith("torchmetrics.") and not guarded(program, call):
             yield Hit(call, "sync_on_compute=False")
 
 

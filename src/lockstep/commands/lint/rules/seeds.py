@@ -12,7 +12,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import on_rank, per_rank
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import function_of
+from lockstep.commands.lint.source import Function, above, function_of
 
 _SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "set_random_seed")
 
@@ -45,7 +45,7 @@ def equal_dropout(program: Program) -> Iterator[Hit]:
     """Dropout in a distributed program that seeds, and never by the rank."""
     seeds = _seeds(program)
     several = wrapped(program) or library(program, "horovod") or distributed(program)
-    if not seeds or not several or not any(True for _ in _drops(program)):
+    if not seeds or not several or not any(_used(program, call) for call in _drops(program)):
         return
     if any(call.args and on_rank(program, call.args[0]) for call in [*seeds, *program.named.get("seed", [])]):
         return
@@ -65,6 +65,20 @@ _BY_DEFAULT = ("TransformerEncoderLayer", "TransformerDecoderLayer", "Transforme
 _DROPPING = re.compile(
     r"^torchvision\.models\.(alexnet|vgg\d|mobilenet|efficientnet|convnext|swin|googlenet|inception|squeezenet|maxvit|mnasnet)"
 )
+
+
+def _used(program: Program, call: ast.Call) -> bool:
+    """Whether something in the program reads the name of the function or class that a call stands in."""
+    source = program.owner[call]
+    outer = [each for each in above(source, call) if isinstance(each, Function | ast.ClassDef)]
+    if not outer:
+        return True
+    if "read names" not in program.memo:
+        nodes = [node for each in program.sources for node in each.nodes]
+        program.memo["read names"] = {last_name(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
+    names = program.memo["read names"]
+    assert isinstance(names, set)
+    return outer[-1].name in names
 
 
 def _drops(program: Program) -> Iterator[ast.Call]:
