@@ -41,7 +41,8 @@ stand-in    kind, why: made-up data took the place of what is not there
 device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
             "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
             way of saying so
-waiting     since (seconds), stack (the user's lines): who waits for whom, before the deadline
+waiting     stack (the user's lines, the innermost first), inside (the functions that it called, the innermost first):
+            where a process was when it was ended for want of progress
 cut         why ("epochs", "steps"): the harness ended the script here, on purpose
 end         how ("done", "exit", "error"), code, error (type and text), trace (the user's lines)
 """

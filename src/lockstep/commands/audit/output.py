@@ -5,6 +5,7 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
+from lockstep.commands.audit.findings import hangs
 from lockstep.commands.audit.findings.finding import Finding
 from lockstep.commands.audit.records import Record, evaluations, of, trainings
 from lockstep.commands.lint.rule import RULES
@@ -12,7 +13,7 @@ from lockstep.commands.lint.rule import RULES
 
 def text(script: Path, records: list[Record], found: list[Finding]) -> str:
     """What people read: a line for each N, the findings, their count."""
-    lines = [_told(record) for record in records]
+    lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in hangs.lines(record)))]
     for each in found:
         title = RULES[each.code].title if each.code in RULES else ""
         lines += ["", f"{each.at or script.name}: {each.code} {title}"]
@@ -38,7 +39,14 @@ def _told(record: Record) -> str:
 def as_json(script: Path, records: list[Record], found: list[Finding]) -> str:
     """What programs read."""
     runs = [
-        {"nproc": each.nproc, "world": each.world, "ended": each.ended, "codes": each.codes, "seconds": each.seconds}
+        {
+            "nproc": each.nproc,
+            "world": each.world,
+            "ended": each.ended,
+            "codes": each.codes,
+            "seconds": each.seconds,
+            "waiting": hangs.lines(each),
+        }
         for each in records
     ]
     return json.dumps({"script": str(script), "runs": runs, "findings": [asdict(each) for each in found]}, indent=2)
