@@ -8,6 +8,7 @@ ALL: tuple[Find, ...] = (
     orders.repeated,
     orders.misaligned,
     orders.split_apart,
+    orders.begun_apart,
     evaluating.parts,
     evaluating.training_set,
     evaluating.modes,
