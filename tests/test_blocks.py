@@ -27,6 +27,9 @@ RUN = {  # pages -> the tests that run what they show and compare what it prints
     "docs/measuring.md": "tests/why/test_pages.py",
     "docs/coming-from*": "tests/test_docs.py",
     "docs/watching.md": "tests/test_watching_page.py",
+    "docs/lint.md": "tests/lint/test_hook.py",  # and tests/lint/test_command.py: the list and the table
+    "docs/lint/LS*.md": "tests/lint/test_code_pages.py",
+    "docs/lint/index.md": "tests/lint/test_examples_run.py",
 }
 PROGRAMS = {  # pages -> the tests that run their blocks of Python
     "docs/checkpoints.md": "tests/test_docs_programs.py",
@@ -40,10 +43,7 @@ PROGRAMS = {  # pages -> the tests that run their blocks of Python
     "README.md": "tests/test_examples.py",
 }
 COMPARED = {  # (page, how the block begins) -> the test that compares it with what is printed, written or read
-    (
-        "docs/checkpoints.md",
-        "checkpoints/step-",
-    ): "tests/test_page_output.py::test_a_run_leaves_the_files",
+    ("docs/checkpoints.md", "checkpoints/step-"): "tests/test_page_output.py::test_a_run_leaves_the_files",
     ("docs/overview.md", "config.json "): "tests/test_page_output.py::test_a_run_leaves_the_files",
     ("docs/clusters.md", "#!/bin/bash"): "tests/commands/test_launch_script.py::test_the_page_shows_what_is_written",
     ("docs/design.md", "0  lockstep"): "tests/test_structure.py::test_nothing_imports_from_a_floor_above",
@@ -53,9 +53,6 @@ COMPARED = {  # (page, how the block begins) -> the test that compares it with w
     ("docs/guide.md", "$ lockstep lr-find"): "tests/test_docs_programs.py::test_the_suggested_rate_is_the_pages",
     ("docs/guide.md", "$ lockstep sweep"): "tests/test_page_output.py::test_a_sweep_prints_the_table_of_the_page",
     ("docs/guide.md", "note: what odd"): "tests/test_page_output.py::test_a_model_that_looks_at_its_whole_batch",
-    ("docs/lint.md", "LS101 "): "tests/lint/test_command.py::test_the_page_lists_the_rules_as_they_are",
-    ("docs/lint.md", "[tool.lockstep.lint]"): "tests/lint/test_command.py::test_the_page_lists_the_rules_as_they_are",
-    ("docs/lint.md", "repos:"): "tests/lint/test_command.py::test_the_page_lists_the_rules_as_they_are",
     ("docs/photos.md", "path,label,split"): "tests/test_page_output.py::test_the_tables_are_read_as_the_page_has_them",
     ("docs/photos.md", "frozen: "): "tests/test_page_output.py::test_what_is_frozen_is_said_as_the_page_has_it",
     ("docs/photos.md", "layer decay "): "tests/test_page_output.py::test_smaller_rates_below_are_said",
