@@ -176,7 +176,7 @@ def test_the_doctor_checks_what_the_page_shows(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_prints_the_table_of_the_page(tmp_path: Path) -> None:
     command, *shown = block("guide.md", "$ lockstep sweep digits")
-    ended = run_lockstep(*command.split()[2:], cwd=tmp_path, timeout=400)
+    ended = run_lockstep(*command.split()[2:], cwd=tmp_path, timeout=900)
     assert ended.code == 0, ended.text
     table = {line.split()[0]: line.split() for line in ended.out.splitlines() if line.strip()}  # by the first word
     for row in (line.split() for line in shown[1:]):
