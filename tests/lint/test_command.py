@@ -133,10 +133,11 @@ def test_a_fix_is_python_and_mends(script: str, code: str, old: str, new: str, t
 
 
 def test_fix_keeps_comments_and_counts_bytes(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script.write_bytes("import torch\r\ns = 'é'; a = torch.load('é.pt')  # why\r\n".encode())
+    script.write_bytes("import torch, os\r\ns = 'é'; os.environ['MASTER_PORT'] = '1'  # why\r\n".encode())
     assert main([str(script), "--fix"]) == 0
     assert (
-        script.read_bytes().decode() == "import torch\r\ns = 'é'; a = torch.load('é.pt', weights_only=True)  # why\r\n"
+        script.read_bytes().decode()
+        == "import torch, os\r\ns = 'é'; os.environ.setdefault(\"MASTER_PORT\", '1')  # why\r\n"
     )
     assert "1 of 1 findings mended" in capsys.readouterr().err
     assert main([str(script), "--fix"]) == 0
