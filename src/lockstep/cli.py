@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import lockstep
 from lockstep.commands import chaos, completion, diff, evaluate, export, predict, recipes, runs, train, watch
+from lockstep.commands.audit import command as audit
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
@@ -14,6 +15,7 @@ from lockstep.commands.lint import command as lint
 from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
 from lockstep.commands.report import command as report
+from lockstep.commands.reproduce import command as reproduce
 from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.shared.helping import joined
 from lockstep.commands.sweep import command as sweep
@@ -90,6 +92,16 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "FILE|FOLDER... [FLAGS]",
         "find in training scripts of anybody's what changes their result on several processes, without running them",
         lint.main,
+    ),
+    "audit": (
+        "[FLAGS] SCRIPT [ARGUMENTS]",
+        "run a training script of anybody's on several numbers of processes, recorded, and say what that changes",
+        audit.main,
+    ),
+    "reproduce": (
+        "[FLAGS] SCRIPT [ARGUMENTS]",
+        "write what a training script of anybody's trains as a recipe, and prove it step by step",
+        reproduce.main,
     ),
     "doctor": (
         "[FLAGS]",

@@ -1,0 +1,161 @@
+"""What the user's processes record: JSON lines, a file for each process. Imports no torch.
+
+Every line has `event`, `pid`, `t` (seconds since the start) and `at` (the user's line that it comes from, as
+"train.py:41", the innermost one; "" where none is on the stack). Lines stand in the order in which they happened in
+that process: a `sync` between two `step` events happened in that step. Which rank a process was, records.py tells
+from its `group` event, or else from RANK.
+
+event       fields
+process     parent (pid), rank and world (as the environment has them, or null), worker (a loader's worker's number, or
+            null); a process's first line
+group       rank, world, backend (as the user wrote it), init_method: a process group was made
+group-end   it was destroyed
+dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
+loader      loader (its number), dataset (a digest of the set behind all subsets), kind (its class), full (its length),
+            length (of the loader's own set), train (the set's attribute, or null), batches, batch_size, drop_last,
+            workers, sampler (class), replicas, sampler_rank, sampled (length of the sampler's set), aligned (whether
+            that is the loader's)
+pass        loader, number (from 0): somebody began to iterate
+batch       loader, pass, number, size, ids (indices into the set behind all subsets, or null where it has none)
+pass-end    loader, pass, batches: the loader came to its end
+forward     model, training, grad (enabled), wrapped (the wrapper's class, or ""), size (first dimension of the
+            first tensor); outermost modules with parameters alone
+backward    scale (the loss's value, where it has one), sync (false inside no_sync)
+step        optimizer, number (from 0), lr (a list, by group); in the first steps: grads before it and weights after it
+            ({name: [sum, norm]} in float64), digest (of all weights after it)
+scheduler   kind, lr (a list, after it)
+mode        model, training: train() or eval() was called
+wrap        kind "ddp": find_unused, devices (of the parameters), batch_norms, sync_batch_norms (how many);
+            kind "syncbn" (converted): wrapped (whether by DDP before), batch_norms, sync_batch_norms
+clip        kind
+unscale     optimizer
+draw        what ("dropout", "state"), digest: random numbers that were drawn, first steps
+collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
+sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
+file        path (relative to the working copy, or absolute), mode ("write", "read", "save", "load", "delete")
+saved       path, keys (first ones), module (whether they begin with "module."), kinds (of the parts of a dict)
+loaded      path, map_location, weights_only
+network     what (host or function), refused: a call that would leave this machine
+download    kind (data set's class), replaced by a stand-in
+stand-in    kind, why: made-up data took the place of what is not there
+device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
+            "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
+            way of saying so
+waiting     since (seconds), stack (the user's lines): who waits for whom, before the deadline
+cut         why ("epochs", "steps"): the harness ended the script here, on purpose
+end         how ("done", "exit", "error"), code, error (type and text), trace (the user's lines)
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from lockstep.commands.audit.plan import Plan
+
+Event = dict[str, Any]
+
+
+class _Log:
+    """The open file of this process; a forked child opens its own."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.pid = 0
+        self.file: TextIO | None = None
+        self.lock = threading.RLock()
+
+    def write(self, line: str) -> None:
+        with self.lock:
+            if self.file is None or self.pid != os.getpid():
+                forked, self.pid = self.pid, os.getpid()
+                self.file = (Path(self.plan.events) / f"{self.pid}.jsonl").open("a", encoding="utf-8")
+                if forked:
+                    self.file.write(_line(self.plan, "process", "", parent=forked, worker=_worker()) + "\n")
+            self.file.write(line + "\n")
+            self.file.flush()  # a killed process leaves what it had
+
+
+_log: _Log | None = None
+_quiet = threading.local()
+
+
+def begin(plan: Plan, **values: Any) -> None:
+    """Open this process's record, and write its first line."""
+    global _log
+    _log = _Log(plan)
+    os.register_at_fork(after_in_child=_forked)
+    emit("process", parent=os.getppid(), **values)
+
+
+def _forked() -> None:
+    if _log is not None:
+        _log.lock = threading.RLock()
+
+
+def emit(event: str, told: dict[str, Any] | None = None, *, at: str | None = None, **values: Any) -> None:
+    """Write one event; nothing where the process records nothing, or inside `silence`."""
+    if _log is None or getattr(_quiet, "on", False):
+        return
+    _log.write(_line(_log.plan, event, user_line() if at is None else at, **(told or {}), **values))
+
+
+def _line(plan: Plan, event: str, at: str, **values: Any) -> str:
+    head = {"event": event, "pid": os.getpid(), "t": round(time.time() - plan.started, 4), "at": at}
+    return json.dumps(head | values, default=str)
+
+
+def _worker() -> int | None:
+    """The number of this process as a worker of a data loader."""
+    loading = sys.modules.get("torch.utils.data")
+    info = loading.get_worker_info() if loading else None
+    return info.id if info else None
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """What the harness itself calls inside is not recorded."""
+    before = getattr(_quiet, "on", False)
+    _quiet.on = True
+    try:
+        yield
+    finally:
+        _quiet.on = before
+
+
+def user_line() -> str:
+    """The innermost line of the user's on the stack, as "train.py:41"; "" where there is none."""
+    frames = user_frames(1)
+    return frames[0] if frames else ""
+
+
+def user_frames(most: int = 8) -> list[str]:
+    """The user's lines on the stack, the innermost first."""
+    if _log is None:
+        return []
+    found, frame, home = list[str](), sys._getframe(1), _log.plan.home.rstrip("/") + "/"
+    while frame is not None and len(found) < most:
+        name = frame.f_code.co_filename
+        if name.startswith(home):
+            found.append(f"{name.removeprefix(home)}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def gather(folder: Path) -> dict[int, list[Event]]:
+    """The events of all processes, by process id, in their order; a line that was cut off is left out."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
+        events = list[Event]()
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                events.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        found[int(path.stem)] = events
+    return found
