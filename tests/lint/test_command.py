@@ -32,7 +32,7 @@ def script(tmp_path: Path) -> Path:
 def test_exit_codes(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(script)]) == 1
     out = capsys.readouterr().out
-    assert f"{script}:3:9: LS405 a file is unpickled without weights_only" in out
+    assert f"{script}:3:9: LS405 a file is unpickled with weights_only=False" in out
     assert out.endswith("\n\n1 finding in 1 file\n")
     assert [line.strip().partition(":")[0] for line in out.splitlines()[1:4]] == ["result", "why", "mend"]
     script.write_text("print(1)\n")

@@ -155,7 +155,9 @@ def _factories(program: Program, node: ast.AST, depth: int) -> set[str]:
             known = sites(program, function) if isinstance(function, Function) else []
             values: list[ast.AST | None] = [argument(site, node.id) for site in known]
         else:
-            values = [binding.value]
+            whole = binding.value
+            parts = whole.elts if isinstance(whole, ast.Tuple) and binding.path else [whole]
+            values = [parts[binding.path[0]] if len(parts) > 1 and binding.path[0] < len(parts) else whole]
         for value in values:
             found |= _factories(program, value, depth + 1) if value is not None else set()
     return found

@@ -30,7 +30,7 @@ def load_without_map_location(program: Program) -> Iterator[Hit]:
         if distributed(program) and gpu and given(program, call, "map_location", 1) is None and not _spreads(call):
             if any(_other_branch(program, call, each) for each in loads(program)):
                 continue  # the way of a single device, beside that of several
-            if not saves(program) or guarded(program, call) or _no_checkpoint(program, call):
+            if guarded(program, call) or _no_checkpoint(program, call):
                 continue
             yield Hit(call, "", _keyword(call, 'map_location="cpu"'))
 
@@ -44,7 +44,11 @@ def _other_branch(program: Program, call: ast.Call, other: ast.Call) -> bool:
 def _no_checkpoint(program: Program, call: ast.Call) -> bool:
     """Whether a file holds a rank's own tensors, data that were prepared, or what was brought to the CPU before."""
     path = given(program, call, "f", 0)
+    function = function_of(program.owner[call], call)
+    of_network = function is not None and function.name == "__init__"  # pretrained weights, as they were published
     if path is None or on_rank(program, path) or _of_data(program, call):
+        return True
+    if of_network or "pretrain" in ast.unparse(path).lower():
         return True
     texts = {each.value for each in ast.walk(path) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
     return any(
