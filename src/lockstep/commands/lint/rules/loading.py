@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guard, guarded, on_rank
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
@@ -89,10 +89,14 @@ def _keyword(call: ast.Call, text: str) -> tuple[Edit, ...]:
     mend='torch.load(path, map_location="cpu", weights_only=True)',
 )
 def pickle_load(program: Program) -> Iterator[Hit]:
-    """torch.load with weights_only=False, of what is no data set's cache.
+    """torch.load with weights_only=False, of what is no data set's cache; pickle itself, of a checkpoint.
 
     Without the argument torch has unpickled weights alone since 2.6, and before 1.13 there was none.
     """
+    for name in ("load", "loads"):
+        for call in program.named.get(name, []):
+            if qualified(program, call.func) in (f"pickle.{name}", f"dill.{name}", f"cloudpickle.{name}"):
+                yield Hit(call, qualified(program, call.func))
     for call in loads(program):
         value = given(program, call, "weights_only")
         if value is not None and constant(program, value) is False and not _of_data(program, call):
