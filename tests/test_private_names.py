@@ -35,6 +35,16 @@ USED = {
         "which samples a loader of the user's script delivers, and in which pass",
         lambda: hasattr(torch.utils.data.dataloader, "_BaseDataLoaderIter"),
     ),
+    "_device": Use(
+        ("commands/audit/pretended/moves.py",),
+        "the module of torch's default device, which a pretended GPU can be",
+        lambda: importlib.util.find_spec("torch.utils._device") is not None,
+    ),
+    "_device_constructors": Use(
+        ("commands/audit/pretended/moves.py",),
+        "which of torch's functions make tensors on a device",
+        lambda: callable(torch.utils._device._device_constructors),
+    ),
     "_MapDatasetFetcher": Use(
         ("commands/audit/recorders/drawing.py",),
         "which random numbers reading a batch draws, in the process that reads it",
