@@ -43,8 +43,8 @@ saved       path (relative to the working copy, or absolute), kind ("weights", "
             ones of a dict), module (whether names of weights begin with "module.")
 loaded      path, map_location, weights_only
 network     what (host or function), refused: a call that would leave this machine
-download    kind (data set's class), replaced by a stand-in
-stand-in    kind, why: made-up data took the place of what is not there
+small       kind (class), train (or null), full and length: a data set that keeps so many of its samples
+stand-in    kind (a data set's class, or a file of weights), why, train: made-up data in the place of what is not there
 device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
             "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
             way of saying so
