@@ -1,6 +1,17 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import devices, evaluating, hangs, models, orders, rates, starts, waits, weights
+from lockstep.commands.audit.findings import (
+    devices,
+    evaluating,
+    failures,
+    hangs,
+    models,
+    orders,
+    rates,
+    starts,
+    waits,
+    weights,
+)
 from lockstep.commands.audit.findings.finding import Find, Finding
 from lockstep.commands.audit.records import Record
 
@@ -8,6 +19,7 @@ ALL: tuple[Find, ...] = (
     orders.repeated,
     orders.misaligned,
     orders.split_apart,
+    orders.begun_apart,
     evaluating.parts,
     evaluating.training_set,
     evaluating.modes,
@@ -28,6 +40,7 @@ ALL: tuple[Find, ...] = (
     starts.loads,
     starts.downloads,
     devices.shared,
+    failures.known,
     weights.apart,
 )
 
