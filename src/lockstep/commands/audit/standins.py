@@ -178,7 +178,7 @@ class _Seeded(dict[str, Any]):
 def _weights() -> None:
     """torch.hub.load_state_dict_from_url where the file isn't in its cache."""
     original, torch_load = torch.hub.load_state_dict_from_url, torch.nn.Module.load_state_dict
-    if getattr(original, "_lockstep_stands_in", False):
+    if getattr(original, "lockstep_stands_in", False):
         modules = ("torchvision._internally_replaced_utils", "torchvision.models._api")
         for module in (sys.modules[name] for name in modules if name in sys.modules):
             setattr(module, "load_state_dict_from_url", original)
@@ -199,7 +199,7 @@ def _weights() -> None:
                 state_dict = {name: _values(name, each) for name, each in self.state_dict().items()}
         return torch_load(self, state_dict, *args, **kwargs)
 
-    setattr(loaded, "_lockstep_stands_in", True)
+    setattr(loaded, "lockstep_stands_in", True)
     setattr(torch.hub, "load_state_dict_from_url", loaded)
     setattr(torch.nn.Module, "load_state_dict", load)
 
