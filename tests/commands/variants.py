@@ -208,18 +208,20 @@ def narrow_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module
 
 
 class _Noisy(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """A user's Dataset with a random transform inside, which nothing keys."""
+    """A user's Dataset with a random transform inside, by a generator of its own, which nothing keys."""
 
     classes = ("a", "b", "c")
 
     def __init__(self, images: Tensor, labels: Tensor, noise: float) -> None:
         self.images, self.labels, self.noise = images.float() / 255, labels, noise
+        self.generator = torch.Generator().manual_seed(0)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index] + self.noise * torch.rand(self.images.shape[1:]), int(self.labels[index])
+        drawn = torch.rand(self.images.shape[1:], generator=self.generator)
+        return self.images[index] + self.noise * drawn, int(self.labels[index])
 
 
 def noisy() -> tuple[Any, Any]:

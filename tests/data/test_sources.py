@@ -564,8 +564,8 @@ def test_an_image_set_of_the_users_is_taken_as_it_is(user: Any) -> None:
     [
         ("make = 3", "is a int, not a function"),
         ("def make(a, b): ...", "needs arguments: a, b"),
-        ("def make(): return None", "returned a NoneType, not two sets"),
-        ("def make(): return 1, 2, 3", "returned a tuple of 3"),
+        ("def make(): return None", "gives a NoneType, not two sets"),
+        ("def make(): return 1, 2, 3", "gives a tuple of 3"),
         ("def make(): return [], []", "is a list"),
         ("def make(): return 1, 2", "train is a int"),
         ("x = torch.zeros(3, 4, 4)\ndef make(): return (x, x), (x, x)", r"train has images float32 \[3, 4, 4\]"),

@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config import DataConfig
 from lockstep.config.objects import load_object
@@ -12,7 +12,7 @@ from lockstep.data.arrays import ArraySet, ImageSet
 from lockstep.data.given import as_given
 from lockstep.data.named import is_code, kind_of
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
-from lockstep.data.user import user_sets
+from lockstep.data.user import made_by, user_sets
 from lockstep.errors import UserError, unknown
 from lockstep.processes.world import World
 
@@ -27,15 +27,18 @@ def resolve_data_dir(flag: str) -> Path:
     return Path(flag or os.environ.get("LOCKSTEP_DATA") or "data").expanduser().absolute()
 
 
-def load(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[ImageSet, ImageSet]:
+def load(data: DataConfig, data_dir: Path, seed: int, world: World, given: Any = None) -> tuple[ImageSet, ImageSet]:
     """The training and validation sets that `data` names; all ranks call this together.
+
+    `given`: such sets themselves, in whose stead `data.dataset` is what messages call them.
 
     Raises:
         UserError: for an unknown name, whatever is wrong with the files (see official, folder and user), and what these
             sets can't do.
         PeerError: on the waiting ranks, where a host's first rank failed.
     """
-    sets = as_given(data, _named(data, data_dir, seed, world))
+    found = _named(data, data_dir, seed, world) if given is None else _agreed(data.dataset, given, seed, world)
+    sets = as_given(data, found)
     _require_decoders(sets)
     if data.train_size:
         sets = _resized(sets[0], data.train_size), sets[1]
@@ -93,10 +96,17 @@ def _named(data: DataConfig, data_dir: Path, seed: int, world: World) -> tuple[I
     if is_code(data.dataset):
         factory = load_object(data.dataset, "dataset")
         with seeded(seed):
-            sets = user_sets(data.dataset, factory, data_dir)
-        require_same(sets, seed, world)
-        return sets
+            made = made_by(data.dataset, factory, data_dir)
+        return _agreed(data.dataset, made, seed, world)
     raise unknown("dataset", data.dataset, DATASETS, "Your own: package.module:factory.")
+
+
+def _agreed(name: str, made: Any, seed: int, world: World) -> tuple[ImageSet, ImageSet]:
+    """A user's own sets, the same on all ranks."""
+    with seeded(seed):
+        sets = user_sets(name, made, seed)
+    require_same(sets, seed, world)
+    return sets
 
 
 def _how(data: DataConfig, seed: int) -> tuple[int, int, bool, bool]:

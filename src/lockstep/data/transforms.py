@@ -8,10 +8,7 @@ user's), and RandAugment itself 180 of a picture of 32x32 pixels. torch's Mersen
 It is the CPU that works here, with one thread, whatever the device: so bits do not depend on these either.
 """
 
-import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.data.arrays import Ids, ImageSet
+from lockstep.data.seeding import generators
 from lockstep.data.transform_names import Apply, built, is_own, word_of
 from lockstep.errors import UserError, reason
 from lockstep.randomness import bits_np, stream
@@ -69,7 +67,7 @@ class Transforms:
         """
         out = torch.empty_like(images)
         seeds = [bits_np(stream(self.seed, "augment", step.word, epoch), keys).tolist() for step in self.steps]
-        with _generators(any(step.own for step in self.steps)) as seed, torch.no_grad():
+        with generators(any(step.own for step in self.steps)) as seed, torch.no_grad():
             for row, sample in enumerate(keys.tolist()):
                 image = images[row]
                 for step, mine in zip(self.steps, seeds, strict=True):
@@ -100,33 +98,6 @@ class Transforms:
                 f"The model takes {self.shape[0]} channel(s), as `grayscale:3` keeps three.",
             )
         return made
-
-
-@contextmanager
-def _generators(own: bool) -> Iterator[Callable[[int, bool], None]]:
-    """Within, `seed(value, own)` seeds torch's generator, and with `own` Python's and NumPy's; they are put back after.
-
-    One intra-op thread: pictures are small, and sums in a convolution would depend on their number.
-    """
-    torchs, threads = torch.default_generator, torch.get_num_threads()
-    state = torchs.get_state()
-    others = (random.getstate(), np.random.get_state()) if own else None
-
-    def seed(value: int, all_of_them: bool) -> None:
-        torchs.manual_seed(value)
-        if all_of_them:
-            random.seed(value)
-            np.random.seed(value & 0xFFFFFFFF)
-
-    torch.set_num_threads(1)
-    try:
-        yield seed
-    finally:
-        torch.set_num_threads(threads)
-        torchs.set_state(state)
-        if others is not None:
-            random.setstate(others[0])
-            np.random.set_state(others[1])
 
 
 def transforms(

@@ -61,11 +61,11 @@ class Run:
                 average.copy_(buffer)  # as every update of the average does
 
 
-def load_data(config: Config, world: World) -> tuple[ImageSet, ImageSet]:
-    """The training and the evaluation set."""
+def load_data(config: Config, world: World, given: Any = None) -> tuple[ImageSet, ImageSet]:
+    """The training and the evaluation set; `given`: the two themselves, as a user has made them."""
     world.status(f"starting: loading {config.data.dataset}")
     folder = sources.resolve_data_dir(config.execution.data_dir)
-    sets = sources.load(config.data, folder, config.seed, world)
+    sets = sources.load(config.data, folder, config.seed, world, given)
     where, skip = config.execution.cache, config.data.skip_broken
     if not (where or skip):
         return sets
@@ -206,7 +206,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
 
 
 def loaders(
-    dataset: str,
+    dataset: str | tuple[Any, Any],
     world: World,
     *,
     batch_size: int,
@@ -223,7 +223,8 @@ def loaders(
     """The training and the evaluation loader of a data set, for a loop of one's own.
 
     Args:
-        dataset: a name that `--dataset` takes, or package.module:factory.
+        dataset: a name that `--dataset` takes, package.module:factory, or (train, val): map-style Datasets as they
+            are, with transforms of their own, or pairs of tensors (images, labels). The same on every rank.
         world: as passed to the function that `launch` runs.
         batch_size: global: samples per step over all ranks.
         exact: for exact mode: cut each batch into so many slices.
@@ -232,6 +233,7 @@ def loaders(
         cache: keep pictures that `decode_size` shrank: in a folder, "ram" or "auto".
         data: further fields of DataConfig and SamplesConfig, as crop_padding=4, flip=True, fraction=0.25, mixup=0.2.
     """
+    name, given = (dataset, None) if isinstance(dataset, str) else ("ls.loaders", dataset)
     samples = {name: data.pop(name) for name in [*data] if name in SamplesConfig.__dataclass_fields__}
     config = Config(
         batch_size=batch_size,
@@ -240,11 +242,11 @@ def loaders(
         exact=exact,
         epochs=epochs,
         model=ModelConfig(batch_norm=batch_norm),
-        data=DataConfig(dataset=dataset, **data),
+        data=DataConfig(dataset=name, **data),
         samples=SamplesConfig(**samples),
         execution=Execution(data_dir=data_dir, workers=workers, cache=cache),
     )
-    train_set, val_set = load_data(config, world)
+    train_set, val_set = load_data(config, world, given)
     return train_loader(config, train_set, world), eval_loader(config, val_set, world)
 
 

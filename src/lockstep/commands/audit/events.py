@@ -1,0 +1,145 @@
+"""What the user's processes record: JSON lines, a file for each process. Imports no torch.
+
+Every line has `event`, `pid`, `t` (seconds since the start) and `at` (the user's line that it comes from, as
+"train.py:41", the innermost one; "" where none is on the stack). Lines stand in the order in which they happened in that
+process: a `sync` between two `step` events happened in that step. `rank` is not in the file: `gather` gives it to all
+lines of a process, by its last `group` event, or by RANK.
+
+event       fields
+process     parent (pid), rank and world (as the environment has them, or null), worker (a loader's worker's number, or
+            null); a process's first line
+group       rank, world, backend (as the user wrote it), init_method: a process group was made
+group-end   it was destroyed
+dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
+loader      id, dataset, kind ("train", "eval" or null by the set), length (batches), batch_size, drop_last, workers,
+            sampler (class), replicas, sampler_rank, shuffles; sampled (length of the sampler's data set), aligned
+            (whether sampler and loader hold the same set)
+pass        loader, number (from 0): somebody began to iterate
+batch       loader, pass, number, ids (indices into the loader's data set, or null for iterable ones)
+pass-end    loader, pass, batches: the loader came to its end
+forward     model, training, grad (enabled), wrapped ("ddp" or ""), size (first dimension of the first tensor), counted
+            on the outermost module only
+backward    scale (the loss's value, where it has one), sync (false inside no_sync)
+step        optimizer, number (from 0), lr (a list, by group), grads and weights ({name: float64 sum}, first steps),
+            digest (of all weights after the step), norm (of all gradients)
+scheduler   kind, lr (a list, after it)
+mode        model, training: train() or eval() was called
+wrap        kind ("ddp", "syncbn"), find_unused, device, has_batch_norm, has_sync_batch_norm
+clip        kind, scaled (true: by a scaler that has not unscaled these gradients)
+draw        what ("dropout", "state"), digest: random numbers that were drawn, first steps
+collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
+sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
+file        path (relative to the working copy, or absolute), mode ("write", "read", "save", "load", "delete")
+saved       path, keys (first ones), module (whether they begin with "module."), kinds (of the parts of a dict)
+loaded      path, map_location, weights_only
+network     what (host or function), refused: a call that would leave this machine
+download    kind (data set's class), replaced by a stand-in
+stand-in    kind, why: made-up data took the place of what is not there
+device      what was asked of a device that the pretended ones can't do, or device mix-ups: op, devices
+waiting     since (seconds), stack (the user's lines): who waits for whom, before the deadline
+cut         why ("epochs", "steps"): the harness ended the script here, on purpose
+end         how ("done", "exit", "error"), code, error (type and text), trace (the user's lines)
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from lockstep.commands.audit.plan import Plan
+
+Event = dict[str, Any]
+
+
+class _Log:
+    """The open file of this process; a forked child opens its own."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.pid = 0
+        self.file: TextIO | None = None
+        self.lock = threading.RLock()
+
+    def write(self, line: str) -> None:
+        with self.lock:
+            if self.file is None or self.pid != os.getpid():
+                self.pid = os.getpid()
+                self.file = (Path(self.plan.events) / f"{self.pid}.jsonl").open("a", encoding="utf-8")
+            self.file.write(line + "\n")
+            self.file.flush()  # a killed process leaves what it had
+
+
+_log: _Log | None = None
+_quiet = threading.local()
+
+
+def begin(plan: Plan, **values: Any) -> None:
+    """Open this process's record, and write its first line."""
+    global _log
+    _log = _Log(plan)
+    os.register_at_fork(after_in_child=_forked)
+    emit("process", parent=os.getppid(), **values)
+
+
+def _forked() -> None:
+    if _log is not None:
+        _log.lock = threading.RLock()
+
+
+def emit(event: str, *, at: str | None = None, **values: Any) -> None:
+    """Write one event; nothing where the process records nothing, or inside `silence`."""
+    if _log is None or getattr(_quiet, "on", False):
+        return
+    line = {"event": event, "pid": os.getpid(), "t": round(time.time() - _log.plan.started, 4)}
+    line["at"] = user_line() if at is None else at
+    _log.write(json.dumps(line | values, default=str))
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """What the harness itself calls inside is not recorded."""
+    before = getattr(_quiet, "on", False)
+    _quiet.on = True
+    try:
+        yield
+    finally:
+        _quiet.on = before
+
+
+def user_line() -> str:
+    """The innermost line of the user's on the stack, as "train.py:41"; "" where there is none."""
+    frames = user_frames(1)
+    return frames[0] if frames else ""
+
+
+def user_frames(most: int = 8) -> list[str]:
+    """The user's lines on the stack, the innermost first."""
+    if _log is None:
+        return []
+    found, frame, home = list[str](), sys._getframe(1), _log.plan.home.rstrip("/") + "/"
+    while frame is not None and len(found) < most:
+        name = frame.f_code.co_filename
+        if name.startswith(home):
+            found.append(f"{name.removeprefix(home)}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def gather(folder: Path) -> dict[int, list[Event]]:
+    """The events of all processes, by process id, each with its rank; a line that was cut off is left out."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
+        events = list[Event]()
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                events.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        rank = next((each["rank"] for each in reversed(events) if each["event"] in ("group", "process")), None)
+        found[int(path.stem)] = [each | {"rank": each.get("rank", rank)} for each in events]
+    return found

@@ -1,0 +1,1 @@
+"""What the records say: pure functions from the events of all N to findings."""
