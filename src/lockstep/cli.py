@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import lockstep
 from lockstep.commands import chaos, completion, diff, evaluate, export, predict, recipes, runs, train, watch
+from lockstep.commands.audit import command as audit
 from lockstep.commands.compare import command as compare
 from lockstep.commands.doctor import command as doctor
 from lockstep.commands.forecast import command as forecast
@@ -90,6 +91,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "FILE|FOLDER... [FLAGS]",
         "find in training scripts of anybody's what changes their result on several processes, without running them",
         lint.main,
+    ),
+    "audit": (
+        "[FLAGS] SCRIPT [ARGUMENTS]",
+        "run a training script of anybody's on several numbers of processes, recorded, and say what that changes",
+        audit.main,
     ),
     "doctor": (
         "[FLAGS]",

@@ -214,13 +214,13 @@ class _Noisy(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
     def __init__(self, images: Tensor, labels: Tensor, noise: float) -> None:
         self.images, self.labels, self.noise = images.float() / 255, labels, noise
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = np.random.default_rng(0)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        drawn = torch.rand(self.images.shape[1:], generator=self.generator)
+        drawn = torch.from_numpy(self.generator.random(self.images.shape[1:], np.float32))
         return self.images[index] + self.noise * drawn, int(self.labels[index])
 
 

@@ -35,7 +35,7 @@ class DatasetSet:
 
     Before each sample torch's, Python's and NumPy's generators are seeded by (seed, epoch, sample id), and put back
     after the batch: what the Dataset's own random transforms draw depends on no rank, worker or batch. It takes 18 us a
-    sample. Out of reach are generators of its own, as a `torch.Generator` that it holds.
+    sample. Out of reach are generators of its own, as a NumPy one that it holds.
     """
 
     name: str

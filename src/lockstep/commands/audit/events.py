@@ -1,9 +1,9 @@
 """What the user's processes record: JSON lines, a file for each process. Imports no torch.
 
 Every line has `event`, `pid`, `t` (seconds since the start) and `at` (the user's line that it comes from, as
-"train.py:41", the innermost one; "" where none is on the stack). Lines stand in the order in which they happened in that
-process: a `sync` between two `step` events happened in that step. `rank` is not in the file: `gather` gives it to all
-lines of a process, by its last `group` event, or by RANK.
+"train.py:41", the innermost one; "" where none is on the stack). Lines stand in the order in which they happened in
+that process: a `sync` between two `step` events happened in that step. Which rank a process was, records.py tells
+from its `group` event, or else from RANK.
 
 event       fields
 process     parent (pid), rank and world (as the environment has them, or null), worker (a loader's worker's number, or
@@ -11,21 +11,24 @@ process     parent (pid), rank and world (as the environment has them, or null),
 group       rank, world, backend (as the user wrote it), init_method: a process group was made
 group-end   it was destroyed
 dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
-loader      id, dataset, kind ("train", "eval" or null by the set), length (batches), batch_size, drop_last, workers,
-            sampler (class), replicas, sampler_rank, shuffles; sampled (length of the sampler's data set), aligned
-            (whether sampler and loader hold the same set)
+loader      loader (its number), dataset (a digest of the set behind all subsets), kind (its class), full (its length),
+            length (of the loader's own set), train (the set's attribute, or null), batches, batch_size, drop_last,
+            workers, sampler (class), replicas, sampler_rank, sampled (length of the sampler's set), aligned (whether
+            that is the loader's)
 pass        loader, number (from 0): somebody began to iterate
-batch       loader, pass, number, ids (indices into the loader's data set, or null for iterable ones)
+batch       loader, pass, number, size, ids (indices into the set behind all subsets, or null where it has none)
 pass-end    loader, pass, batches: the loader came to its end
-forward     model, training, grad (enabled), wrapped ("ddp" or ""), size (first dimension of the first tensor), counted
-            on the outermost module only
+forward     model, training, grad (enabled), wrapped (the wrapper's class, or ""), size (first dimension of the
+            first tensor); outermost modules with parameters alone
 backward    scale (the loss's value, where it has one), sync (false inside no_sync)
-step        optimizer, number (from 0), lr (a list, by group), grads and weights ({name: float64 sum}, first steps),
-            digest (of all weights after the step), norm (of all gradients)
+step        optimizer, number (from 0), lr (a list, by group); in the first steps: grads before it and weights after it
+            ({name: [sum, norm]} in float64), digest (of all weights after it)
 scheduler   kind, lr (a list, after it)
 mode        model, training: train() or eval() was called
-wrap        kind ("ddp", "syncbn"), find_unused, device, has_batch_norm, has_sync_batch_norm
-clip        kind, scaled (true: by a scaler that has not unscaled these gradients)
+wrap        kind "ddp": find_unused, devices (of the parameters), batch_norms, sync_batch_norms (how many);
+            kind "syncbn" (converted): wrapped (whether by DDP before), batch_norms, sync_batch_norms
+clip        kind
+unscale     optimizer
 draw        what ("dropout", "state"), digest: random numbers that were drawn, first steps
 collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
 sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
@@ -68,8 +71,10 @@ class _Log:
     def write(self, line: str) -> None:
         with self.lock:
             if self.file is None or self.pid != os.getpid():
-                self.pid = os.getpid()
+                forked, self.pid = self.pid, os.getpid()
                 self.file = (Path(self.plan.events) / f"{self.pid}.jsonl").open("a", encoding="utf-8")
+                if forked:
+                    self.file.write(_line(self.plan, "process", "", parent=forked, worker=_worker()) + "\n")
             self.file.write(line + "\n")
             self.file.flush()  # a killed process leaves what it had
 
@@ -91,13 +96,23 @@ def _forked() -> None:
         _log.lock = threading.RLock()
 
 
-def emit(event: str, *, at: str | None = None, **values: Any) -> None:
+def emit(event: str, told: dict[str, Any] | None = None, *, at: str | None = None, **values: Any) -> None:
     """Write one event; nothing where the process records nothing, or inside `silence`."""
     if _log is None or getattr(_quiet, "on", False):
         return
-    line = {"event": event, "pid": os.getpid(), "t": round(time.time() - _log.plan.started, 4)}
-    line["at"] = user_line() if at is None else at
-    _log.write(json.dumps(line | values, default=str))
+    _log.write(_line(_log.plan, event, user_line() if at is None else at, **(told or {}), **values))
+
+
+def _line(plan: Plan, event: str, at: str, **values: Any) -> str:
+    head = {"event": event, "pid": os.getpid(), "t": round(time.time() - plan.started, 4), "at": at}
+    return json.dumps(head | values, default=str)
+
+
+def _worker() -> int | None:
+    """The number of this process as a worker of a data loader."""
+    loading = sys.modules.get("torch.utils.data")
+    info = loading.get_worker_info() if loading else None
+    return info.id if info else None
 
 
 @contextmanager
@@ -131,7 +146,7 @@ def user_frames(most: int = 8) -> list[str]:
 
 
 def gather(folder: Path) -> dict[int, list[Event]]:
-    """The events of all processes, by process id, each with its rank; a line that was cut off is left out."""
+    """The events of all processes, by process id, in their order; a line that was cut off is left out."""
     found = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
         events = list[Event]()
@@ -140,6 +155,5 @@ def gather(folder: Path) -> dict[int, list[Event]]:
                 events.append(json.loads(line))
             except json.JSONDecodeError:
                 continue
-        rank = next((each["rank"] for each in reversed(events) if each["event"] in ("group", "process")), None)
-        found[int(path.stem)] = [each | {"rank": each.get("rank", rank)} for each in events]
+        found[int(path.stem)] = events
     return found

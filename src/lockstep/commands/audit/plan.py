@@ -32,6 +32,8 @@ class Plan:
     """Processes, or pretend devices where the script starts its processes by itself."""
     spawns: bool = False
     """Whether the script starts its processes by itself (one process is started then)."""
+    local_rank: str = ""
+    """The option by which the script wants its local rank, as torch.distributed.launch gave it; empty for none."""
     cuda: bool = True
     """Whether torch.cuda is to pretend: `nproc` devices, tensors on the CPU, NCCL answered by gloo."""
     samples: int = 256
@@ -42,8 +44,12 @@ class Plan:
     """Optimizer steps of a pass after which its loader ends, where data sets can't be made small."""
     deadline_s: float = 120.0
     """Seconds after which the command ends the processes; who waits has to be told before."""
+    stall_s: float = 20.0
+    """Seconds without an event after which a process tells who waits (event `waiting`)."""
     started: float = 0.0
     """time.time() at the start, which `t` of events counts from."""
+    port: int = 0
+    """Where the processes' store listens on the loopback, whatever port the script names."""
 
     def write(self, path: Path) -> None:
         """Write the plan to a file."""

@@ -1,0 +1,68 @@
+"""What `lockstep audit` takes, and its exit code. Imports no torch: the user's processes do."""
+
+from pathlib import Path
+
+from lockstep.commands.audit.findings.every import findings
+from lockstep.commands.audit.launch import start, starter
+from lockstep.commands.audit.output import as_json, text
+from lockstep.commands.audit.plan import Plan
+from lockstep.commands.audit.records import Record
+from lockstep.commands.audit.settings import Audit
+from lockstep.commands.shared.arguments import parse, print_error
+from lockstep.config.flags import split_arguments
+from lockstep.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from lockstep.processes.temporary import temporary_folder
+
+
+def main(args: list[str]) -> int:
+    """Run a script on several numbers of processes; 0: nothing found, 1: findings, 2: it could not be run."""
+    own, script, arguments = _split(args)
+    about = (
+        "Run a training script of anybody's, unchanged and in a copy of its folder, on several numbers of processes of "
+        "this machine with small data, and say with numbers what N changes. Flags come before SCRIPT, its own "
+        "arguments after it; {nproc} in them is replaced by the number of processes. Exit codes: 0 nothing found, "
+        "1 something found, 2 it could not be run."
+    )
+    chosen: Audit = parse(Audit, Audit(), own, "lockstep audit SCRIPT [ARGS]", about)
+    if not script:
+        raise UserError("audit takes a script, got none", "As `lockstep audit --nproc 1,2,4 train.py --epochs 1`.")
+    path = Path(script).absolute()
+    if not path.is_file():
+        raise UserError(f"{script} is not there", "Name a Python file.")
+    records = run(path, arguments, chosen)
+    failed = [each for each in records if each.ended == "failed"]
+    found = findings(records)
+    print((as_json if chosen.format == "json" else text)(path, records, found))
+    if failed:
+        print_error(f"{script} failed on {failed[0].nproc} processes:\n{_last_words(failed[0])}")
+        return EXIT_USER_ERROR
+    return EXIT_FAILURE if found else 0
+
+
+def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
+    """The records of a script on each number of processes; ends with the first on which it fails."""
+    records = []
+    with temporary_folder("audit-") as folder, starter(script) as process:
+        for nproc in sorted(set(chosen.nproc)):
+            plan = Plan(
+                "", (), "", "", "", nproc, cuda=chosen.cuda, samples=chosen.samples, epochs=chosen.epochs,
+                deadline_s=chosen.deadline_s,
+            )  # fmt: skip
+            records.append(start(process, script, arguments, plan, Path(folder) / str(nproc)))
+            if records[-1].ended == "failed":
+                break
+    return records
+
+
+def _split(args: list[str]) -> tuple[list[str], str, list[str]]:
+    """Flags before the script, the script, and what comes after it."""
+    for place in range(len(args)):
+        names, _ = split_arguments(args[: place + 1], Audit) if not args[place].startswith("-") else ([], [])
+        if names:
+            return args[:place], args[place], args[place + 1 :]
+    return args, "", []
+
+
+def _last_words(record: Record) -> str:
+    number = next(i for i, code in enumerate(record.codes) if code)
+    return record.printed[number][-4000:]

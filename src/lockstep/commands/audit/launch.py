@@ -1,0 +1,131 @@
+"""Start the user's script as N processes on this machine, in a working copy, and gather what they leave."""
+
+import dataclasses
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lockstep.commands.audit import records
+from lockstep.commands.audit.plan import Plan
+from lockstep.errors import UserError
+
+_SPAWNS = re.compile(r"\bspawn\(|\bstart_processes\(|\bProcess\(|notebook_launcher\(")
+_WORLD = re.compile(r"""['"]--(world[-_]size|nprocs?|nproc[-_]per[-_]node|num[-_]gpus|ngpus|gpus?|n[-_]?gpus?)['"]""")
+_LOCAL_RANK = re.compile(r"""['"](--local[-_]rank)['"]""")
+_SLACK_S = 60.0  # that the starter may take beyond the script's deadline: importing torch, forking, ending
+_PRINTED = 20_000  # characters of what a process printed that are kept, from the end
+_LEFT_OUT = shutil.ignore_patterns(".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", "*.pyc")
+
+
+@contextmanager
+def starter(script: Path) -> Iterator[subprocess.Popen[str]]:
+    """The process that starts all others; gone at the end, and they with it."""
+    text = script.read_text(encoding="utf-8", errors="replace")
+    more = [name for name in ("torchvision",) if re.search(rf"\b{name}\b", text)]
+    command = [sys.executable, "-m", "lockstep.commands.audit.starter", str(os.getpid()), *more]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([_source(), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # it ends by itself then
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _source() -> str:
+    """The folder that this package is imported from."""
+    return str(Path(__file__).parents[3])
+
+
+def start(
+    process: subprocess.Popen[str], script: Path, arguments: list[str], plan: Plan, place: Path
+) -> records.Record:
+    """Run the script as `plan.nproc` processes; `place` is an empty folder for all that this takes."""
+    home, events, out = place / "copy", place / "events", place / "out"
+    for folder in (events, out):
+        folder.mkdir(parents=True)
+    shutil.copytree(script.parent, home, ignore=_LEFT_OUT, symlinks=True)
+    text = script.read_text(encoding="utf-8", errors="replace")
+    plan = _planned(plan, script, text, arguments, home, events)
+    plan.write(place / "plan.json")
+    ranks = [{}] if plan.spawns else [_environment(rank, plan.nproc) for rank in range(plan.nproc)]
+    begin = time.monotonic()
+    answer = _asked(process, {"plan": str(place / "plan.json"), "ranks": ranks, "out": str(out)}, plan.deadline_s)
+    printed = [_tail(out / f"{number}.txt") for number in range(len(ranks))]
+    return records.load(
+        events,
+        plan.nproc,
+        codes=tuple(answer["codes"]),
+        ended=answer["ended"],
+        printed=tuple(printed),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _planned(plan: Plan, script: Path, text: str, arguments: list[str], home: Path, events: Path) -> Plan:
+    said = [each.replace("{nproc}", str(plan.nproc)) for each in arguments]
+    spawns, world, rank = bool(_SPAWNS.search(text)), _WORLD.search(text), _LOCAL_RANK.search(text)
+    if spawns and world and not any(each.split("=")[0] == f"--{world[1]}" for each in said):
+        said += [f"--{world[1]}", str(plan.nproc)]
+    return dataclasses.replace(
+        plan,
+        script=str(home / script.name),
+        arguments=tuple(said),
+        home=str(home),
+        origin=str(script.parent),
+        events=str(events),
+        spawns=spawns,
+        local_rank=rank[1] if rank and not spawns and "LOCAL_RANK" not in text else "",
+    )
+
+
+def _environment(rank: int, world: int) -> dict[str, str]:
+    """What torchrun gives to a process, on one machine."""
+    values = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_RUN_ID": "audit",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _asked(process: subprocess.Popen[str], request: dict[str, object], deadline_s: float) -> dict[str, list[int]]:
+    """The starter's answer, awaited for no longer than the deadline and some slack."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    ready, _, _ = select.select([process.stdout], [], [], deadline_s + _SLACK_S)
+    line = process.stdout.readline() if ready else ""
+    if not line:
+        raise UserError("the processes could not be started or ended", "Is there memory for them, and a loopback?")
+    answer: dict[str, list[int]] = json.loads(line)
+    return answer
+
+
+def _tail(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")[-_PRINTED:] if path.exists() else ""

@@ -1,0 +1,71 @@
+"""What the ranks say to each other by torch.distributed's functions. DDP's own all-reduce is not among them."""
+
+import itertools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from lockstep.commands.audit.events import emit, silence
+from lockstep.commands.audit.plan import Plan
+from lockstep.commands.audit.recorders.patching import around
+
+OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
+_numbers = itertools.count()
+_inside = [False]
+
+
+def install(_plan: Plan) -> None:
+    """Record each collective before it is called; those that it is made of itself are left out."""
+    for name in OPERATIONS:
+        for module in (distributed_c10d, dist):
+            if hasattr(module, name):
+                around(module, name, _recorded(name))
+
+
+def _recorded(op: str) -> Any:
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if _inside[0]:
+            return original(*args, **kwargs)
+        _inside[0] = True
+        try:
+            with silence():
+                told = _told(args, kwargs)
+            emit("collective", told, op=op, number=next(_numbers))
+            return original(*args, **kwargs)
+        finally:
+            _inside[0] = False
+
+    return call
+
+
+def _told(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    given = [*args, *kwargs.values()]
+    tensor = next((each for each in given if isinstance(each, torch.Tensor)), None)
+    reduce = next((each for each in given if isinstance(each, dist.ReduceOp | dist.ReduceOp.RedOpType)), None)
+    group = next((each for each in given if isinstance(each, dist.ProcessGroup)), None)
+    return {
+        "shape": None if tensor is None else list(tensor.shape),
+        "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        "reduce": None if reduce is None else str(reduce).rpartition(".")[2],
+        "group": dist.get_world_size(group) if dist.is_initialized() else None,
+    }
