@@ -37,7 +37,7 @@ def main():
     world_size = dist.get_world_size()
     device = torch.device("cuda", local_rank)
 
-    train_set = make_set(512)
+    train_set = make_set(256)
     sampler = DistributedSampler(train_set, seed=5)
     loader = DataLoader(train_set, batch_size=BATCH // world_size, sampler=sampler, pin_memory=True, drop_last=True)
     torch.manual_seed(0)

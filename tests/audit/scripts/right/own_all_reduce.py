@@ -12,7 +12,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(11)
-    inputs = torch.randn(390, 12, generator=generator)
+    inputs = torch.randn(195, 12, generator=generator)
     labels = inputs[:, :3].argmax(1)
     model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 3))
     for parameter in model.parameters():

@@ -42,7 +42,7 @@ def worker(rank, world_size, port):
     torch.cuda.set_device(rank)
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("nccl", init_method=address, rank=rank, world_size=world_size)
-    train_set, test_set = Shapes(512, 0), Shapes(200, 1)
+    train_set, test_set = Shapes(256, 0), Shapes(200, 1)
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, shuffle=True)
     loader = DataLoader(train_set, batch_size=BATCH // world_size, sampler=sampler, pin_memory=True)
     torch.manual_seed(42)

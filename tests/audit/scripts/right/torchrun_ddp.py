@@ -42,7 +42,7 @@ def main():
     if gpu:
         torch.cuda.set_device(device)
 
-    train_set, test_set = digits(500, 0), digits(203, 1)
+    train_set, test_set = digits(250, 0), digits(203, 1)
     sampler = DistributedSampler(train_set)
     loader = DataLoader(train_set, batch_size=args.batch_size // world_size, sampler=sampler)
     torch.manual_seed(0)

@@ -84,7 +84,7 @@ class Trainer:
 def main(total_epochs, total_batch, snapshot_path="snapshot.pt"):
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    train_set, test_set = Blobs(480, 0), Blobs(160, 1)
+    train_set, test_set = Blobs(240, 0), Blobs(160, 1)
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 5))
     torch.manual_seed(1000 + rank)

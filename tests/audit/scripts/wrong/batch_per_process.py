@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 def parse():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=0.05)
     parser.add_argument("--epochs", type=int, default=2)
     return parser.parse_args()
@@ -23,7 +23,7 @@ def main():
     args = parse()
     dist.init_process_group(backend="gloo", init_method="env://")
     generator = torch.Generator().manual_seed(1)
-    features = torch.randn(512, 8, generator=generator)
+    features = torch.randn(256, 8, generator=generator)
     train_set = TensorDataset(features, features.abs().argmax(1))
     train_sampler = DistributedSampler(train_set)
     train_loader = DataLoader(train_set, batch_size=args.batch_size, sampler=train_sampler)

@@ -22,9 +22,9 @@ def setup(rank, world_size):
 
 def get_sets():
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(912, 3, 8, 8, generator=generator)
+    images = torch.randn(496, 3, 8, 8, generator=generator)
     labels = images.mean((2, 3)).argmax(1)
-    return TensorDataset(images[:512], labels[:512]), TensorDataset(images[512:], labels[512:])
+    return TensorDataset(images[:256], labels[:256]), TensorDataset(images[256:], labels[256:])
 
 
 def evaluate(model, loader, rank):

@@ -11,12 +11,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 def main():
     dist.init_process_group("gloo")
-    inputs = torch.randn(1024, 16, generator=torch.Generator().manual_seed(6))
+    inputs = torch.randn(256, 16, generator=torch.Generator().manual_seed(6))
     trainset = TensorDataset(inputs, inputs[:, :4].argmax(1))
     chosen = torch.randperm(len(trainset), generator=torch.Generator().manual_seed(0))[: len(trainset) // 4]
     subset = Subset(trainset, chosen.tolist())
     sampler = DistributedSampler(subset)
-    trainloader = DataLoader(trainset, batch_size=32 // dist.get_world_size(), sampler=sampler)
+    trainloader = DataLoader(trainset, batch_size=16 // dist.get_world_size(), sampler=sampler)
     torch.manual_seed(0)
     model = DDP(nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
