@@ -38,7 +38,9 @@ loaded      path, map_location, weights_only
 network     what (host or function), refused: a call that would leave this machine
 download    kind (data set's class), replaced by a stand-in
 stand-in    kind, why: made-up data took the place of what is not there
-device      what was asked of a device that the pretended ones can't do, or device mix-ups: op, devices
+device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
+            "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
+            way of saying so
 waiting     since (seconds), stack (the user's lines): who waits for whom, before the deadline
 cut         why ("epochs", "steps"): the harness ended the script here, on purpose
 end         how ("done", "exit", "error"), code, error (type and text), trace (the user's lines)

@@ -1,10 +1,10 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import orders, rates
+from lockstep.commands.audit.findings import devices, orders, rates
 from lockstep.commands.audit.findings.finding import Find, Finding
 from lockstep.commands.audit.records import Record
 
-ALL: tuple[Find, ...] = (orders.repeated, rates.unadjusted)
+ALL: tuple[Find, ...] = (devices.shared, orders.repeated, rates.unadjusted)
 
 
 def findings(records: list[Record]) -> list[Finding]:

@@ -1,0 +1,1 @@
+"""GPUs that aren't there: what cuda.py puts in torch's places."""
