@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lockstep.commands.audit.findings.every import findings
+from lockstep.commands.audit.judged import judged
 from lockstep.commands.audit.launch import start, starter
 from lockstep.commands.audit.output import as_json, text
 from lockstep.commands.audit.plan import Plan
@@ -32,11 +33,13 @@ def main(args: list[str]) -> int:
     records = run(path, arguments, chosen)
     failed = [each for each in records if each.ended == "failed"]
     found = findings(records)
-    print((as_json if chosen.format == "json" else text)(path, records, found))
+    static = judged(path, found, records)
+    print((as_json if chosen.format == "json" else text)(path, records, found, static))
     if failed:
         print_error(f"{script} failed on {failed[0].nproc} processes:\n{_last_words(failed[0])}")
         return EXIT_USER_ERROR
-    return EXIT_FAILURE if found else 0
+    wrong = any(not each.note for each in found) or any(each.verdict == "not observed" for each in static)
+    return EXIT_FAILURE if wrong else 0
 
 
 def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:

@@ -27,6 +27,9 @@ PARTS: tuple[str, ...] = (
     "recorders.passing",
     "recorders.stepping",
     "recorders.reducing",
+    "recorders.drawing",
+    "recorders.saving",
+    "recorders.syncing",
 )
 _SEED = 20_000  # of torch, numpy and random, and the rank on top: unseeded processes differ, and every run is alike
 _DIE_WITH_PARENT = 1  # of prctl(2)

@@ -16,8 +16,10 @@ from lockstep.commands.audit.recorders.patching import around
 
 _EXAMINED = 8  # steps whose gradients and weights are summed
 _optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+_schedulers_known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _steps: dict[int, int] = {}
+_in_scaler = [False]
 _before: dict[int, dict[str, Any]] = {}
 
 
@@ -30,6 +32,8 @@ def install(_plan: Plan) -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         around(torch.nn.utils, name, _clip(name))
     around(torch.amp.GradScaler, "unscale_", _unscale)
+    around(torch.amp.GradScaler, "step", _scaler_step)
+    around(Optimizer, "zero_grad", _zero)
 
 
 def _number(optimizer: Optimizer) -> int:
@@ -90,7 +94,9 @@ def _schedulers(base: type) -> None:
     def step(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(scheduler, *args, **kwargs)
         rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
-        emit("scheduler", kind=type(scheduler).__name__, lr=rates)
+        if scheduler not in _schedulers_known:
+            _schedulers_known[scheduler] = len(_schedulers_known)
+        emit("scheduler", scheduler=_schedulers_known[scheduler], kind=type(scheduler).__name__, lr=rates)
         return done
 
     around(base, made, initial)
@@ -106,5 +112,20 @@ def _clip(kind: str) -> Any:
 
 
 def _unscale(original: Any, scaler: Any, optimizer: Optimizer) -> Any:
-    emit("unscale", optimizer=_number(optimizer))
+    if not _in_scaler[0]:
+        emit("unscale", optimizer=_number(optimizer), enabled=scaler.is_enabled())
     return original(scaler, optimizer)
+
+
+def _scaler_step(original: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    emit("scaler-step", optimizer=_number(optimizer), enabled=scaler.is_enabled())
+    _in_scaler[0] = True  # it unscales by itself what nobody has unscaled
+    try:
+        return original(scaler, optimizer, *args, **kwargs)
+    finally:
+        _in_scaler[0] = False
+
+
+def _zero(original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    emit("zero", optimizer=_number(optimizer))
+    return original(optimizer, *args, **kwargs)
