@@ -27,7 +27,9 @@ def held_to(expected: Expected, *arguments: str, nproc: tuple[int, ...]) -> None
 
 def rows_of(page: str) -> list[str]:
     """The lines of the page's block of scripts."""
-    (block,) = re.findall(r"^```\n(wrong/.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(
+        r"^```\n(wrong/.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     return block.splitlines()
 
 

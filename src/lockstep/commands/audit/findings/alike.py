@@ -20,8 +20,8 @@ def orders(records: list[Record]) -> Iterator[Finding]:
         twice = len(read) - len(set(read))
         if within and shares and size <= len(read) < size + record.world and twice >= record.world:
             says = (
-                f"{record.world} ranks read {times(len(read), 'sample')} in an epoch, {len(set(read)):,} different ones: "
-                f"{size - len(set(read)):,} of the set's {size:,} came never, because each rank shuffled for itself"
+                f"{record.world} ranks read {times(len(read), 'sample')} in an epoch, {len(set(read)):,} different; "
+                f"{size - len(set(read)):,} of {size:,} came never: each rank takes its part of an order of its own"
             )
             yield Finding("LS212", whole[0].at, says, record.nproc)
 

@@ -1,10 +1,12 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import devices, evaluating, models, orders, rates, starts, waits, weights
+from lockstep.commands.audit.findings import alike, devices, evaluating, models, orders, rates, starts, waits, weights
 from lockstep.commands.audit.findings.finding import Find, Finding
 from lockstep.commands.audit.records import Record
 
 ALL: tuple[Find, ...] = (
+    alike.orders,
+    alike.weights,
     orders.repeated,
     orders.misaligned,
     orders.split_apart,
