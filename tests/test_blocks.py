@@ -25,6 +25,8 @@ RUN = {  # pages -> the tests that run what they show and compare what it prints
     "docs/measuring.md": "tests/why/test_pages.py",
     "docs/coming-from*": "tests/test_docs.py",
     "docs/watching.md": "tests/test_watching_page.py",
+    "docs/lint.md": "tests/lint/test_hook.py",  # and tests/lint/test_command.py: the list and the table
+    "docs/lint/LS*.md": "tests/lint/test_code_pages.py",
 }
 PROGRAMS = {  # pages -> the tests that run their blocks of Python
     "docs/checkpoints.md": "tests/test_docs_programs.py",
@@ -43,7 +45,6 @@ NONE = {  # pages -> why some of their blocks are run by no test
     "docs/compare.md": "a list of files",
     "docs/clusters.md": "for Slurm, Kubernetes and several machines",
     "docs/design.md": "lists: floors, which tests/test_structure.py reads, and calls",
-    "docs/lint.md": "tests/lint/test_command.py reads the list, the table and the hook",
     "docs/doctor.md": "what one machine found",
     "docs/faults.md": "what faults print, made by tests of their own",
     "docs/guide.md": "what runs of minutes printed",

@@ -92,7 +92,7 @@ def test_the_source_distribution_is_the_checkout(built: Path) -> None:
         names = {member.name.partition("/")[2] for member in file if member.isfile()}
     wanted = {path for top in CHECKOUT for path in (ROOT / top).rglob("*") if path.is_file()}
     wanted |= {path for path in ROOT.iterdir() if path.suffix in (".md", ".py", ".toml", ".cff", ".in")}
-    wanted |= {ROOT / name for name in ("LICENSE", ".gitignore", ".pre-commit-config.yaml")}
+    wanted |= {ROOT / name for name in ("LICENSE", ".gitignore", ".pre-commit-config.yaml", ".pre-commit-hooks.yaml")}
     shown = {str(path.relative_to(ROOT)) for path in wanted if "__pycache__" not in path.parts}
     assert not {name for name in shown if ".egg-info" not in name} - names
 

@@ -30,6 +30,11 @@ class Use:
 
 
 USED = {
+    "_BaseDataLoaderIter": Use(
+        ("commands/audit/recorders/reading.py", "commands/reproduce/loaders.py"),
+        "which samples a loader of the user's script delivers, and in which pass",
+        lambda: hasattr(torch.utils.data.dataloader, "_BaseDataLoaderIter"),
+    ),
     "_BatchNorm": Use(
         ("parallel/batchnorm.py", "parallel/norms.py"),
         "what torch's, timm's and a user's batch normalisations have in common",

@@ -15,6 +15,7 @@ from lockstep.commands.lint import command as lint
 from lockstep.commands.lr_find import command as lr_find
 from lockstep.commands.preview import command as preview
 from lockstep.commands.report import command as report
+from lockstep.commands.reproduce import command as reproduce
 from lockstep.commands.shared.arguments import print_error, print_failure
 from lockstep.commands.shared.helping import joined
 from lockstep.commands.sweep import command as sweep
@@ -96,6 +97,11 @@ COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {
         "[FLAGS] SCRIPT [ARGUMENTS]",
         "run a training script of anybody's on several numbers of processes, recorded, and say what that changes",
         audit.main,
+    ),
+    "reproduce": (
+        "[FLAGS] SCRIPT [ARGUMENTS]",
+        "write what a training script of anybody's trains as a recipe, and prove it step by step",
+        reproduce.main,
     ),
     "doctor": (
         "[FLAGS]",

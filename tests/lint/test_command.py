@@ -173,6 +173,21 @@ def test_the_list_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == sorted(RULES)
 
 
+def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--explain", "LS4,no-set-epoch"]) == 0
+    out = capsys.readouterr().out
+    assert [line[:5] for line in out.splitlines() if line.startswith("LS")] == [
+        "LS101",
+        *sorted(c for c in RULES if "S4" in c),
+    ]
+    for code in ("LS101", "LS405"):
+        words = "".join(out[out.index(code) :].split())
+        for told in (RULES[code].title, RULES[code].result, RULES[code].mend, RULES[code].find.__doc__ or ""):
+            assert "".join(told.split()) in words
+    with pytest.raises(UserError, match="no rule has the code 'LS9'"):
+        main(["--explain", "LS9"])
+
+
 def test_lint_imports_no_torch(script: Path) -> None:
     program = (
         "import sys\nfrom lockstep.cli import main\ntry:\n    main(['lint', sys.argv[1]])\n"
@@ -190,4 +205,3 @@ def test_the_page_lists_the_rules_as_they_are(page: str, capsys: pytest.CaptureF
     table = tomllib.loads(text.partition("```toml\n")[2].partition("```")[0])["tool"]["lockstep"]["lint"]
     assert set(table) == {"select", "ignore"}
     assert all(any(code.startswith(prefix) for code in RULES) for prefix in table["select"] + table["ignore"])
-    assert "        entry: lockstep lint\n" in text

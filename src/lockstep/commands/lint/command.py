@@ -4,9 +4,9 @@ from pathlib import Path
 
 from lockstep.commands.lint.check import check, files
 from lockstep.commands.lint.fixes import fix
-from lockstep.commands.lint.output import FORMATS, written
+from lockstep.commands.lint.output import FORMATS, explanation, written
 from lockstep.commands.lint.rule import RULES
-from lockstep.commands.lint.settings import Lint, codes
+from lockstep.commands.lint.settings import Lint, codes, explained
 from lockstep.commands.shared.arguments import parse, print_error
 from lockstep.config.flags import split_arguments
 from lockstep.errors import EXIT_FAILURE, UserError, unknown
@@ -24,6 +24,9 @@ def main(args: list[str]) -> int:
         raise unknown("format", chosen.format, FORMATS)
     if chosen.rules:
         print("\n".join(f"{code}  {rule.name:<30}{rule.title}" for code, rule in sorted(RULES.items())))
+        return 0
+    if chosen.explain:
+        print("\n\n".join(map(explanation, explained(chosen))))
         return 0
     paths = [Path(name) for name in names]
     if not paths:

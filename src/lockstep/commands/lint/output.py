@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 from typing import Any
 
-from lockstep.commands.lint.rule import RULES, Finding
+from lockstep.commands.lint.rule import RULES, Finding, Rule
 
 FORMATS = ("text", "json", "sarif", "github")
 
@@ -25,11 +25,24 @@ def written(findings: list[Finding], style: str) -> str:
 def _paragraph(finding: Finding) -> str:
     rule = RULES[finding.code]
     detail = f" ({finding.detail})" if finding.detail else ""
-    rows = [f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {rule.title}{detail}"]
-    rows += textwrap.wrap(f"result: {rule.result}", 116, initial_indent="    ", subsequent_indent="            ")
+    head = f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {rule.title}{detail}"
+    return "\n".join([head, *_told(rule)])
+
+
+def _told(rule: Rule) -> list[str]:
+    """A rule's words in indented lines: result, why, mend."""
+    rows = textwrap.wrap(f"result: {rule.result}", 116, initial_indent="    ", subsequent_indent="            ")
     rows += textwrap.wrap(f"why:    {rule.why}", 116, initial_indent="    ", subsequent_indent="            ")
     first, *rest = rule.mend.splitlines()
-    return "\n".join([*rows, f"    mend:   {first}", *(f"            {line}" for line in rest)])
+    return [*rows, f"    mend:   {first}", *(f"            {line}" for line in rest)]
+
+
+def explanation(code: str) -> str:
+    """What a rule is about, in lines: its words, what it looks for, and what silences it."""
+    rule = RULES[code]
+    looks = " ".join((rule.find.__doc__ or "").split())
+    found = textwrap.wrap(f"found:  {looks}", 116, initial_indent="    ", subsequent_indent="            ")
+    return "\n".join([f"{code} {rule.name}: {rule.title}", *_told(rule), *found, f"    silent: # noqa: {code}"])
 
 
 def as_plain(finding: Finding) -> dict[str, Any]:

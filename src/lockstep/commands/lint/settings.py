@@ -23,18 +23,25 @@ class Lint:
     """Mend what can be mended without a decision, in the files."""
     rules: bool = False
     """List the rules, and end."""
+    explain: str = ""
+    """Say what these codes are about, by comma, and end; LS1 stands for all that begin so."""
 
 
 def codes(chosen: Lint, folder: Path) -> frozenset[str]:
     """The codes to look for. Raises UserError for one that is unknown, or a table that is none."""
     table, file = _table(folder)
-    select = _listed(chosen.select, "--select") or _entries(table, "select", file)
-    ignore = _listed(chosen.ignore, "--ignore") + _entries(table, "ignore", file)
+    select = _listed(chosen.select) or _entries(table, "select", file)
+    ignore = _listed(chosen.ignore) + _entries(table, "ignore", file)
     wanted = _matching(select) if select else frozenset(RULES)
     return wanted - _matching(ignore)
 
 
-def _listed(text: str, _flag: str) -> list[str]:
+def explained(chosen: Lint) -> list[str]:
+    """The codes that --explain names, sorted. Raises UserError for one that is unknown."""
+    return sorted(_matching(_listed(chosen.explain)))
+
+
+def _listed(text: str) -> list[str]:
     return [part for part in text.replace(" ", "").split(",") if part]
 
 

@@ -132,9 +132,9 @@ def _is_permutation(node: ast.AST) -> bool:
     "LS213",
     "converted-after-wrapping",
     "batch norm is converted after the model was wrapped",
-    result="the new layers' parameters are not the ones that DDP's hooks stand on: their gradients are not reduced as "
-    "they should",
-    why="convert_sync_batchnorm makes new layers; DDP has already taken the old ones' parameters",
+    result="new parameters, as apex's conversion makes, are averaged by nobody; torch's hands the old ones on, past "
+    "DDP's check of the new layers",
+    why="the conversion makes new layers; DDP has already taken the old ones' parameters",
     mend="model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DistributedDataParallel(model)",
 )
 def converted_after_wrapping(program: Program) -> Iterator[Hit]:

@@ -1,0 +1,48 @@
+"""What `lockstep reproduce` takes, and its exit code. Imports no torch."""
+
+from pathlib import Path
+
+from lockstep.commands.reproduce.settings import Reproduce
+from lockstep.commands.shared.arguments import parse, refuse_launched
+from lockstep.config.flags import split_arguments
+from lockstep.errors import EXIT_FAILURE, UserError
+
+
+def main(args: list[str]) -> int:
+    """Write a script's experiment as a recipe, with proof; 0: the losses agree, 1: they don't, 2: not of that shape."""
+    own, script, theirs = _split(args)
+    about = (
+        "Run a training script for a few steps, recorded, and write the same experiment as a recipe of Lockstep's, "
+        "with proof: the same first weights, the same samples in the same order, and the losses of the first steps "
+        "side by side. It runs the script: don't give it one that you would not run. Flags stand before the script. "
+        "Exit codes: 0 the losses agree until rounding, 1 they don't, 2 the script is of another shape."
+    )
+    chosen: Reproduce = parse(Reproduce, Reproduce(), own, "lockstep reproduce [FLAGS] SCRIPT [ARGS]", about)
+    refuse_launched("reproduce", "Give the script's processes by --nproc.")
+    if not script:
+        raise UserError("reproduce takes a script, got none", "As `lockstep reproduce train.py --epochs 3`.")
+    if not Path(script).is_file():
+        raise UserError(f"{script} is not there", "Name the Python file that you would start.")
+    from lockstep.commands.reproduce.report import reproduce
+
+    return 0 if reproduce(chosen, Path(script).absolute(), theirs) else EXIT_FAILURE
+
+
+def _split(args: list[str]) -> tuple[list[str], str, list[str]]:
+    """Our flags, the script, and its arguments: what follows the first word that is neither a flag nor its value."""
+    for at, word in enumerate(args):
+        if word.startswith("-"):
+            continue
+        names, _ = split_arguments(args[: at + 1], Reproduce) if _whole(args[:at]) else ([], [])
+        if names:
+            return args[:at], word, args[at + 1 :]
+    return args, "", []
+
+
+def _whole(words: list[str]) -> bool:
+    """Whether no flag at the end of these words still wants its value."""
+    try:
+        split_arguments(words, Reproduce)
+    except UserError as error:
+        return "without its value" not in error.message
+    return True

@@ -1,0 +1,220 @@
+"""An experiment as a config of Lockstep's, and what that can't say or should not."""
+
+import ast
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.commands.reproduce.experiment import Experiment
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.config.recipes import recipe
+from lockstep.training import schedules
+
+PARTS = "parts"  # the module beside the recipe
+WEIGHTS = "initial.safetensors"
+_SETS = {
+    "torchvision.datasets.mnist.MNIST": ("mnist", "MNIST/raw"),
+    "torchvision.datasets.mnist.FashionMNIST": ("fashion-mnist", "FashionMNIST/raw"),
+    "torchvision.datasets.cifar.CIFAR10": ("cifar10", "cifar-10-batches-bin"),
+    "torchvision.datasets.cifar.CIFAR100": ("cifar100", "cifar-100-binary"),
+}
+# torch's optimizers that a name stands for, and what of theirs a flag says
+_OPTIMIZERS = {
+    "torch.optim.sgd.SGD": ("sgd", {"lr", "momentum", "weight_decay", "nesterov"}),
+    "torch.optim.adam.Adam": ("adam", {"lr", "weight_decay"}),
+    "torch.optim.adamw.AdamW": ("adamw", {"lr", "weight_decay"}),
+    "torch.optim.adadelta.Adadelta": ("adadelta", {"lr", "weight_decay"}),
+}
+_HOW = {"foreach", "fused", "capturable", "differentiable", "maximize", "initial_lr", "decoupled_weight_decay"}
+_CLOSE = 1e-6
+
+
+@dataclass
+class Recipe:
+    """What is written. `lost`: what is not taken over; `meant`: what is different on purpose."""
+
+    config: Config
+    set_by_flags: bool = False  # else the module of parts has the data
+    optimizer_by_flags: bool = False
+    rates: list[float] = field(default_factory=list)  # by epoch, where no schedule of ours has them
+    random_pixels: bool = False  # transforms draw, so that no pixels can be compared
+    lost: list[str] = field(default_factory=list)
+    meant: list[str] = field(default_factory=list)
+
+
+def recipe_of(experiment: Experiment) -> Recipe:
+    """The recipe of an experiment."""
+    made = Recipe(Config())
+    data, root = _data(experiment, made)
+    optim = _optim(experiment, made)
+    record = experiment.record
+    epochs = max(1, experiment.train["passes"])
+    if record["end"] != "done":
+        made.lost.append(f"the number of epochs: the script was stopped in epoch {epochs} ({record['end']})")
+    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(record["autocast"], "fp32")
+    made.config = Config(
+        epochs=epochs,
+        batch_size=experiment.batch_size,
+        accumulate=experiment.accumulate,
+        seed=record["seed"] or 0,
+        precision=precision,  # type: ignore[arg-type]
+        data=data,
+        model=ModelConfig(model=f"{PARTS}:model", init=WEIGHTS, batch_norm=_batch_norm(experiment, made)),
+        optim=optim,
+        execution=Execution(data_dir=root),
+    )
+    _schedule(experiment, made)
+    return made
+
+
+def _batch_norm(experiment: Experiment, made: Recipe) -> str:
+    kinds = set(experiment.record["batch_norm"])
+    if experiment.world == 1 or not kinds or kinds == {"SyncBatchNorm"}:
+        return "auto"
+    made.meant.append(
+        f"batch norm's statistics stay over {experiment.per_pass} samples, as on each of the script's processes, by "
+        f"--batch-norm groups:{experiment.per_pass}: now on any number of processes. Its running statistics are those "
+        "of all processes, and not process 0's alone"
+    )
+    return f"groups:{experiment.per_pass}"
+
+
+def _data(experiment: Experiment, made: Recipe) -> tuple[DataConfig, str]:
+    train, evaluated = experiment.train, experiment.evaluated
+    drop_last = train["drop_last"]
+    steps, others = train["transforms"], evaluated["transforms"] if evaluated else train["transforms"]
+    made.random_pixels = steps is None or any("Random" in each["name"] or "Jitter" in each["name"] for each in steps)
+    name, place = _SETS.get(train["dataset"]["kind"], ("", ""))
+    root = Path(train["dataset"]["root"])
+    same = evaluated is None or evaluated["dataset"]["kind"] == train["dataset"]["kind"]
+    fields = _pixels(steps, others)
+    if name and same and train["dataset"]["train"] and fields is not None and (root / place).is_dir():
+        made.set_by_flags = True
+        return DataConfig(dataset=name, drop_last=drop_last, **fields), str(root)
+    if made.random_pixels:
+        made.meant.append(
+            "the random transforms of the data set are its own, drawn anew by each process: they depend on --nproc"
+        )
+    if evaluated is None:
+        made.lost.append("evaluation: the script has none; the recipe evaluates on the training set")
+    return DataConfig(dataset=f"{PARTS}:data", drop_last=drop_last), ""
+
+
+def _pixels(train: list[dict[str, Any]] | None, others: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    """The fields of a config that do what these transforms do; None where there are no such."""
+    if train is None or others is None:
+        return None
+    found: dict[str, Any] = {"mean": (0.0,), "std": (1.0,)}
+    plain, queue = [each for each in train if each["name"] in ("ToTensor", "Normalize")], list(train)
+    if plain != others or not queue:
+        return None
+    if queue[0]["name"] == "RandomCrop":
+        crop = queue.pop(0)["values"]
+        fill = {"constant": "zero", "reflect": "reflect"}.get(crop["padding_mode"])
+        if not isinstance(crop["padding"], int) or crop["fill"] or fill is None:
+            return None
+        found |= {"crop_padding": crop["padding"], "crop_fill": fill}
+    if queue and queue[0]["name"] == "RandomHorizontalFlip":
+        if queue.pop(0)["values"]["p"] != 0.5:
+            return None
+        found["flip"] = True
+    if [each["name"] for each in queue] == ["ToTensor", "Normalize"]:
+        values = queue[1]["values"]
+        return found | {"mean": tuple(values["mean"]), "std": tuple(values["std"])}
+    return found if [each["name"] for each in queue] == ["ToTensor"] else None
+
+
+def _optim(experiment: Experiment, made: Recipe) -> OptimConfig:
+    optimizer, rate = experiment.record["optimizer"], experiment.steps[0].rates[0]
+    name, known = _OPTIMIZERS.get(optimizer["kind"], ("", set()))
+    groups = [group["options"] for group in optimizer["groups"]]
+    options = {key: _literal(value) for key, value in groups[0].items()}
+    usual = {key: _literal(value) for key, value in optimizer["usual"].items()}
+    strange = [key for key in options if key not in known | _HOW and options[key] != usual.get(key)]
+    common: dict[str, Any] = {"lr": rate, "schedule": "constant", "base_batch_size": experiment.batch_size}
+    clipped = experiment.record["clips"]
+    norms = [most for kind, most, norm in clipped if kind == "clip_grad_norm_" and norm == 2.0]
+    if len(norms) == 1 and len(clipped) == 1:
+        common["clip_norm"] = norms[0]
+    elif clipped:
+        made.lost.append(f"clipping by {', '.join(kind for kind, _, _ in clipped)}")
+    loss = experiment.record["loss"]
+    common["label_smoothing"] = loss["smoothing"]
+    if loss["name"] == "nll_loss":
+        if experiment.record["log_probabilities"]:
+            made.meant.append(
+                "the loss is the cross-entropy, which of log-probabilities is the NLL: their log-softmax is themselves"
+            )
+        else:
+            made.lost.append("nll_loss of outputs that are no log-probabilities")
+    if experiment.weight is not None:
+        common["class_weights"] = ",".join(repr(float(each)) for each in experiment.weight)
+    if name and not strange and len(groups) == 1:
+        made.optimizer_by_flags = True
+        momentum = {key: options[key] for key in ("momentum", "nesterov") if key in options}
+        return OptimConfig(
+            optimizer=name, weight_decay=float(options["weight_decay"]), decay_norms="yes", **(common | momentum)
+        )
+    return OptimConfig(optimizer=f"{PARTS}:optimizer", **common)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _schedule(experiment: Experiment, made: Recipe) -> None:
+    """Find the schedule whose rates were seen, or keep them as a table."""
+    rates, config = experiment.rates, made.config
+    if len({step.rates[0] for step in experiment.steps}) > 1:
+        made.lost.append("the schedule: it moves the rate within an epoch; the recipe keeps the first rate")
+        return
+    epochs, changes = config.epochs, [e for e in range(1, len(rates)) if rates[e] != rates[e - 1]]
+    if not changes:
+        return
+    per_epoch = experiment.train["length"]
+    gamma = rates[changes[0]] / rates[changes[0] - 1]
+    for fields in (
+        {"schedule": "step", "step_epochs": float(changes[0]), "gamma": round(gamma, 12)},
+        {"schedule": "multistep", "milestones": tuple(map(float, changes)), "gamma": round(gamma, 12)},
+    ):
+        optim = dataclasses.replace(config.optim, **fields)  # type: ignore[arg-type]
+        ours = [optim.lr * schedules.factor(optim, e * per_epoch, per_epoch, epochs) for e in range(len(rates))]
+        if all(math.isclose(a, b, rel_tol=_CLOSE) for a, b in zip(ours, rates, strict=True)):
+            made.config = dataclasses.replace(config, optim=optim)
+            return
+    made.rates = rates
+
+
+def as_toml(config: Config, about: list[str]) -> str:
+    """The config as a file: what differs from the recipe that it stands on, in tables."""
+    lines, usual = [*(f"# {line}".rstrip() for line in about), f'recipe = "{config.recipe}"'], recipe(config.recipe)
+    tables = list[str]()
+    for item in dataclasses.fields(config):
+        mine, theirs = getattr(config, item.name), getattr(usual, item.name)
+        if dataclasses.is_dataclass(mine):
+            inner = [
+                f"{each.name} = {_written(getattr(mine, each.name))}"
+                for each in dataclasses.fields(mine)
+                if getattr(mine, each.name) != getattr(theirs, each.name)
+            ]
+            tables += ["", f"[{item.name}]", *inner] if inner else []
+        elif mine != theirs or item.name in ("epochs", "batch_size", "seed"):
+            lines.append(f"{item.name} = {_written(mine)}")
+    return "\n".join([*lines, *tables, ""])
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return (
+        repr(value)
+        if isinstance(value, int | float)
+        else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    )
