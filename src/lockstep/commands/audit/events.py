@@ -34,8 +34,8 @@ wrap        kind "ddp": find_unused, devices (of the parameters), batch_norms, s
 clip        kind
 unscale     optimizer, enabled (of the scaler): called by the script
 scaler-step optimizer, enabled
-draw        what ("forward": a training pass; "data": a batch was read, then worker), states ({torch, numpy, random:
-            digest} before it), drew (which of them moved); the first few in each process
+draw        what ("forward": a training pass; "data": a batch was read, then worker), states ({torch, numpy, random,
+            cuda: digest} before it), drew (which of them moved); the first few in each process
 collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
 sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
 file        path (relative to the working copy, or absolute), mode ("write", "read", "save", "load", "delete")

@@ -80,8 +80,8 @@ def _record_children() -> None:
 def child() -> None:
     """What a spawned interpreter does first."""
     end_with(os.getppid())
-    import torch.multiprocessing.spawn as spawning
-
+    importlib.import_module("torch.multiprocessing.spawn")
+    spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # the package has a function of that name
     plan = current()
     original = spawning._wrap
 
@@ -94,7 +94,7 @@ def child() -> None:
             with _told():
                 fn(*given)
 
-        original(told, i, args, error_file)  # type: ignore[no-untyped-call]
+        original(told, i, args, error_file)
 
     spawning._wrap = recorded
     run = multiprocessing.process.BaseProcess.run

@@ -32,7 +32,7 @@ def parts(records: list[Record]) -> Iterator[Finding]:
             elif total > union and not any(each["op"] in _GATHERS for each in said):
                 says = (
                     f"{record.world} ranks evaluated {times(total, 'image')} of a set of {union:,}: "
-                    f"{total - union} of them pad the parts and are counted twice"
+                    f"padding counts {total - union:,} of them twice"
                 )
                 yield Finding("LS105", mine.at, says, record.nproc)
 

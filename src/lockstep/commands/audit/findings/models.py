@@ -12,8 +12,8 @@ def masks(records: list[Record]) -> Iterator[Finding]:
         draws = [[each for each in of(events, "draw") if each["what"] == "forward"] for events in record.ranks.values()]
         for place in range(min(map(len, draws), default=0)):
             now = [each[place] for each in draws]
-            drew = all("torch" in each["drew"] for each in now)
-            if len(now) > 1 and drew and len({each["states"]["torch"] for each in now}) == 1:
+            alike = {kind for kind in ("torch", "cuda") if all(kind in each["drew"] for each in now)}
+            if len(now) > 1 and any(len({each["states"][kind] for each in now}) == 1 for kind in alike):
                 says = f"all {len(now)} ranks drew the same numbers in training pass {place + 1}: equal dropout masks"
                 yield Finding("LS211", now[0]["at"], says, record.nproc)
                 break

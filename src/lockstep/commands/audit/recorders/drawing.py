@@ -23,10 +23,11 @@ def install(_plan: Plan) -> None:
     around(_MapDatasetFetcher, "fetch", _fetch)
 
 
-def states() -> dict[str, str]:
-    """Digests of the three generators' states."""
+def states(device: bool) -> dict[str, str]:
+    """Digests of the generators' states; with the current GPU's where one is wanted."""
     numpy_state: Any = numpy.random.get_state()
-    return {
+    gpu = {"cuda": _digest(torch.cuda.get_rng_state().numpy().tobytes())} if device else {}
+    return gpu | {
         "torch": _digest(torch.random.get_rng_state().numpy().tobytes()),
         "numpy": _digest(numpy_state[1].tobytes() + str(numpy_state[2:]).encode()),
         "random": _digest(repr(random.getstate()).encode()),
@@ -42,13 +43,14 @@ def watched(what: str, run: Any, **told: Any) -> Any:
     if _left[what] <= 0:
         return run()
     _left[what] -= 1
+    gpu = what == "forward" and torch.cuda.is_available()  # loader workers may not touch one
     with silence():
-        before = states()
+        before = states(gpu)
     try:
         return run()
     finally:
         with silence():
-            moved = [name for name, state in states().items() if state != before[name]]
+            moved = [name for name, state in states(gpu).items() if state != before[name]]
         emit("draw", what=what, states=before, drew=moved, **told)
 
 

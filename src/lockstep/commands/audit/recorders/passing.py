@@ -72,12 +72,18 @@ def _mode(original: Any, module: nn.Module, mode: bool = True) -> Any:
 
 
 def _backward(original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_deep, "backward", False):  # under a mode of torch's it calls itself
+        return original(loss, *args, **kwargs)
     with silence():
         scale = float(loss.detach()) / _scale[0] if loss.numel() == 1 else None
         last = _losses.pop() if _losses else None
         _losses.clear()
     emit("backward", scale=scale, loss=last, sync=naming.synchronises())
-    return original(loss, *args, **kwargs)
+    _deep.backward = True
+    try:
+        return original(loss, *args, **kwargs)
+    finally:
+        _deep.backward = False
 
 
 def _loss(original: Any, *args: Any, **kwargs: Any) -> Any:
