@@ -25,7 +25,7 @@ _inside = [False]
 
 
 def install(plan: Plan) -> None:
-    """Record each of the user's own lines that reads a tensor of a device back; a library's, as a scaler's, are its own."""
+    """Record each of the user's own lines that reads a device's tensor back: a scaler's lines do too."""
     for name, kind in _READS.items():
         around(torch.Tensor, name, _recorded(kind, plan.home.rstrip("/") + "/"))
 
