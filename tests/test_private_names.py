@@ -35,8 +35,28 @@ USED = {
         "which samples a loader of the user's script delivers, and in which pass",
         lambda: hasattr(torch.utils.data.dataloader, "_BaseDataLoaderIter"),
     ),
+    "_MapDatasetFetcher": Use(
+        ("commands/audit/recorders/drawing.py",),
+        "which random numbers reading a batch draws, in the process that reads it",
+        lambda: callable(torch.utils.data._utils.fetch._MapDatasetFetcher.fetch),
+    ),
+    "_MultiProcessingDataLoaderIter": Use(
+        ("commands/audit/recorders/reading.py",),
+        "where workers that live on begin another pass",
+        lambda: callable(torch.utils.data.dataloader._MultiProcessingDataLoaderIter._reset),
+    ),
+    "_utils": Use(
+        ("commands/audit/recorders/drawing.py",),
+        "the package of a loader's fetchers",
+        lambda: hasattr(torch.utils.data, "_utils"),
+    ),
     "_BatchNorm": Use(
-        ("parallel/batchnorm.py", "parallel/norms.py"),
+        (
+            "commands/audit/recorders/naming.py",
+            "commands/audit/recorders/passing.py",
+            "parallel/batchnorm.py",
+            "parallel/norms.py",
+        ),
         "what torch's, timm's and a user's batch normalisations have in common",
         lambda: hasattr(batchnorm, "_BatchNorm"),
     ),

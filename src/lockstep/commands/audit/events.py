@@ -48,11 +48,13 @@ stand-in    kind, why: made-up data took the place of what is not there
 device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
             "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
             way of saying so
-waiting     since (seconds), stack (the user's lines): who waits for whom, before the deadline
+waiting     stack (the user's lines, the innermost first), inside (the functions that it called, the innermost first):
+            where a process was when it was ended for want of progress
 cut         why ("epochs", "steps"): the harness ended the script here, on purpose
 end         how ("done", "exit", "error"), code, error (type and text), trace (the user's lines)
 """
 
+import inspect
 import json
 import os
 import sys
@@ -145,12 +147,12 @@ def user_frames(most: int = 8) -> list[str]:
     """The user's lines on the stack, the innermost first."""
     if _log is None:
         return []
-    found, frame, home = list[str](), sys._getframe(1), _log.plan.home.rstrip("/") + "/"
+    found, frame, home = list[str](), inspect.currentframe(), _log.plan.home.rstrip("/") + "/"
     while frame is not None and len(found) < most:
         name = frame.f_code.co_filename
         if name.startswith(home):
             found.append(f"{name.removeprefix(home)}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found
 
 

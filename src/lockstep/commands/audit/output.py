@@ -5,6 +5,7 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
+from lockstep.commands.audit.findings import hangs
 from lockstep.commands.audit.findings.finding import APART, Finding, times
 from lockstep.commands.audit.judged import Judged
 from lockstep.commands.audit.records import Record, evaluations, of, trainings
@@ -15,7 +16,7 @@ _TITLES = {APART: "the weights are not those of one process"}
 
 def text(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:
     """What people read: a line for each N, the findings, what became of lint's, and their count."""
-    lines = [_told(record) for record in records]
+    lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in hangs.lines(record)))]
     for each in found:
         lines += ["", *_paragraph(script, each)]
     lines += [""] * bool(static)
@@ -55,7 +56,14 @@ def _told(record: Record) -> str:
 def as_json(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:
     """What programs read."""
     runs = [
-        {"nproc": each.nproc, "world": each.world, "ended": each.ended, "codes": each.codes, "seconds": each.seconds}
+        {
+            "nproc": each.nproc,
+            "world": each.world,
+            "ended": each.ended,
+            "codes": each.codes,
+            "seconds": each.seconds,
+            "waiting": hangs.lines(each),
+        }
         for each in records
     ]
     lint = [{"code": each.finding.code, "line": each.finding.line, "verdict": each.verdict} for each in static]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.commands.audit.events import Event, gather
+from lockstep.commands.audit.waiting import stacks
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,13 @@ class Record:
         return any(of(events, "group") for events in self.ranks.values())
 
 
-def load(folder: Path, nproc: int, **values: Any) -> Record:
-    """The record of the events in a folder."""
+def load(folder: Path, nproc: int, home: str = "", **values: Any) -> Record:
+    """The record of the events in a folder, and of where in `home` its processes waited at the end."""
     processes = gather(folder)
+    for pid, told in stacks(folder, home).items():
+        if pid in processes:
+            at = next(iter(told["stack"]), "")
+            processes[pid].append({"event": "waiting", "pid": pid, "at": at} | told)
     ranks, others = dict[int, list[Event]](), dict[int, list[Event]]()
     for pid, events in processes.items():
         rank = next((each["rank"] for each in reversed(of(events, "group"))), None)

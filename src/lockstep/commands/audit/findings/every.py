@@ -1,7 +1,18 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import alike, devices, evaluating, models, orders, rates, starts, waits, weights
-from lockstep.commands.audit.findings.finding import Find, Finding
+from lockstep.commands.audit.findings import (
+    alike,
+    devices,
+    evaluating,
+    hangs,
+    models,
+    orders,
+    rates,
+    starts,
+    waits,
+    weights,
+)
+from lockstep.commands.audit.findings.finding import APART, Find, Finding
 from lockstep.commands.audit.records import Record
 
 ALL: tuple[Find, ...] = (
@@ -18,7 +29,7 @@ ALL: tuple[Find, ...] = (
     rates.remainders,
     rates.clipped,
     rates.undivided,
-    waits.missing,
+    hangs.apart,
     waits.each_step,
     waits.accumulated,
     models.masks,
@@ -32,6 +43,7 @@ ALL: tuple[Find, ...] = (
     devices.shared,
     weights.apart,
 )
+_REASONS = {"LS201", "LS208", "LS209", "LS212", "LS213", "LS302"}  # of weights that are not those of one process
 
 
 def findings(records: list[Record]) -> list[Finding]:
@@ -42,4 +54,6 @@ def findings(records: list[Record]) -> list[Finding]:
             known = found.get((each.code, each.at))
             if known is None or known.nproc < each.nproc:
                 found[each.code, each.at] = each
+    if _REASONS & {code for code, _ in found}:
+        found = {key: each for key, each in found.items() if each.code != APART}
     return sorted(found.values())

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+_DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 names: dict[int, str] = {}  # by id of the parameter, without the wrappers' prefixes
 models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -37,8 +38,7 @@ def changes_with_mode(module: nn.Module) -> bool:
     """Whether training and evaluation mode differ: by dropout, or by batch norm."""
     if module not in _modal:
         _modal[module] = any(
-            isinstance(each, nn.modules.batchnorm._BatchNorm)
-            or (isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0)
+            isinstance(each, nn.modules.batchnorm._BatchNorm) or (isinstance(each, _DROPOUTS) and each.p > 0)
             for each in module.modules()
         )
     return _modal[module]
