@@ -1,6 +1,7 @@
 """Scripts under audit, and the table of what it has to say of each."""
 
 import sys
+import textwrap
 import time
 import tomllib
 from dataclasses import dataclass
@@ -53,9 +54,10 @@ def audited(path: Path, *arguments: str, nproc: tuple[int, ...] = (1, 2, 4)) -> 
 
 
 def row(expected: Expected, found: list[Finding]) -> str:
-    """A script's lines of the page: its name and what is said of it, a line for each finding."""
-    said = [f"{'note' if each.note else each.code}  {each.says}" for each in found] or ["clean"]
-    return "\n".join(f"{expected.name if place == 0 else '':32}{each}" for place, each in enumerate(said))
+    """A script's lines of the page: its name and what is said of it."""
+    said = [textwrap.wrap(f"{'note:' if each.note else each.code} {each.says}", 86) for each in found] or [["clean"]]
+    lines = [line if place == 0 else f"      {line}" for lines in said for place, line in enumerate(lines)]
+    return "\n".join(f"{expected.name if place == 0 else '':32}{line}" for place, line in enumerate(lines))
 
 
 def main() -> None:
