@@ -33,7 +33,7 @@ wrap        kind "ddp": find_unused, devices (of the parameters), batch_norms, s
             kind "syncbn" (converted): wrapped (whether by DDP before), batch_norms, sync_batch_norms
 clip        kind
 unscale     optimizer, enabled (of the scaler): called by the script
-scaler-step optimizer, enabled
+scaler-step optimizer, enabled, factor (the loss's and the gradients')
 draw        what ("forward": a training pass; "data": a batch was read, then worker), states ({torch, numpy, random,
             cuda: digest} before it), drew (which of them moved); the first few in each process
 collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)

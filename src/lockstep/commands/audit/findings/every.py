@@ -1,9 +1,9 @@
 """All findings of a script's records."""
 
 from lockstep.commands.audit.findings import (
-    alike,
     devices,
     evaluating,
+    failures,
     hangs,
     models,
     orders,
@@ -16,11 +16,10 @@ from lockstep.commands.audit.findings.finding import APART, Find, Finding
 from lockstep.commands.audit.records import Record
 
 ALL: tuple[Find, ...] = (
-    alike.orders,
-    alike.weights,
     orders.repeated,
     orders.misaligned,
     orders.split_apart,
+    orders.begun_apart,
     evaluating.parts,
     evaluating.training_set,
     evaluating.modes,
@@ -41,6 +40,7 @@ ALL: tuple[Find, ...] = (
     starts.loads,
     starts.downloads,
     devices.shared,
+    failures.known,
     weights.apart,
 )
 _REASONS = {"LS201", "LS208", "LS209", "LS212", "LS213", "LS302"}  # of weights that are not those of one process

@@ -120,18 +120,18 @@ def _following(events: list[Event], reading: Reading) -> str:
 def clipped(records: list[Record]) -> Iterator[Finding]:
     """LS207: gradients are clipped while the scaler's factor is on them."""
     for record in records:
-        windows = list[Event]()
-        wrong = list[Event]()
-        count = 0
+        windows, wrong = list[Event](), list[Event]()
+        count, factor = 0, 1.0
         for each in of(record.first, "clip", "unscale", "scaler-step", "step"):
             if each["event"] == "scaler-step" and each["enabled"]:
                 count += 1
                 kinds = [other["event"] for other in windows]
                 if "clip" in kinds and "unscale" not in kinds:
                     wrong.append(next(other for other in windows if other["event"] == "clip"))
+                    factor = max(factor, each["factor"])
             windows = [] if each["event"] in ("scaler-step", "step") else [*windows, each]
         if wrong:
-            says = f"in {len(wrong)} of {times(count, 'step')} gradients were clipped before they were unscaled"
+            says = f"in {len(wrong)} of {times(count, 'step')} gradients were clipped at {factor:,.0f} times their size"
             yield Finding("LS207", wrong[0]["at"], says, record.nproc)
 
 
