@@ -28,6 +28,7 @@ RUN = {  # pages -> the tests that run what they show and compare what it prints
     "docs/audit.md": "tests/audit/test_scripts.py",
     "docs/lint.md": "tests/lint/test_hook.py",  # and tests/lint/test_command.py: the list and the table
     "docs/lint/LS*.md": "tests/lint/test_code_pages.py",
+    "docs/lint/index.md": "tests/lint/test_examples_run.py",
 }
 PROGRAMS = {  # pages -> the tests that run their blocks of Python
     "docs/checkpoints.md": "tests/test_docs_programs.py",
