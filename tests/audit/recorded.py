@@ -59,7 +59,7 @@ Process = subprocess.Popen[str]
 @contextmanager
 def starting() -> Iterator[Process]:
     """A process that starts scripts, for many of them: each `lockstep audit` has one of its own."""
-    with starter(SCRIPTS / "right/mnist_ddp.py") as process:
+    with starter(SCRIPTS / "right/accumulation.py") as process:
         yield process
 
 

@@ -26,6 +26,7 @@ def held_to(expected: Expected, process: Process, nproc: tuple[int, ...]) -> lis
     said = {each.code for each in found if not each.note}
     assert said == set(expected.says), f"{found}\n{printed[-3000:]}"
     assert {each.code for each in found if each.note} == set(expected.notes), found
+    assert expected.says or all(record.ended == "done" for record in records), printed[-3000:]
     return found
 
 
