@@ -27,6 +27,7 @@ RUN = {  # pages -> the tests that run what they show and compare what it prints
     "docs/measuring.md": "tests/why/test_pages.py",
     "docs/coming-from*": "tests/test_docs.py",
     "docs/watching.md": "tests/test_watching_page.py",
+    "docs/audit.md": "tests/audit/test_scripts.py",
     "docs/lint.md": "tests/lint/test_hook.py",  # and tests/lint/test_command.py: the list and the table
     "docs/lint/LS*.md": "tests/lint/test_code_pages.py",
     "docs/lint/index.md": "tests/lint/test_examples_run.py",
