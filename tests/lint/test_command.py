@@ -32,7 +32,7 @@ def script(tmp_path: Path) -> Path:
 def test_exit_codes(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(script)]) == 1
     out = capsys.readouterr().out
-    assert f"{script}:3:9: LS405 a file is unpickled without weights_only" in out
+    assert f"{script}:3:9: LS405 a file is unpickled with weights_only=False" in out
     assert out.endswith("\n\n1 finding in 1 file\n")
     assert [line.strip().partition(":")[0] for line in out.splitlines()[1:4]] == ["result", "why", "mend"]
     script.write_text("print(1)\n")
@@ -133,10 +133,11 @@ def test_a_fix_is_python_and_mends(script: str, code: str, old: str, new: str, t
 
 
 def test_fix_keeps_comments_and_counts_bytes(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script.write_bytes("import torch\r\ns = 'é'; a = torch.load('é.pt')  # why\r\n".encode())
+    script.write_bytes("import torch, os\r\ns = 'é'; os.environ['MASTER_PORT'] = '1'  # why\r\n".encode())
     assert main([str(script), "--fix"]) == 0
     assert (
-        script.read_bytes().decode() == "import torch\r\ns = 'é'; a = torch.load('é.pt', weights_only=True)  # why\r\n"
+        script.read_bytes().decode()
+        == "import torch, os\r\ns = 'é'; os.environ.setdefault(\"MASTER_PORT\", '1')  # why\r\n"
     )
     assert "1 of 1 findings mended" in capsys.readouterr().err
     assert main([str(script), "--fix"]) == 0
