@@ -18,7 +18,7 @@ def reproduced(folder: Path, text: str, *flags: str, args: tuple[str, ...] = ())
     ended = run_lockstep("reproduce", "--out", "out", *flags, "script.py", *args, cwd=folder, timeout=300)
     assert ended.code == 0, ended.text
     proof = json.loads((folder / "out" / "proof.json").read_text())
-    return ended.out, {"script": proof["script"], **proof["lockstep"]}
+    return ended.out, {"script": proof[-1]["script"], **proof[-1]["lockstep"]}
 
 
 def agree(losses: dict[str, list[float]], count: int) -> None:
