@@ -60,7 +60,7 @@ def _model(experiment: Experiment) -> str:
 
 
 def _function(name: str, parameters: str, about: str, lines: list[str]) -> str:
-    return "\n".join([f"def {name}({parameters}):", f'    """{about}"""', *(f"    {line}" for line in lines)])
+    return "\n".join([f"def {name}({parameters}):", f'    """{about}"""', *(f"    {line}".rstrip() for line in lines)])
 
 
 def _data(experiment: Experiment) -> str:
@@ -129,10 +129,11 @@ def _rates(experiment: Experiment, made: Recipe) -> str:
         "found = []",
         "with warnings.catch_warnings():",
         '    warnings.simplefilter("ignore")  # it may not be made for more steps than the script takes',
-        "    for _ in range(count):",
+        "    while len(found) < count:",
+        "        if found:",
+        "            optimizer.step()",
+        "            scheduler.step()",
         '        found.append(optimizer.param_groups[0]["lr"])',
-        "        optimizer.step()",
-        "        scheduler.step()",
         "return found",
     ]
     return _function("rates", "count", "The rates of the first `count` steps, by the script's own scheduler.", lines)

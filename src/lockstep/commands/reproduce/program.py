@@ -41,6 +41,12 @@ def main(world):
 if __name__ == "__main__":
     ls.launch(main)
 '''
+
+
+def _written(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)
+
+
 _FIELDS = ("crop_padding", "crop_fill", "flip", "mean", "std", "drop_last")
 
 
@@ -69,7 +75,7 @@ def program_text(experiment: Experiment, made: Recipe) -> str:
         batch_size=config.batch_size,
         accumulate=config.accumulate,
         seed=config.seed,
-        loading="".join(f", {name}={value!r}" for name, value in given.items()),
+        loading="".join(f", {name}={_written(value)}" for name, value in given.items()),
         weights=WEIGHTS,
         batch_norm=config.model.batch_norm,
         count="EPOCHS" if by_epoch else "EPOCHS * len(train)",
