@@ -705,7 +705,7 @@ main()
 """,
     ),
     (
-        "",
+        "LS105",
         """\
 import lightning.pytorch as pl
 import torchmetrics
@@ -728,7 +728,7 @@ class Lit(pl.LightningModule):
         return [opt], [torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=10)]
 pl.seed_everything(0, workers=True)
 trainer = pl.Trainer(max_epochs=10, accelerator="gpu", devices=2, strategy="ddp", sync_batchnorm=True)
-trainer.fit(Lit(), DataLoader(make(64), batch_size=8, shuffle=True), DataLoader(make(64), batch_size=8))
+trainer.fit(Lit(), DataLoader(make(64), batch_size=8, shuffle=True), DataLoader(make(65), batch_size=8))
 """,
     ),
     (

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from ignite.engine import Engine, Events, create_supervised_evaluator
 from ignite.handlers import Checkpoint, DiskSaver
 from ignite.metrics import Accuracy
+from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, models, transforms
 
 
@@ -18,7 +19,8 @@ def training(local_rank, config):
     if idist.get_rank() == 0:
         idist.barrier()
     train_loader = idist.auto_dataloader(train_set, batch_size=config["batch_size"], shuffle=True)
-    test_loader = idist.auto_dataloader(test_set, batch_size=500)
+    test_part = Subset(test_set, range(idist.get_rank(), len(test_set), idist.get_world_size()))
+    test_loader = DataLoader(test_part, batch_size=500)
     model = idist.auto_model(models.resnet18(num_classes=10))
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=config["lr"] * idist.get_world_size()))
 

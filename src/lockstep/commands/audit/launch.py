@@ -45,6 +45,8 @@ def starter(script: Path) -> Iterator[subprocess.Popen[str]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def _source() -> str:
@@ -70,6 +72,7 @@ def start(
     return records.load(
         events,
         plan.nproc,
+        home=str(home),
         codes=tuple(answer["codes"]),
         ended=answer["ended"],
         printed=tuple(printed),

@@ -43,9 +43,9 @@ class Plan:
     steps: int = 8
     """Optimizer steps of a pass after which its loader ends, where data sets can't be made small."""
     deadline_s: float = 120.0
-    """Seconds after which the command ends the processes; who waits has to be told before."""
-    stall_s: float = 20.0
-    """Seconds without an event after which a process tells who waits (event `waiting`)."""
+    """Seconds after which the processes are asked where they wait, and ended."""
+    stall_s: float = 10.0
+    """Seconds without an event and without work after which the processes are asked where they wait, and ended."""
     started: float = 0.0
     """time.time() at the start, which `t` of events counts from."""
     port: int = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.commands.audit.events import Event, gather
+from lockstep.commands.audit.waiting import stacks
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,23 @@ class Record:
         return max((each["world"] for events in self.ranks.values() for each in of(events, "group")), default=1)
 
     @property
+    def first(self) -> list[Event]:
+        """The events of the lowest rank."""
+        return self.ranks[min(self.ranks)] if self.ranks else []
+
+    @property
     def joined(self) -> bool:
         """Whether the processes made a group."""
         return any(of(events, "group") for events in self.ranks.values())
 
 
-def load(folder: Path, nproc: int, **values: Any) -> Record:
-    """The record of the events in a folder."""
+def load(folder: Path, nproc: int, home: str = "", **values: Any) -> Record:
+    """The record of the events in a folder, and of where in `home` its processes waited at the end."""
     processes = gather(folder)
+    for pid, told in stacks(folder, home).items():
+        if pid in processes:
+            at = next(iter(told["stack"]), "")
+            processes[pid].append({"event": "waiting", "pid": pid, "at": at} | told)
     ranks, others = dict[int, list[Event]](), dict[int, list[Event]]()
     for pid, events in processes.items():
         rank = next((each["rank"] for each in reversed(of(events, "group"))), None)

@@ -15,12 +15,17 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from lockstep.commands.audit import waiting
 from lockstep.commands.audit.plan import VARIABLE, Plan, read
 
 _POLL_S = 0.02
+_WORKING = 0.03  # of a core, on which processes that only wait for each other stay far below
 _GRACE_S = 5.0  # that the others live on when one has failed: their own errors come meanwhile
 _SUBREAPER = 36  # of prctl(2): orphans below become this process's children, and so can be ended
 
@@ -31,11 +36,12 @@ def main() -> None:
 
     end_with(int(sys.argv[1]))
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    for name in ("torch", "torch.distributed", "torch.utils.data", *sys.argv[2:]):
+    for name in ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo", *sys.argv[2:]):
         importlib.import_module(name)
     gc.freeze()
     for line in sys.stdin:
         print(json.dumps(_served(json.loads(line))), flush=True)
+    os._exit(0)  # libraries that torch has loaded have words to say at an ordinary end
 
 
 def _served(request: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +111,7 @@ def _become(environ: dict[str, str], out: Path) -> None:
 def _waited(running: dict[int, int], store: int, plan: Plan) -> tuple[dict[int, int], str]:
     """Wait for all to end, and end them where one failed, the time is up or nothing happens any more."""
     begin = changed = time.monotonic()
-    codes, ended, size = dict[int, int](), "done", -1
+    codes, ended, size, worked = dict[int, int](), "done", -1, 0.0
     failed_at = 0.0
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -116,15 +122,20 @@ def _waited(running: dict[int, int], store: int, plan: Plan) -> tuple[dict[int, 
             continue
         now = time.monotonic()
         if (grown := sum(each.stat().st_size for each in Path(plan.events).glob("*.jsonl"))) != size:
-            size, changed = grown, now
+            size, changed, worked = grown, now, _work()
+        if now - changed > plan.stall_s and _work() - worked > _WORKING * (now - changed):
+            changed, worked = now, _work()  # no events, but no waiting either
         if failed_at and now - failed_at > _GRACE_S:
             break
-        if now - begin > plan.deadline_s or now - changed > 1.25 * plan.stall_s:
+        if now - begin > plan.deadline_s or now - changed > plan.stall_s:
             ended = "deadline" if now - begin > plan.deadline_s else "stalled"
             break
         time.sleep(_POLL_S)
+    if running:
+        waiting.ask(Path(plan.events), {each.pid for each in psutil.Process().children(recursive=True)})
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)  # all of them before one can see that another is gone
     for pid, number in running.items():
-        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         codes[number] = -signal.SIGKILL
     os.kill(store, signal.SIGKILL)
@@ -132,10 +143,18 @@ def _waited(running: dict[int, int], store: int, plan: Plan) -> tuple[dict[int, 
     return codes, ended
 
 
+def _work() -> float:
+    """Seconds of CPU time of all processes below this one."""
+    total = 0.0
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # ended meanwhile
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 def _sweep() -> None:
     """End what the user's processes have left behind: all of it are this process's children now."""
-    import psutil
-
     left = psutil.Process().children(recursive=True)
     for each in left:
         each.kill()

@@ -73,6 +73,15 @@ _COMMON = {
 
 def callee(program: Program, call: ast.Call) -> Function | None:
     """The local function that a call runs; a class's is its __init__."""
+    key = ("callee", call)
+    if key not in program.memo:
+        program.memo[key] = _callee(program, call)
+    found = program.memo[key]
+    assert found is None or isinstance(found, Function)
+    return found
+
+
+def _callee(program: Program, call: ast.Call) -> Function | None:
     found = definition(program, call.func)
     if isinstance(found, ast.ClassDef):
         return method(program, found, "__init__")
@@ -83,8 +92,36 @@ def callee(program: Program, call: ast.Call) -> Function | None:
         if isinstance(call.func.value, ast.Name) and call.func.value.id == "self" and own:
             return method(program, own, call.func.attr)
         known = program.methods.get(call.func.attr, [])
+        if known and (owner := instance_of(program, call.func.value)) is not None:
+            return method(program, owner, call.func.attr)
         if len(known) == 1 and call.func.attr not in _COMMON and not qualified(program, call.func):
             return known[0]
+    return None
+
+
+def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
+    """The local class of an object, where the name or attribute was bound to what the class returns."""
+    source = program.owner[node]
+    match node:
+        case ast.Name(id=name):
+            found = bindings(program, node, name)
+        case ast.Attribute():
+            found = source.attributes.get(ast.unparse(node), [])
+        case ast.Call():
+            owner = definition(program, node.func)
+            return owner if isinstance(owner, ast.ClassDef) else None
+        case _:
+            return None
+    for binding in found:
+        value = binding.value if binding.kind == "value" and not binding.path else None
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            if isinstance(value.func.value, ast.Call):
+                value = value.func.value  # Tally().to(device)
+            else:
+                break
+        owner = definition(program, value.func) if isinstance(value, ast.Call) else None
+        if isinstance(owner, ast.ClassDef):
+            return owner
     return None
 
 

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, method, sites
+from lockstep.commands.lint.calls import callee, definition, method, sites
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
@@ -20,6 +20,22 @@ _TOLD = re.compile(r"^(print|log|info|add_scalar|add_scalars|log_metrics|write|l
 def is_reduction(node: ast.AST) -> bool:
     """A call that puts values of all ranks together, by its name."""
     return isinstance(node, ast.Call) and bool(_REDUCER.search(last_name(node.func).lower()))
+
+
+def reduces(program: Program, node: ast.AST) -> bool:
+    """A call that puts values of all ranks together: by its name, or by what the local function runs at once."""
+    if is_reduction(node):
+        return True
+    function = callee(program, node) if isinstance(node, ast.Call) else None
+    if function is None or function.name == "__init__" or "yield" in ast.unparse(function):
+        return False
+    key = ("reduces", function)
+    if key not in program.memo:
+        program.memo[key] = False  # a circle adds nothing
+        inner = [each for part in function.body for each in ast.walk(part)]
+        loops = any(isinstance(each, Loop) for each in inner)
+        program.memo[key] = not loops and any(reduces(program, each) for each in inner)
+    return bool(program.memo[key])
 
 
 def is_telling(node: ast.AST) -> bool:
@@ -52,7 +68,7 @@ def added_up(loop: Loop) -> set[str]:
     found = set()
     for node in ast.walk(loop):
         match node:
-            case ast.AugAssign(target=target, op=ast.Add()):
+            case ast.AugAssign(target=target, op=ast.Add()) | ast.Assign(targets=[ast.Subscript() as target]):
                 found.add(root_name(target))
             case ast.Assign(targets=[target], value=ast.BinOp(left=left)) if root_name(left) == root_name(target):
                 found.add(root_name(target))
@@ -91,13 +107,13 @@ def mentions(node: ast.AST, names: set[str]) -> bool:
 
 def is_reduced(program: Program, loop: Loop) -> bool:
     """Whether what a loop adds up is put together over the ranks: in the loop, after it, or by who called it."""
-    if any(is_reduction(each) for each in inside(program, loop)):
+    if any(reduces(program, each) for each in inside(program, loop)):
         return True
     nodes = own_nodes(program, loop)
     names = tainted(nodes, added_up(loop))
     if any(_reduces_itself(program, each) for each in ast.walk(loop)):
         return True
-    if any(is_reduction(each) and mentions(each, names) for each in nodes):
+    if any(reduces(program, each) and mentions(each, names) for each in nodes):
         return True
     function = function_of(program.owner[loop], loop)
     return function is not None and any(_reduced_by_caller(program, site.call) for site in sites(program, function))
@@ -110,14 +126,14 @@ def _reduces_itself(program: Program, node: ast.AST) -> bool:
     for made in origins(program, node.func.value) if node.func.attr in ("update", "add", "add_batch") else []:
         owner = definition(program, made.func) if isinstance(made, ast.Call) else None
         found = method(program, owner, node.func.attr) if isinstance(owner, ast.ClassDef) else None
-        if found is not None and any(is_reduction(each) for each in ast.walk(found)):
+        if found is not None and any(reduces(program, each) for each in ast.walk(found)):
             return True
     return False
 
 
 def _reduced_by_caller(program: Program, call: ast.Call, depth: int = 0) -> bool:
     for node in own_nodes(program, call):
-        if is_reduction(node) and isinstance(node, ast.Call) and node is not call:
+        if isinstance(node, ast.Call) and node is not call and reduces(program, node):
             parts = [*node.args, *(each.value for each in node.keywords)]
             if isinstance(node.func, ast.Attribute):
                 parts.append(node.func.value)
@@ -131,6 +147,22 @@ def _reduced_by_caller(program: Program, call: ast.Call, depth: int = 0) -> bool
     if not returned or function is None or depth > 3:
         return False
     return any(_reduced_by_caller(program, site.call, depth + 1) for site in sites(program, function))
+
+
+def first_read(program: Program, loop: Loop) -> ast.stmt | None:
+    """The first statement after a loop that reads what it added up: where the ranks' sums had to be added."""
+    source, last = program.owner[loop], loop.end_lineno or 0
+    names = added_up(loop)
+    known = [each for each in own_nodes(program, loop) if isinstance(each, ast.stmt) and each.lineno > last]
+    for each in sorted(known, key=lambda one: one.lineno):
+        parts = (
+            [each]
+            if not hasattr(each, "body")
+            else [part for part in ast.iter_child_nodes(each) if isinstance(part, ast.expr)]
+        )
+        if function_of(source, each) is function_of(source, loop) and any(mentions(part, names) for part in parts):
+            return each
+    return None
 
 
 def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:

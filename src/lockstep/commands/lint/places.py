@@ -59,24 +59,55 @@ def backwards(program: Program) -> list[ast.Call]:
     return [
         each
         for each in found
-        if isinstance(each.func, ast.Attribute) and not isinstance(definition(program, each.func.value), ast.ClassDef)
+        if isinstance(each.func, ast.Attribute)
+        and callee(program, each) is None  # a local method of that name: what it calls counts
+        and not isinstance(definition(program, each.func.value), ast.ClassDef)
     ]
 
 
 def loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
-    """The calls that made the loaders which a loop runs over, through enumerate, tqdm and the like."""
-    if not isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension):
-        return []
-    found, waiting = [], [loop.iter]
+    """The calls that made the loaders which a loop runs over, through enumerate, tqdm, next() and the like."""
+    key = ("loaders", loop)
+    if key not in program.memo:
+        program.memo[key] = _loaders_of(program, loop)
+    known = program.memo[key]
+    assert isinstance(known, list)
+    return known
+
+
+def _loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
+    waiting: list[ast.AST] = list(_drawn(loop))
+    if isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension):
+        waiting.append(loop.iter)
+    found, seen = [], set[ast.AST]()
     while waiting:
         node = waiting.pop()
         for made in origins(program, node):
-            if isinstance(made, ast.Call):
+            if isinstance(made, ast.Call) and made not in seen:
+                seen.add(made)
+                inner = definition(program, made.func)
                 if last_name(made.func) in LOADERS:
                     found.append(made)
-                elif definition(program, made.func) is None or made is node:
+                elif inner is None or made is node or isinstance(inner, ast.ClassDef) or _yields(inner):
                     waiting.extend(each for each in made.args if not isinstance(each, ast.Starred) and each is not node)
     return list(dict.fromkeys(found))
+
+
+def _drawn(loop: ast.AST) -> Iterator[ast.expr]:
+    """x of next(x) in a loop that counts its passes: by range, or by while."""
+    counts = isinstance(loop, ast.While) or (
+        isinstance(loop, ast.For)
+        and isinstance(loop.iter, ast.Call)
+        and last_name(loop.iter.func) in ("range", "trange")
+    )
+    for node in ast.walk(loop) if counts else []:
+        match node:
+            case ast.Call(func=ast.Name(id="next"), args=[source, *_]):
+                yield source
+
+
+def _yields(function: Function) -> bool:
+    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(function))
 
 
 def over_loader(program: Program, loop: ast.AST) -> bool:

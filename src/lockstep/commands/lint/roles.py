@@ -205,7 +205,7 @@ def optimizers(program: Program) -> list[ast.Call]:
         if (
             re.search(r"(^|\.)optim\.(?!lr_scheduler)\w+$|^(timm|apex)\.opt\w*\.", name)
             and last_name(call.func)[:1].isupper()
-        ):
+        ) or (name.startswith("timm.optim") and last_name(call.func).startswith("create_optimizer")):
             found.append(call)
     return found
 

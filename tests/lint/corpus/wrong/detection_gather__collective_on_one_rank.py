@@ -47,7 +47,7 @@ def evaluate(model, dataset, device, world_size):
     everything = {}
     for part in parts:
         everything.update(part)
-    metric = MeanAveragePrecision()
+    metric = MeanAveragePrecision(sync_on_compute=False)
     metric.update([pair[0] for pair in everything.values()], [pair[1] for pair in everything.values()])
     return metric.compute()["map"].item()
 

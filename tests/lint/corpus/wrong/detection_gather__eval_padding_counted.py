@@ -45,7 +45,7 @@ def evaluate(model, dataset, device, world_size):
     if dist.get_rank() != 0:
         return None
     everything = [pair for part in parts for pair in part]
-    metric = MeanAveragePrecision()
+    metric = MeanAveragePrecision(sync_on_compute=False)
     metric.update([pair[0] for pair in everything], [pair[1] for pair in everything])
     return metric.compute()["map"].item()
 

@@ -57,7 +57,7 @@ class MNISTData(L.LightningDataModule):
 def main():
     trainer = L.Trainer(
         accelerator="gpu",
-        devices=4,
+        devices=3,
         strategy="ddp",
         max_epochs=5,
     )

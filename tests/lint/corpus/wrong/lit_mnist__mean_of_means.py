@@ -59,7 +59,7 @@ class MNISTData(L.LightningDataModule):
 def main():
     trainer = L.Trainer(
         accelerator="gpu",
-        devices=4,
+        devices=3,
         strategy="ddp",
         max_epochs=5,
         use_distributed_sampler=False,  # the loaders above have their parts already; Lightning still sets the epoch

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lockstep.commands.audit.pretended.state import Pretend
+from lockstep.commands.audit.recorders.patching import ORIGINAL
 
 CPU = -1
 TAG = "_lockstep_place"
@@ -129,6 +130,8 @@ class Places(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        while (original := getattr(func, ORIGINAL, None)) is not None:  # torch finds what stands in its place
+            func = original
         tensors = tensors_in((*args, *kwargs.values()))
         if name == "__set__":
             func(*args, **kwargs)

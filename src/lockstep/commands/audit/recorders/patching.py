@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+ORIGINAL = "_lockstep_original"  # of a patched function: what a TorchFunctionMode is to call, or it'd be called twice
+
 
 def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Replace `owner.name` by a function that calls `wrapper(original, *args, **kwargs)`, and looks like it."""
@@ -13,6 +15,7 @@ def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     def patched(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
+    setattr(patched, ORIGINAL, original)
     setattr(owner, name, patched)
 
 

@@ -8,11 +8,15 @@ from lockstep.commands.lint.rules import evaluation as evaluation
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
+from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
 from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import reducing as reducing
 from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
+from lockstep.commands.lint.rules import schedules as schedules
+from lockstep.commands.lint.rules import seeds as seeds
 from lockstep.commands.lint.rules import starting as starting
+from lockstep.commands.lint.rules import unused as unused
 from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping

@@ -11,6 +11,7 @@ from lockstep.commands.lint.places import backwards, calls_in, over_loader, step
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import constant, library
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
+from lockstep.commands.lint.rules.groups import groups, whole_windows
 from lockstep.commands.lint.source import Loop, above, statement_of
 
 
@@ -99,6 +100,7 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
     if library(program, "deepspeed"):
         return
     yield from _undivided_parts(program)
+    yield from _undivided_groups(program)
     for each in accumulations(program):
         call = each.backward
         values: list[ast.AST] = [*call.args, call.func.value if isinstance(call.func, ast.Attribute) else call]
@@ -126,6 +128,17 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
         )
         if not (divided or by_gradient or sums or by_rate or (managed and name.startswith("accelerator"))):
             yield Hit(call, f"every {ast.unparse(each.every)} passes", _division(program, each))
+
+
+def _undivided_groups(program: Program) -> Iterator[Hit]:
+    sums = any(
+        one.arg == "reduction" and constant(program, one.value) == "sum" for c in program.calls for one in c.keywords
+    )
+    for group in groups(program) if not sums else []:
+        call = group.backward
+        values: list[ast.AST] = [*call.args, call.func.value if isinstance(call.func, ast.Attribute) else call]
+        if not any(depends(program, value, _divides) for value in values):
+            yield Hit(call, "of each batch of a group")
 
 
 def _same_as(wanted: ast.expr) -> Callable[[ast.AST], bool]:
@@ -192,10 +205,11 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
 )
 def remainder_dropped(program: Program) -> Iterator[Hit]:
     """Accumulation by `%` alone over a loader, and no step after the loop."""
+    yield from (Hit(loop) for loop in whole_windows(program))
     for each in accumulations(program):
         if not isinstance(each.loop, ast.For) or not over_loader(program, each.loop):
             continue
-        test = ast.unparse(each.when.test)
+        test = ast.unparse(_meant(program, each.when.test))
         flag = any(_is_more(node) for part in _condition(program, each.when.test) for node in ast.walk(part))
         if flag or re.search(r"len\(|last|num_batches|total|end", test) or _whole_groups(program, each):
             continue
@@ -204,6 +218,15 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
         ]
         if not any(one.lineno > (each.loop.end_lineno or 0) and "sched" not in ast.unparse(one.func) for one in after):
             yield Hit(each.when)
+
+
+def _meant(program: Program, test: ast.expr) -> ast.expr:
+    """A condition, or what its name was bound to: last = (i + 1) % k == 0."""
+    if isinstance(test, ast.Name):
+        found = [b.value for b in bindings(program, test, test.id) if b.kind == "value"]
+        if len(found) == 1 and isinstance(found[0], ast.expr):
+            return found[0]
+    return test
 
 
 def _condition(program: Program, test: ast.expr) -> list[ast.AST]:

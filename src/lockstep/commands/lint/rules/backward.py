@@ -3,14 +3,15 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.places import backwards, loops
+from lockstep.commands.lint.places import backwards, inside
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.accumulation import accumulations
+from lockstep.commands.lint.rules.groups import groups
 from lockstep.commands.lint.source import Loop, above
 
 
@@ -30,20 +31,32 @@ def clip_before_unscale(program: Program) -> Iterator[Hit]:
     for name in ("clip_grad_norm_", "clip_grad_value_", "dispatch_clip_grad", "clip_grad_norm"):
         for call in program.named.get(name, []):
             nodes = [each for each in own_nodes(program, call) if isinstance(each, ast.Call)]
+            early = _scales_in_callee(program, nodes, call)
             steps = [each for each in nodes if last_name(each.func) == "step" and _is_scaler(program, each)]
             scaled = [each for each in nodes if last_name(each.func) == "scale" and _is_scaler(program, each)]
             unscaled = [each for each in nodes if last_name(each.func) == "unscale_"]
-            in_loop = [path[0] for path in loops(program, call) if path]
+            in_loop = [each for each in above(program.owner[call], call) if isinstance(each, Loop)][:1]
             before = any(each.lineno < call.lineno and _near(program, each, in_loop) for each in unscaled)
             if (
-                scaled
+                (scaled or early)
                 and steps
                 and not before
-                and call.lineno > min(each.lineno for each in scaled)
+                and (early or call.lineno > min(each.lineno for each in scaled))
                 and any(each.lineno > call.lineno for each in steps)
                 and not _without_scaler(program, call)
             ):
                 yield Hit(call)
+
+
+def _scales_in_callee(program: Program, nodes: list[ast.Call], clip: ast.Call) -> bool:
+    """Whether a local function that is called above a clipping scales the loss, and does not unscale."""
+    for each in nodes:
+        if each.lineno < clip.lineno and callee(program, each) is not None:
+            inner = [one for one in inside(program, each) if isinstance(one, ast.Call)]
+            scaled = any(last_name(one.func) == "scale" and _is_scaler(program, one) for one in inner)
+            if scaled and not any(last_name(one.func) == "unscale_" for one in inner):
+                return True
+    return False
 
 
 def _by_accelerate(program: Program) -> Iterator[Hit]:
@@ -114,6 +127,7 @@ def no_no_sync(program: Program) -> Iterator[Hit]:
         return
     for each in accumulations(program):
         yield Hit(each.backward, f"every {ast.unparse(each.every)} passes")
+    yield from (Hit(group.backward, "of each batch of a group") for group in groups(program))
 
 
 @rule(
@@ -125,7 +139,8 @@ def no_no_sync(program: Program) -> Iterator[Hit]:
     mend="with model.no_sync():\n    loss = loss_fn(model(x), y)\n    loss.backward()",
 )
 def no_sync_without_forward(program: Program) -> Iterator[Hit]:
-    """`with no_sync()` around a backward whose loss was computed outside."""
+    """`with no_sync()` around a backward whose loss was computed outside; DDP's flag set after the forward."""
+    yield from _flag_after_forward(program)
     for call in [*program.named.get("no_sync", []), *program.named.get("no_backward_sync", [])]:
         source = program.owner[call]
         outer = next((each for each in above(source, call) if isinstance(each, ast.With)), None)
@@ -159,6 +174,21 @@ def no_sync_without_forward(program: Program) -> Iterator[Hit]:
                 and not _forward_inside(run)
             ):
                 yield Hit(call)
+
+
+def _flag_after_forward(program: Program) -> Iterator[Hit]:
+    """require_backward_grad_sync set between a forward and its backward, where the forward has already read it."""
+    for source in program.sources:
+        for text, bindings in source.attributes.items():
+            for binding in bindings if text.endswith(".require_backward_grad_sync") else []:
+                name, place = text.rpartition(".")[0], binding.node
+                loop = next((each for each in above(source, place) if isinstance(each, Loop)), None)
+                nodes = [each for each in ast.walk(loop) if isinstance(each, ast.Call)] if loop is not None else []
+                forwards = [each.lineno for each in nodes if ast.unparse(each.func) == name]
+                ends = [each.lineno for each in nodes if each in backwards(program)]
+                line = getattr(place, "lineno", 0)
+                if forwards and ends and max(forwards) < line < min(ends):
+                    yield Hit(place)
 
 
 def _forward_inside(run: ast.Call) -> bool:

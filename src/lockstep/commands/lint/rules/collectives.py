@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition, sites
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guard, per_rank, side
 from lockstep.commands.lint.roles import library, wrapped
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import above, function_of
+from lockstep.commands.lint.source import Function, above, function_of
 
 _COLLECTIVES = {
     "all_reduce",
@@ -52,6 +53,23 @@ def collectives(program: Program) -> list[ast.Call]:
                 owner.endswith("Function") or text.startswith(("torch.distributed.nn.",))
             ):
                 found.append(call)
+    return found
+
+
+def hidden(program: Program) -> list[ast.Call]:
+    """The calls that are collectives without the name: sharded states gathered, ZeRO's consolidation, torchmetrics."""
+    found = list(program.named.get("consolidate_state_dict", []))
+    sharded = any(program.named.get(name) for name in ("fully_shard", "FullyShardedDataParallel", "FSDP"))
+    for call in program.calls if sharded else []:
+        if re.match(r"torch\.distributed\.checkpoint\.state_dict\.get_\w*state_dict$", qualified(program, call.func)):
+            found.append(call)
+    for call in program.named.get("compute", []) if program.named.get("init_process_group") else []:
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        made = [each for each in origins(program, owner) if isinstance(each, ast.Call)] if owner is not None else []
+        names = [qualified(program, each.func) for each in made]
+        apart = any(each.arg == "sync_on_compute" for one in made for each in one.keywords)
+        if names and all(name.startswith("torchmetrics.") for name in names) and not apart:
+            found.append(call)
     return found
 
 
@@ -178,12 +196,12 @@ def _both_run(program: Program, one: ast.Call, other: ast.Call) -> bool:
 )
 def collective_on_some_ranks(program: Program) -> Iterator[Hit]:
     """A collective under `if rank == 0`, with none of its name for the other ranks."""
-    known = collectives(program)
+    known = [*collectives(program), *hidden(program)]
     for call in known:
         condition = _condition(program, call)
         if condition is None or any(each.arg == "group" for each in call.keywords):
             continue
-        if not _met(program, call, condition, known):
+        if not _met(program, call, condition):
             yield Hit(call)
     for call in program.calls:
         function = callee(program, call)
@@ -191,14 +209,20 @@ def collective_on_some_ranks(program: Program) -> Iterator[Hit]:
         if outer is not None and function is not None and per_rank(program, call):
             inner = [each for each in known if each in set(ast.walk(function)) and _condition(program, each) is None]
             bare = [each for each in inner if not _conditional(program, each)]
-            met = isinstance(outer, ast.If) and _met(program, call, outer, known)
+            met = isinstance(outer, ast.If) and _met(program, call, outer)
             if bare and not met and _exclusive(outer):
                 yield Hit(call, f"{function.name}() calls {last_name(bare[0].func)}")
 
 
 def _conditional(program: Program, call: ast.Call) -> bool:
-    """Whether a condition of any kind stands above a call in its function."""
-    return any(isinstance(each, ast.If | ast.IfExp | ast.Try) for each in above(program.owner[call], call))
+    """Whether a condition stands above a call in its function, but for one that asks whether there are processes."""
+    for each in above(program.owner[call], call):
+        if isinstance(each, Function):
+            return False
+        several = isinstance(each, ast.If) and re.search(r"is_initialized\(\)$|world_size > 1$", ast.unparse(each.test))
+        if isinstance(each, ast.If | ast.IfExp | ast.Try) and not several:
+            return True
+    return False
 
 
 def _condition(program: Program, call: ast.Call) -> ast.If | None:
@@ -212,7 +236,7 @@ def _exclusive(condition: ast.If | ast.IfExp) -> bool:
     return not re.search(r"world_size|is_initialized|distributed|>= ?0|== ?-1|num_processes|-1|is_available", names)
 
 
-def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Call]) -> bool:
+def _met(program: Program, call: ast.Call, condition: ast.If) -> bool:
     """Whether the ranks that the condition keeps out call the same collective: in the other branch, or elsewhere."""
     name = last_name(call.func)
     source = program.owner[call]
@@ -223,7 +247,7 @@ def _met(program: Program, call: ast.Call, condition: ast.If, known: list[ast.Ca
     ):
         return True
     function = function_of(source, call)
-    for other in known:  # `if rank != 0: barrier()` ... `if rank == 0: barrier()`
+    for other in program.named.get(name, []):  # `if rank != 0: barrier()` ... `if rank == 0: barrier()`
         if other is not call and last_name(other.func) == name and function_of(program.owner[other], other) is function:
             theirs = guard(program, other)
             if (

@@ -1,12 +1,13 @@
 """Rules about samplers and loaders: who reads which samples."""
 
 import ast
+import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
-from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.calls import callee, definition, method
+from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import (
     constant,
     given,
@@ -18,6 +19,7 @@ from lockstep.commands.lint.roles import (
     training_loaders,
 )
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.source import Source, above, function_of
 
 
 @rule(
@@ -31,7 +33,9 @@ from lockstep.commands.lint.rule import Hit, rule
 )
 def no_set_epoch(program: Program) -> Iterator[Hit]:
     """A sharding sampler that shuffles, whose loader is run over in each epoch, in a program without set_epoch."""
-    if program.named.get("set_epoch") or lightning(program) or not program.whole:
+    if any(_reaches(program, call) for call in program.named.get("set_epoch", [])):
+        return
+    if lightning(program) or not program.whole:
         return
     around = step_loops(program)
     for loader, loops in training_loaders(program).items():
@@ -39,6 +43,7 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
             for sampler in sharding(program, loader):
                 if constant(program, given(program, sampler, "shuffle", 3)) is not False:
                     yield Hit(sampler)
+            yield from (Hit(call) for call in _own_epochs(program, loader))
     handled = any(each.arg == "train_sampler" for call in program.calls for each in call.keywords)
     for call in program.named.get("run", []) if not handled else []:  # Ignite's engine
         if call.args and given(program, call, "max_epochs") is not None:
@@ -46,6 +51,48 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
                 auto = isinstance(made, ast.Call) and last_name(made.func) == "auto_dataloader"
                 if auto and isinstance(made, ast.Call) and constant(program, given(program, made, "shuffle")) is True:
                     yield Hit(made)
+
+
+def _reaches(program: Program, call: ast.Call) -> bool:
+    """Whether a set_epoch may reach a sampler: torch's own DataLoader has none."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    made = origins(program, owner) if owner is not None else []
+    plain = [each for each in made if isinstance(each, ast.Call) and last_name(each.func) == "DataLoader"]
+    asks = any(
+        isinstance(each, ast.If) and "hasattr" in ast.unparse(each.test) for each in above(program.owner[call], call)
+    )
+    prepared = any(program.named.get(name) for name in ("prepare", "setup_dataloaders"))
+    return not (plain and len(plain) == len(made) and asks and not prepared)
+
+
+def _own_epochs(program: Program, loader: ast.Call) -> Iterator[ast.Call]:
+    """A local sampler, or iterable set, whose order goes by self.epoch, which nothing sets but its own __init__."""
+    node = of_loader(program, loader, "dataset")
+    made = [*samplers(program, loader), *(origins(program, node) if node is not None else [])]
+    for call in made:
+        owner = definition(program, call.func) if isinstance(call, ast.Call) else None
+        order = method(program, owner, "__iter__") if isinstance(owner, ast.ClassDef) else None
+        reads = order is not None and any(isinstance(e, ast.Attribute) and e.attr == "epoch" for e in ast.walk(order))
+        if not (reads and isinstance(call, ast.Call) and isinstance(owner, ast.ClassDef)):
+            continue
+        home = program.owner[owner]
+        told = [
+            binding
+            for source in program.sources
+            for text, bindings in source.attributes.items()
+            if text.endswith(".epoch")
+            for binding in bindings
+            if not (
+                source is home and getattr(function_of(home, binding.node), "name", "") in ("__init__", "set_epoch")
+            )
+        ]
+        if not told:
+            yield call
+
+
+def _name_around(source: Source, node: ast.AST) -> str:
+    function = function_of(source, node)
+    return function.name if function is not None else ""
 
 
 @rule(
@@ -67,9 +114,39 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
             if dataset is None or other is None or not known or definition(program, sampler.func):
                 continue
             mine, theirs = origins(program, dataset), origins(program, other)
+            if _whole_and_part(program, dataset, other) or _built_apart(program, dataset, other):
+                yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
+                continue
             made = all(isinstance(each, ast.Call) for each in [*mine, *theirs])
             if made and mine and theirs and not set(mine) & set(theirs):
                 yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
+
+
+def _whole_and_part(program: Program, one: ast.expr, other: ast.expr) -> bool:
+    """x.dataset beside x, where x is a part that random_split or Subset cut."""
+    for whole, part in ((one, other), (other, one)):
+        if isinstance(whole, ast.Attribute) and whole.attr == "dataset" and ast.dump(whole.value) == ast.dump(part):
+            return bool(made_by(program, part, "random_split", "Subset"))
+    return False
+
+
+def _built_apart(program: Program, one: ast.expr, other: ast.expr) -> bool:
+    """Two names that are bound to a local function's results for different arguments, not only other transforms."""
+    built = [bindings(program, each, each.id) if isinstance(each, ast.Name) else [] for each in (one, other)]
+    if any(len(found) != 1 or found[0].path for found in built):
+        return False
+    first, second = (found[0].value for found in built)
+    if not (isinstance(first, ast.Call) and isinstance(second, ast.Call)):
+        return False
+    same = callee(program, first) is not None and callee(program, first) is callee(program, second)
+    if not same or len(first.args) != len(second.args):
+        return False
+    kept = [
+        [ast.dump(each) for each in call.args]
+        + sorted(ast.dump(each) for each in call.keywords if not re.search("transform|aug", each.arg or ""))
+        for call in (first, second)
+    ]
+    return kept[0] != kept[1]
 
 
 @rule(
@@ -87,5 +164,6 @@ def shuffle_beside_sampler(program: Program) -> Iterator[Hit]:
         if shuffle is None or sampler is None or not isinstance(shuffle, ast.Constant) or shuffle.value is not True:
             continue
         made = origins(program, sampler)
-        if made and all(isinstance(each, ast.Call) for each in made):
+        known = [each for each in made if not (isinstance(each, ast.Constant) and each.value is None)]
+        if known and all(isinstance(each, ast.Call) for each in known):
             yield Hit(loader)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition
-from lockstep.commands.lint.flow import is_reduced, own_nodes, text_around
+from lockstep.commands.lint.flow import first_read, is_reduced, own_nodes, text_around
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import calls_in, evaluation_loops, inside, loaders_of
 from lockstep.commands.lint.program import Program, bindings, last_name
@@ -22,6 +22,8 @@ from lockstep.commands.lint.roles import (
     training_loaders,
 )
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
+from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
 from lockstep.commands.lint.source import function_of, statement_of
 
 
@@ -58,7 +60,7 @@ def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
     for loop in evaluation_loops(program):
         if any(shared_out(program, each) for each in loaders_of(program, loop)) and not is_reduced(program, loop):
-            yield Hit(loop)
+            yield Hit(first_read(program, loop) or loop)
 
 
 @rule(
@@ -72,6 +74,8 @@ def part_taken_for_whole(program: Program) -> Iterator[Hit]:
 )
 def padding_counted(program: Program) -> Iterator[Hit]:
     """A padded evaluation set whose sums are reduced and never cut to the set's size."""
+    yield from padded_by_lightning(program)
+    yield from padded_by_ignite(program)
     for loader, loops in evaluation_loaders(program).items():
         cut = [call for call in sharding(program, loader) if last_name(call.func) == "DistributedSampler"]
         padded = [each for each in cut if constant(program, given(program, each, "drop_last", 5)) is not True]
@@ -90,8 +94,15 @@ def _cut_to_size(program: Program, loops: list[ast.For | ast.AsyncFor | ast.Whil
         for node in [*inside(program, loop), *own_nodes(program, loop)]:
             if isinstance(node, ast.Slice) and node.upper is not None and not isinstance(node.upper, ast.Constant):
                 return True
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _by_number(node.slice):
+                return True
     text = "\n".join(source.text for source in program.sources)
     return bool(re.search(r"total_size|aux_val|remainder|gather_for_metrics|unpad|even_batches|drop_dup|dedup", text))
+
+
+def _by_number(index: ast.expr) -> bool:
+    """out[indices] = values: a sample that comes twice is written over."""
+    return "ind" in ast.unparse(index).lower() or "id" in ast.unparse(index).lower().split("_")
 
 
 @rule(
@@ -124,15 +135,39 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
             for each in samplers(program, loader)
             if last_name(each.func) not in ("DistributedSampler", "SequentialSampler")
         ]
-        sets = [each for each in origins(program, node) if isinstance(each, ast.Call)]
+        sets = _uncut([each for each in origins(program, node) if isinstance(each, ast.Call)], program)
         own = [each for each in sets if each in known or isinstance(definition(program, each.func), ast.ClassDef)]
         same = bool(own) and set(own) <= of_training
         wrong = bool(own) and all(
             each in known and constant(program, given(program, each, "train", 1)) is True for each in own
         )
         named = any(_same_name(program, node, of_loader(program, each, "dataset")) for each in trained)
+        shared = of_training & set(sets)
         if not chosen and ((len(own) == len(sets) and (same or wrong)) or named):
-            yield Hit(loader)
+            yield Hit(own[0] if wrong and not shared and not named else loader)
+    yield from _of_another_length(program)
+
+
+def _uncut(sets: list[ast.Call], program: Program) -> list[ast.Call]:
+    """Data sets, with a rank's share of one standing for the whole of it."""
+    found = []
+    for each in sets:
+        share = last_name(each.func) == "Subset" and len(each.args) > 1 and any(map(is_rank, ast.walk(each.args[1])))
+        inner = origins(program, each.args[0]) if share else [each]
+        found += [one for one in inner if isinstance(one, ast.Call)]
+    return found
+
+
+def _of_another_length(program: Program) -> Iterator[Hit]:
+    """Subset(train, range(rank, len(val), world)): numbers of one set, pictures of another."""
+    for call in program.named.get("Subset", []):
+        of, chosen = given(program, call, "dataset", 0), given(program, call, "indices", 1)
+        for node in ast.walk(chosen) if isinstance(of, ast.Name) and chosen is not None else []:
+            match node:
+                case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=other)]) if isinstance(of, ast.Name):
+                    evaluated = re.search(r"test|val", other.lower()) and "train" in of.id.lower()
+                    if evaluated and other != of.id:
+                        yield Hit(call, f"{of.id} by the numbers of {other}")
 
 
 def _same_name(program: Program, one: ast.expr, other: ast.expr | None) -> bool:

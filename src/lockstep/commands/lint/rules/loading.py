@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guard, guarded
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
@@ -62,7 +62,11 @@ def _keyword(call: ast.Call, text: str) -> tuple[Edit, ...]:
     mend='torch.load(path, map_location="cpu", weights_only=True)',
 )
 def pickle_load(program: Program) -> Iterator[Hit]:
-    """torch.load without weights_only=True."""
+    """torch.load without weights_only=True; pickle itself."""
+    for name in ("load", "loads"):
+        for call in program.named.get(name, []):
+            if qualified(program, call.func) in (f"pickle.{name}", f"dill.{name}", f"cloudpickle.{name}"):
+                yield Hit(call, qualified(program, call.func))
     for call in loads(program):
         value = given(program, call, "weights_only")
         if _spreads(call):

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.flow import added_up, is_reduced, is_reduction, mentions, own_nodes, tainted, told_after
-from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, tainted, told_after
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
-from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import constant, distributed, given, lightning
+from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.ranks import guarded
+from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
-from lockstep.commands.lint.source import Function, Loop, class_of, function_of
+from lockstep.commands.lint.source import Function, Loop, function_of
 
 
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
@@ -42,7 +43,8 @@ def told_unreduced(program: Program) -> Iterator[Hit]:
                     if not _says_own(call):
                         yield Hit(call)
                         break
-    yield from _lightning(program)
+    yield from (Hit(call) for call in unsynced(program))
+    yield from _metrics_apart(program)
 
 
 def _says_own(call: ast.Call) -> bool:
@@ -51,43 +53,13 @@ def _says_own(call: ast.Call) -> bool:
     return bool(re.search(r"(local|rank|own|its)\b.{0,20}(loss|acc)|\brank\W", text, re.IGNORECASE))
 
 
-def _lightning(program: Program) -> Iterator[Hit]:
-    """self.log in a validation or test step without sync_dist, on several devices."""
-    if not (lightning(program) and distributed(program)):
-        return
-    for call in program.named.get("log", []) + program.named.get("log_dict", []):
-        source = program.owner[call]
-        function = function_of(source, call)
-        steps = ("validation_step", "test_step", "on_validation_epoch_end", "on_test_epoch_end")
-        if function is None or function.name not in steps or class_of(source, call) is None:
-            continue
-        synced = constant(program, given(program, call, "sync_dist"))
-        value = given(program, call, "value", 1)
-        metric = value is None or _torchmetric(program, value)
-        if (
-            isinstance(call.func, ast.Attribute)
-            and ast.unparse(call.func.value) == "self"
-            and synced in (..., False)
-            and not metric
-        ) and (given(program, call, "sync_dist") is None or synced is False):
-            yield Hit(call)
-
-
-def _torchmetric(program: Program, value: ast.expr) -> bool:
-    """Whether a value is a torchmetrics object, or computed by one: those reduce by themselves."""
-
-    def metric(node: ast.AST) -> bool:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            return any(isinstance(each, ast.Call) and _is_metric(each) for each in origins(program, node))
-        return is_reduction(node)
-
-    return depends(program, value, metric)
-
-
-def _is_metric(call: ast.Call) -> bool:
-    return bool(
-        re.search(r"Accuracy|Metric|F1|AUROC|Precision|Recall|MeanSquared|ConfusionMatrix", last_name(call.func))
-    )
+def _metrics_apart(program: Program) -> Iterator[Hit]:
+    """A torchmetrics object that is told not to reduce, and that nothing reduces by hand."""
+    several = distributed(program) and not any(program.named.get(name) for name in ("sync", "sync_context", "unsync"))
+    for call in program.calls if several else []:
+        apart = constant(program, given(program, call, "sync_on_compute")) is False
+        if apart and qualified(program, call.func).startswith("torchmetrics.") and not guarded(program, call):
+            yield Hit(call, "sync_on_compute=False")
 
 
 @rule(
@@ -100,6 +72,7 @@ def _is_metric(call: ast.Call) -> bool:
 )
 def best_by_one_rank(program: Program) -> Iterator[Hit]:
     """`if accuracy > best` with a number that evaluation made over its own part."""
+    yield from watched(program)
     for loop, _ in shared_loops(program):
         if is_reduced(program, loop):
             continue

@@ -4,128 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, sites
-from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.calls import callee, sites
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import calls_in, evaluation_loops, step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import on_rank, per_rank
-from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
+from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.roles import lightning, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
-from lockstep.commands.lint.source import Function, function_of
-
-_SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "set_random_seed")
-
-
-def _seeds(program: Program) -> list[ast.Call]:
-    """The calls that seed torch's generator of this process."""
-    found = []
-    for name in _SEEDS:
-        for call in program.named.get(name, []):
-            text = qualified(program, call.func)
-            if name != "manual_seed" or text in (
-                "torch.manual_seed",
-                "torch.random.manual_seed",
-                "torch.cuda.manual_seed",
-            ):
-                found.append(call)
-    return found
-
-
-@rule(
-    "LS211",
-    "equal-dropout",
-    "all ranks draw the same dropout masks",
-    result="the k-th samples of all ranks lose the same units: a step sees N times fewer different masks",
-    why="the seed is the same on all ranks, and stays so after the weights are drawn",
-    mend="torch.manual_seed(seed)         # the same initial weights\nmodel = Net()\ntorch.manual_seed(seed + rank)  # "
-    "other masks",
-)
-def equal_dropout(program: Program) -> Iterator[Hit]:
-    """Dropout in a distributed program that seeds, and never by the rank."""
-    drops = [
-        call
-        for name in ("Dropout", "Dropout2d", "dropout", "DropPath", "dropout2d", "AlphaDropout")
-        for call in program.named.get(name, [])
-    ]
-    drops = [each for each in drops if not definition(program, each.func) and not _never_drops(program, each)]
-    seeds = _seeds(program)
-    if not drops or not seeds or not wrapped(program) or library(program, "accelerate", "lightning"):
-        return
-    if any(call.args and on_rank(program, call.args[0]) for call in [*seeds, *program.named.get("seed", [])]):
-        return
-    if any(each.arg in ("device_specific", "workers") for call in seeds for each in call.keywords):
-        return
-    if any(re.search(r"torch\.seed\(\)|set_rng_state|fork_rng", source.text) for source in program.sources):
-        return
-    known = [call for call in seeds if per_rank(program, call) and definition(program, call.func) is None]
-    known = [call for call in known if "worker" not in _function_name(program, call)]
-    if known:
-        yield Hit(known[-1])
-
-
-def _function_name(program: Program, call: ast.Call) -> str:
-    function = function_of(program.owner[call], call)
-    return function.name if function is not None else ""
-
-
-def _never_drops(program: Program, call: ast.Call) -> bool:
-    share = given(
-        program, call, "p", 1 if qualified(program, call.func).endswith(("functional.dropout", "F.dropout")) else 0
-    )
-    factors = [share.left, share.right] if isinstance(share, ast.BinOp) and isinstance(share.op, ast.Mult) else [share]
-    return any(constant(program, each) in (0, 0.0) for each in factors)
-
-
-@rule(
-    "LS212",
-    "seeds-unset",
-    "ranks draw different splits or weights",
-    result="each rank cuts the set elsewhere: samples of one rank's test part are trained on by another; weights "
-    "differ without DDP",
-    why="no seed is set, so each process's generator starts anywhere",
-    mend="random_split(dataset, sizes, generator=torch.Generator().manual_seed(0))",
-)
-def seeds_unset(program: Program) -> Iterator[Hit]:
-    """random_split in each rank of a program that never seeds; weights without a broadcast."""
-    if (
-        not program.whole
-        or not distributed(program)
-        or lightning(program)
-        or any("seed" in source.text for source in program.sources)
-    ):
-        return
-    sharded = {name for name in ("DistributedSampler", "Accelerator") if program.named.get(name)}
-    for call in program.named.get("random_split", []):
-        if sharded and per_rank(program, call) and given(program, call, "generator", 2) is None:
-            yield Hit(call)
-    for call in program.named.get("Subset", []) if sharded else []:
-        chosen = given(program, call, "indices", 1)
-        if chosen is not None and per_rank(program, call) and depends(program, chosen, _is_permutation):
-            yield Hit(call)
-    if wrapped(program):
-        return
-    text = "\n".join(source.text for source in program.sources)
-    if library(program, "horovod.torch") and not re.search(r"broadcast_parameters|load_state_dict|elastic", text):
-        yield from (
-            Hit(call, "no broadcast of the parameters") for call in program.named.get("DistributedOptimizer", [])
-        )
-    by_hand = [call for call in program.named.get("all_reduce", []) if ".grad" in ast.unparse(call)]
-    if (
-        by_hand
-        and program.named.get("init_process_group")
-        and not re.search(r"broadcast|load_state_dict|fully_shard|FSDP", text)
-    ):
-        yield Hit(by_hand[0], "gradients averaged by hand, weights never made equal")
-
-
-def _is_permutation(node: ast.AST) -> bool:
-    """A permutation that is drawn from a generator of the process."""
-    return (
-        isinstance(node, ast.Call)
-        and last_name(node.func) in ("randperm", "permutation")
-        and not any(each.arg == "generator" for each in node.keywords)
-    )
+from lockstep.commands.lint.rules.by_ignite import never_trains
+from lockstep.commands.lint.source import Function, above, function_of
 
 
 @rule(
@@ -141,8 +27,23 @@ def converted_after_wrapping(program: Program) -> Iterator[Hit]:
     """convert_sync_batchnorm of what DistributedDataParallel returned."""
     for name in ("convert_sync_batchnorm", "convert_syncbn_model"):
         for call in program.named.get(name, []):
-            if call.args and any(each in wrapped(program) for each in origins(program, call.args[0])):
+            made = origins(program, call.args[0]) if call.args else []
+            if call.args and (set(made) & set(wrapped(program)) or _prepared_above(program, call)):
                 yield Hit(call)
+
+
+def _prepared_above(program: Program, call: ast.Call) -> bool:
+    """Whether what is converted is what accelerator.prepare, or fabric.setup, returned above in the same function."""
+    source, text = program.owner[call], ast.unparse(call.args[0])
+    found = source.attributes.get(text, []) + source.names.get(source.scopes[call], {}).get(text, [])
+    last = max((b for b in found if _line(b.node) < call.lineno), key=lambda b: _line(b.node), default=None)
+    made = last.value if last is not None and last.kind == "value" else None
+    owner = ast.unparse(made.func) if isinstance(made, ast.Call) else ""
+    return bool(re.search(r"(accelerator\.prepare|fabric\.setup(_module)?)$", owner))
+
+
+def _line(node: ast.AST) -> int:
+    return getattr(node, "lineno", 0)
 
 
 def _mode_calls(program: Program, node: ast.AST, name: str) -> list[ast.Call]:
@@ -173,7 +74,20 @@ def eval_missing(program: Program) -> Iterator[Hit]:
     for loop in evaluation_loops(program):
         function = function_of(program.owner[loop], loop)
         if not _evaluates(program, function, 0) and _looks_like_evaluation(program, loop):
-            yield Hit(loop)
+            yield Hit(_without_gradients(program, loop) or loop)
+
+
+def _without_gradients(program: Program, loop: ast.AST) -> ast.AST | None:
+    """The `with torch.no_grad()` around or in a loop, or the function that is decorated so: eval() belongs above it."""
+    outer = list(above(program.owner[loop], loop))
+    for each in [*outer, *ast.walk(loop)]:
+        if isinstance(each, ast.With) and any(_no_grad(item.context_expr) for item in each.items):
+            return each
+    return next((f for f in outer if isinstance(f, Function) and any(map(_no_grad, f.decorator_list))), None)
+
+
+def _no_grad(node: ast.expr) -> bool:
+    return bool(re.search("no_grad|inference_mode", ast.unparse(node)))
 
 
 def _looks_like_evaluation(program: Program, loop: ast.AST) -> bool:
@@ -181,6 +95,8 @@ def _looks_like_evaluation(program: Program, loop: ast.AST) -> bool:
     source = program.owner[loop]
     function = function_of(source, loop)
     text = ast.unparse(function) if function else ast.unparse(loop)
+    around = [item.context_expr for each in above(source, loop) if isinstance(each, ast.With) for item in each.items]
+    text += "".join(map(ast.unparse, around))
     return (
         "no_grad" in text
         or "inference_mode" in text
@@ -194,7 +110,7 @@ def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
     if _mode_calls(program, node, "eval"):
         return True
     for call in _mode_calls(program, node, "train"):
-        if call.args or call.keywords:
+        if (call.args or call.keywords) and callee(program, call) is None:
             return True
     calls = [site.call for site in sites(program, function)] if function is not None and depth < 5 else []
     return any(_evaluates(program, function_of(program.owner[call], call), depth + 1) for call in calls)
@@ -210,6 +126,7 @@ def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
 )
 def train_forgotten(program: Program) -> Iterator[Hit]:
     """eval() within the loop over epochs, train() nowhere in it."""
+    yield from never_trains(program)
     for around in step_loops(program).values():
         for loop in around:
             found = [

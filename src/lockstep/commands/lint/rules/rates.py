@@ -7,16 +7,29 @@ from collections.abc import Callable, Iterator
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import loops, step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import is_world, on_world
-from lockstep.commands.lint.roles import given, library, of_loader, optimizers, sharding, training_loaders, wrapped
+from lockstep.commands.lint.roles import (
+    given,
+    library,
+    lightning,
+    loaders,
+    of_loader,
+    optimizers,
+    sharding,
+    training_loaders,
+    wrapped,
+)
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.rules.reading import meant_for_all
 
 _EACH = re.compile(
     r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"
     r"|each|_rank|每(张|个|块)|单卡"
+)
+_ONE = re.compile(
+    r"(of|for|on) (one|a single|1) (gpu|device|process|rank|worker)|for (a )?batch(es)?( size)?( of)? \d+"
 )
 
 
@@ -55,6 +68,10 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
         batch = of_loader(program, loader, "batch_size")
         if batch is None or not sharding(program, loader) or on_world(program, batch):
             continue
+        alone = next((rate for rate in rates if _of_one_process(program, rate)), None)
+        if alone is not None and not meant_for_all(program, batch):
+            yield Hit(alone, f"lr={ast.unparse(alone)}, said to be one process's")
+            continue
         if not (_for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch)):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
 
@@ -73,6 +90,15 @@ def _rate_is_set(program: Program) -> bool:
             ):
                 return True
     return False
+
+
+def _of_one_process(program: Program, rate: ast.expr) -> bool:
+    """Whether a rate is called that of one process, or of a batch that is named, by its option's help or a comment."""
+    names = [last_name(each) for each in ast.walk(rate) if isinstance(each, ast.Name | ast.Attribute)]
+    source = program.owner[rate]
+    words = [option(program, name)[0] for name in names]
+    words.append(source.lines[rate.lineno - 1].partition("#")[2])
+    return any(_ONE.search(each.lower()) for each in words)
 
 
 def _for_each(program: Program, node: ast.expr) -> bool:
@@ -120,15 +146,14 @@ def _line_says(program: Program, node: ast.expr) -> bool:
 def adjusted_twice(program: Program) -> Iterator[Hit]:
     """A batch divided by N beside a rate multiplied by N; a rate multiplied twice."""
     divided = False
-    for loader in training_loaders(program):
+    for loader in loaders(program) if lightning(program) else training_loaders(program):
         batch = of_loader(program, loader, "batch_size")
-        if batch is not None and (sharding(program, loader) or library(program, "horovod")):
+        shared = sharding(program, loader) or prepared(program, loader)
+        if batch is not None and (shared or library(program, "horovod") or lightning(program)):
             divided = divided or depends(program, batch, _by_world(ast.Div, ast.FloorDiv))
     for rate in _rates(program):
-        if _mentions_batch(program, rate):
-            continue
         times = depends(program, rate, _by_world(ast.Mult))
-        if (divided and times) or (times and _twice(program, rate)):
+        if (divided and times and not _mentions_batch(program, rate)) or (times and _twice(program, rate)):
             yield Hit(rate, f"lr={ast.unparse(rate)}")
 
 
@@ -136,15 +161,16 @@ def _by_world(*operators: type[ast.operator]) -> Callable[[ast.AST], bool]:
     def wanted(node: ast.AST) -> bool:
         match node:
             case ast.BinOp(left=left, op=op, right=right) if isinstance(op, operators):
-                return _is_n(right) or (isinstance(op, ast.Mult) and _is_n(left))
+                return is_n(right) or (isinstance(op, ast.Mult) and is_n(left))
             case ast.AugAssign(op=op, value=value) if isinstance(op, operators):
-                return _is_n(value)
+                return is_n(value)
         return False
 
     return wanted
 
 
-def _is_n(node: ast.AST) -> bool:
+def is_n(node: ast.AST) -> bool:
+    """The number of processes itself, through int() and the like."""
     while isinstance(node, ast.Call) and last_name(node.func) in ("int", "float", "max") and node.args:
         node = node.args[-1]
     return is_world(node)
@@ -158,112 +184,12 @@ def _mentions_batch(program: Program, node: ast.expr) -> bool:
 
 def _twice(program: Program, rate: ast.expr) -> bool:
     """`lr * N` of a value that was multiplied by N where it was bound."""
-    direct = isinstance(rate, ast.BinOp) and isinstance(rate.op, ast.Mult) and (_is_n(rate.right) or _is_n(rate.left))
+    direct = isinstance(rate, ast.BinOp) and isinstance(rate.op, ast.Mult) and (is_n(rate.right) or is_n(rate.left))
     if not isinstance(rate, ast.BinOp) or not direct:
         return False
-    rest = rate.left if _is_n(rate.right) else rate.right
+    rest = rate.left if is_n(rate.right) else rate.right
     return depends(program, rest, _by_world(ast.Mult)) and not _sqrt(program, rate)
 
 
 def _sqrt(program: Program, rate: ast.expr) -> bool:
     return depends(program, rate, lambda each: isinstance(each, ast.Call) and last_name(each.func) == "sqrt")
-
-
-def _schedulers(program: Program) -> list[ast.Call]:
-    return [
-        call
-        for call in program.calls
-        if ".lr_scheduler." in qualified(program, call.func)
-        or re.match(r"get_\w*schedule\w*$|get_scheduler$", last_name(call.func))
-    ]
-
-
-@rule(
-    "LS210",
-    "scheduler-steps",
-    "the scheduler is stepped a wrong number of times",
-    result="the rate ends before the training does, or long after it: stepped N times as often, it is over after 1/N "
-    "of the epochs",
-    why="a schedule counts its step() calls; they have to be as many as it was made for",
-    mend="scheduler = CosineAnnealingLR(optimizer, T_max=epochs * len(loader))  # and one step() a batch",
-)
-def scheduler_steps(program: Program) -> Iterator[Hit]:
-    """step() per batch and per epoch; per batch with a count of epochs; once a process."""
-    training = step_loops(program)
-    for scheduler in _schedulers(program):
-        in_batch, in_epoch = [], []
-        for call in program.named.get("step", []):
-            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if owner is None or scheduler not in origins(program, owner):
-                continue
-            for path in loops(program, call):
-                if any(loop in training for loop in path):
-                    in_batch.append(call)
-                elif path:
-                    in_epoch.append(call)
-                if path and isinstance(path[0], ast.For) and _runs_over_ranks(path[0]):
-                    yield Hit(call, "once for each process")
-                    return
-        if in_batch and in_epoch and not set(in_batch) & set(in_epoch):
-            yield Hit(in_epoch[0], "after each batch and after each epoch")
-        elif in_batch and _counts_epochs(program, scheduler):
-            yield Hit(in_batch[0], "after each batch, made for epochs")
-        elif in_epoch and not in_batch and last_name(scheduler.func) == "OneCycleLR":
-            yield Hit(in_epoch[0], "OneCycleLR counts batches")
-        elif in_batch and _already_shared(program, scheduler):
-            yield Hit(scheduler, "prepared by Accelerate, which steps it once for each process")
-
-
-def _runs_over_ranks(loop: ast.For) -> bool:
-    match loop.iter:
-        case ast.Call(func=ast.Name(id="range"), args=[count]):
-            return _is_n(count)
-    return False
-
-
-def _counts_epochs(program: Program, scheduler: ast.Call) -> bool:
-    """CosineAnnealingLR(T_max=epochs): by a name of epochs, in which no number of batches enters."""
-    if last_name(scheduler.func) != "CosineAnnealingLR":
-        return False
-    count = given(program, scheduler, "T_max", 1)
-    if count is None or depends(
-        program, count, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "len"
-    ):
-        return False
-    if depends(program, count, lambda node: bool(re.search(r"steps|iters|batches", last_name(node).lower()))):
-        return False
-    return bool(re.search(r"epochs?$", last_name(count).lower()))
-
-
-def _already_shared(program: Program, scheduler: ast.Call) -> bool:
-    """A schedule of len(loader) steps of a loader that was prepared before, which is then prepared itself."""
-    is_prepared = [
-        call
-        for call in program.named.get("prepare", [])
-        if any(scheduler in origins(program, each) for each in call.args)
-    ]
-    if (
-        not is_prepared
-        or not library(program, "accelerate")
-        or any(
-            each.arg in ("split_batches", "step_scheduler_with_optimizer")
-            for call in program.calls
-            for each in call.keywords
-        )
-    ):
-        return False
-    before = [call for call in program.named["prepare"] if call.lineno < scheduler.lineno and call not in is_prepared]
-
-    def counted(node: ast.AST) -> bool:
-        if not (isinstance(node, ast.Call) and last_name(node.func) == "len" and node.args):
-            return False
-        return any(
-            set(origins(program, node.args[0])) & set(origins(program, each)) for call in before for each in call.args
-        )
-
-    parts = [*scheduler.args[1:], *(each.value for each in scheduler.keywords)]
-    return (
-        bool(before)
-        and any(depends(program, part, counted) for part in parts)
-        and not any(on_world(program, part) for part in parts)
-    )

@@ -2,19 +2,27 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
-from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import over_loader
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, on_world, per_rank
-from lockstep.commands.lint.roles import constant, datasets, distributed, given, lightning, loaders, of_loader, sharding
+from lockstep.commands.lint.roles import (
+    constant,
+    datasets,
+    distributed,
+    given,
+    lightning,
+    loaders,
+    of_loader,
+    samplers,
+    sharding,
+)
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.source import Function, Loop, above, class_of, function_of
+from lockstep.commands.lint.source import class_of, function_of
 
 _DOWNLOAD = "download"
 
@@ -23,7 +31,8 @@ _DOWNLOAD = "download"
     "LS108",
     "every-rank-downloads",
     "every rank downloads the data",
-    result="N processes write the same files at once: broken archives, or a set that is read while it is unpacked",
+    result="N processes fetch and write the same files at once: N times the traffic, and of a data set broken "
+    "archives, or one that is read while it is unpacked",
     why="the line runs in each process, and nothing lets one of them go first",
     mend="if rank == 0:\n    MNIST(root, download=True)\ndist.barrier()\ndataset = MNIST(root, download=False)",
 )
@@ -31,6 +40,7 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
     """download=True where all ranks come by."""
     if not distributed(program):
         return
+    yield from _weights(program)
     known = [each for each in datasets(program) if constant(program, given(program, each, _DOWNLOAD)) is True]
     if any(guarded(program, each) for each in known):
         return  # one rank goes first, somewhere
@@ -47,6 +57,26 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
             continue  # nobody calls it
         if per_rank(program, call) and not _waits(program, call) and not (lightning(program) and _prepares(program)):
             yield Hit(call)
+
+
+def _weights(program: Program) -> Iterator[Hit]:
+    """torchvision's pretrained weights, fetched by each process of a script that lets no rank go first anywhere."""
+    fetched = [each for each in program.calls if _pretrained(program, each)]
+    names = ("get_state_dict", "load_state_dict_from_url", "main_process_first", "local_main_process_first")
+    if any(guarded(program, each) for each in fetched) or any(program.named.get(name) for name in names):
+        return
+    for call in fetched if program.named.get("init_process_group") else []:
+        if per_rank(program, call) and not _waits(program, call):
+            yield Hit(call, "pretrained weights")
+
+
+def _pretrained(program: Program, call: ast.Call) -> bool:
+    if not re.match(r"torchvision\.models\.(\w+\.)?[a-z]\w*$", qualified(program, call.func)):
+        return False
+    weights, flag = given(program, call, "weights"), given(program, call, "pretrained")
+    named = weights is not None and "Weights." in ast.unparse(weights)
+    named = named or isinstance(constant(program, weights), str)
+    return named or constant(program, flag) is True
 
 
 def _prepares(program: Program) -> bool:
@@ -88,6 +118,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
             and not _split_batches(program)
         ):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
+        yield from _of_own_sampler(program, loader)
         workers = of_loader(program, loader, "num_workers")
         if (
             workers is not None
@@ -98,6 +129,26 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
             yield Hit(workers, f"num_workers={ast.unparse(workers)}")
 
 
+def _of_own_sampler(program: Program, loader: ast.Call) -> Iterator[Hit]:
+    """A local batch sampler that is given the whole batch beside the rank, and divides it nowhere."""
+    for sampler in samplers(program, loader):
+        owner = definition(program, sampler.func)
+        if not isinstance(owner, ast.ClassDef) or not any(on_rank(program, each) for each in sampler.args):
+            continue
+        divides = [
+            each for each in ast.walk(owner) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)
+        ]
+        if any("batch" in ast.unparse(each.left) for each in divides):
+            continue
+        for each in [*sampler.args, *(one.value for one in sampler.keywords)]:
+            if (
+                isinstance(each, ast.Name | ast.Attribute)
+                and meant_for_all(program, each)
+                and not on_world(program, each)
+            ):
+                yield Hit(each, f"{ast.unparse(each)} of {ast.unparse(sampler.func)}")
+
+
 def _caps(node: ast.AST) -> bool:
     """min(8, cores): a number that somebody chose for one process."""
     return isinstance(node, ast.Call) and last_name(node.func) == "min"
@@ -105,7 +156,10 @@ def _caps(node: ast.AST) -> bool:
 
 def _counts_cores(node: ast.AST) -> bool:
     cores = ("cpu_count", "sched_getaffinity", "process_cpu_count")
-    return isinstance(node, ast.Call) and last_name(node.func) in cores
+    slurm = ("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
+    return (isinstance(node, ast.Call) and last_name(node.func) in cores) or (
+        isinstance(node, ast.Constant) and node.value in slurm
+    )
 
 
 def meant_for_all(program: Program, node: ast.expr) -> bool:
@@ -129,137 +183,3 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
 
 def _split_batches(program: Program) -> bool:
     return any(each.arg == "split_batches" for call in program.calls for each in call.keywords)
-
-
-@rule(
-    "LS110",
-    "worker-seeds-equal",
-    "the loader's workers have equal seeds",
-    result="samples that different workers prepare get the same random augmentation, in each epoch again",
-    why="worker_init_fn sets the same seed in each worker, or the same on each rank",
-    mend="def seed_worker(worker_id):\n    seed = torch.initial_seed() % 2**32  # differs by worker and epoch\n"
-    "    np.random.seed(seed)\n    random.seed(seed)",
-)
-def worker_seeds_equal(program: Program) -> Iterator[Hit]:
-    """A worker_init_fn whose seed knows no worker; in a distributed program, one that knows no rank."""
-    several = distributed(program)
-    for loader in loaders(program):
-        node = of_loader(program, loader, "worker_init_fn")
-        made = [*origins(program, node), definition(program, node)] if node is not None else []
-        for function in dict.fromkeys(each for each in made if isinstance(each, Function | ast.Lambda)):
-            for call in ast.walk(function):
-                if (
-                    isinstance(call, ast.Call)
-                    and last_name(call.func) in ("seed", "manual_seed", "seed_all")
-                    and call.args
-                ) and not _seed_differs(program, call.args[0], function, several):
-                    yield Hit(call)
-                    break
-
-
-def _seed_differs(program: Program, seed: ast.expr, function: Function | ast.Lambda, several: bool) -> bool:
-    worker = function.args.args[0].arg if function.args.args else ""
-
-    def drawn(node: ast.AST) -> bool:
-        named = isinstance(node, ast.Call) and last_name(node.func) in (
-            "initial_seed",
-            "get_worker_info",
-            "get_state",
-            "urandom",
-        )
-        return named or last_name(node) in ("seed_seq", "base_seed", "entropy")
-
-    if depends(program, seed, drawn) or not all(isinstance(each, ast.expr | ast.AST) for each in [seed]):
-        return True
-    by_worker = depends(program, seed, lambda node: isinstance(node, ast.Name) and node.id == worker)
-    return by_worker and (not several or on_rank(program, seed) or depends(program, seed, _opaque(program)))
-
-
-def _opaque(program: Program) -> Callable[[ast.AST], bool]:
-    """A predicate: calls of what is not in the program, whose result could be anything."""
-
-    def wanted(node: ast.AST) -> bool:
-        return (
-            isinstance(node, ast.Call)
-            and last_name(node.func) not in ("int", "getattr")
-            and definition(program, node.func) is None
-        )
-
-    return wanted
-
-
-@rule(
-    "LS111",
-    "normalised-twice",
-    "the pixels are normalised twice",
-    result="the network sees values shifted and stretched a second time, far from mean 0 and spread 1; pretrained "
-    "weights suffer most",
-    why="the loader's transform has normalised already",
-    mend="normalise in one place: in the transform, or on the device",
-)
-def normalised_twice(program: Program) -> Iterator[Hit]:
-    """Two Normalize in one Compose; or a Normalize, and (x - mean) / std on the batch."""
-    normalize = [each for each in program.named.get("Normalize", []) if definition(program, each.func) is None]
-    for call in program.named.get("Compose", []):
-        parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
-        made = [each for part in parts for each in origins(program, part) if isinstance(each, ast.Call)]
-        twice = [part for part in made if last_name(part.func) == "Normalize"]
-        if len(twice) > 1:
-            yield Hit(twice[1])
-        tensors = [part for part in made if last_name(part.func) == "ToTensor"]
-        for part in parts if tensors else []:
-            if any(
-                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right)
-                for each in ast.walk(part)
-            ):
-                yield Hit(part)
-    in_compose = [part for call in program.named.get("Compose", []) for part in ast.walk(call)]
-    composed = {each for part in in_compose if isinstance(part, ast.expr) for each in origins(program, part)}
-    if not any(each in composed or each in in_compose for each in normalize):
-        return
-    for source in program.sources:
-        for node in source.nodes:
-            if (_by_hand(node) or _normalises(program, node)) and _on_batch(program, node):
-                yield Hit(node)
-
-
-def _normalises(program: Program, node: ast.AST) -> bool:
-    """normalize(images, mean, std) of torchvision, or a Normalize that is called."""
-    if not isinstance(node, ast.Call) or not node.args:
-        return False
-    if qualified(program, node.func).endswith("functional.normalize") and "torchvision" in qualified(
-        program, node.func
-    ):
-        return True
-    calls = origins(program, node.func) if isinstance(node.func, ast.Name | ast.Attribute) else []
-    return any(isinstance(each, ast.Call) and last_name(each.func) == "Normalize" for each in calls)
-
-
-def _is_255(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value in (255, 255.0)
-
-
-def _by_hand(node: ast.AST) -> bool:
-    """(x - mean) / std, x.sub_(mean).div_(std)."""
-    match node:
-        case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
-            own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
-            return not own and "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
-        case ast.Call(
-            func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]
-        ):
-            if first in ("sub", "sub_") and second in ("div", "div_"):
-                return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
-    return False
-
-
-def _on_batch(program: Program, node: ast.AST) -> bool:
-    """Whether a place is in a loop over batches, or in a prefetcher."""
-    for outer in above(program.owner[node], node):
-        if isinstance(outer, Loop) and over_loader(program, outer):
-            return True
-        if isinstance(outer, ast.ClassDef) and re.search(r"prefetch|loader", outer.name.lower()):
-            return True
-        if isinstance(outer, Function) and outer.name == "forward":
-            return "self." in ast.unparse(node) or isinstance(node, ast.Call)
-    return False

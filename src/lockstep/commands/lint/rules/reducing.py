@@ -8,9 +8,10 @@ from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.flow import added_up, is_reduced, is_reduction, mentions, own_nodes, tainted
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import loaders_of
-from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import constant, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_lightning import uneven_means
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.rules.metrics import shared_loops
 from lockstep.commands.lint.source import Binding, Function, Loop, function_of
@@ -28,6 +29,7 @@ from lockstep.commands.lint.source import Binding, Function, Loop, function_of
 )
 def mean_of_means(program: Program) -> Iterator[Hit]:
     """Batches' means added up unweighted, divided by the number of batches, and reduced."""
+    yield from uneven_means(program)
     for loop, cut in shared_loops(program):
         if any(
             constant(program, of_loader(program, each, "drop_last")) is True or prepared(program, each) for each in cut
@@ -188,6 +190,8 @@ def _returns_reduced(program: Program, call: ast.Call) -> bool:
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     name = last_name(call.func)
     if name in ("reduce", "gather", "gather_for_metrics") and "accelerator" in owner:
+        return True
+    if qualified(program, call.func).startswith("timm.utils.") and name == "reduce_tensor":
         return True
     if (name == "allreduce" and owner == "hvd") or (
         name in ("all_reduce", "all_gather") and owner.endswith(("fabric", "idist"))

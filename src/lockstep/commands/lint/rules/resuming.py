@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.calls import instance_of
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
@@ -42,7 +43,7 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
         lacking.append("scheduler")
     enabled = [
         call
-        for call in program.named.get("GradScaler", [])
+        for call in [*program.named.get("GradScaler", []), *program.named.get("NativeScaler", [])]
         if constant(program, given(program, call, "enabled")) is not False
     ]
     if enabled and "scaler" not in text:
@@ -117,6 +118,7 @@ def _files(program: Program, node: ast.AST) -> list[ast.AST]:
 )
 def epochs_start_anew(program: Program) -> Iterator[Hit]:
     """A checkpoint with an epoch is loaded, and the loop over epochs is range(epochs)."""
+    yield from _registered(program)
     if not _resumes(program) or lightning(program) or library(program, "ignite"):
         return
     saved = [_saved_text(program, call) for call in saves(program)]
@@ -134,6 +136,24 @@ def epochs_start_anew(program: Program) -> Iterator[Hit]:
                 continue
         if not _skips(loop) and (not isinstance(loop, ast.For) or re.search("epoch", ast.unparse(loop.target).lower())):
             yield Hit(loop)
+
+
+def _registered(program: Program) -> Iterator[Hit]:
+    """Accelerate brings back an object that knows the epoch, and the loop begins at a constant all the same."""
+    known = [
+        owner
+        for call in program.named.get("register_for_checkpointing", [])
+        for each in call.args
+        if (owner := instance_of(program, each)) is not None and "epoch" in ast.unparse(owner).lower()
+    ]
+    if not known or not program.named.get("load_state"):
+        return
+    for loop in {outer for around in step_loops(program).values() for outer in around}:
+        match loop:
+            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=arguments)):
+                first = arguments[0] if len(arguments) > 1 else None
+                if (first is None or isinstance(first, ast.Constant)) and not _skips(loop):
+                    yield Hit(loop)
 
 
 def _read_back(program: Program, node: ast.AST) -> bool:

@@ -4,14 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import method, sites
+from lockstep.commands.lint.calls import callee, method, sites
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import given, library, lightning, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, insert, rule
-from lockstep.commands.lint.source import above, class_of, function_of
+from lockstep.commands.lint.source import above, class_of, function_of, parameters
 
 
 def saves(program: Program) -> list[ast.Call]:
@@ -92,7 +92,8 @@ def module_saved(program: Program) -> Iterator[Hit]:
     ):
         return
     back = _loaded_wrapped(program)
-    for call in saves(program):
+    writers = [call for call in program.calls if _writes(program, call)]
+    for call in [*saves(program), *writers]:
         whole = call.args[0] if call.args else None
         if isinstance(whole, ast.Name | ast.Attribute) and _surely_wrapped(program, whole):
             yield Hit(call)
@@ -109,6 +110,17 @@ def module_saved(program: Program) -> Iterator[Hit]:
                 yield Hit(node, "", edits if len(_names_in_saves(program, node)) == 1 else ())
 
 
+def _writes(program: Program, call: ast.Call) -> bool:
+    """accelerator.save(state, path), and a local function that hands its first parameter to torch.save."""
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if last_name(call.func) == "save" and "accelerator" in owner:
+        return True
+    function = callee(program, call) if call.args else None
+    names = [each.arg for each in parameters(function)] if function is not None else []
+    inner = [each for each in saves(program) if each.args and function is not None and each in set(ast.walk(function))]
+    return any(isinstance(each.args[0], ast.Name) and each.args[0].id in names for each in inner)
+
+
 def _names_in_saves(program: Program, node: ast.Call) -> list[ast.Call]:
     return [node for call in saves(program) if node in set(ast.walk(call))] or [node]
 
@@ -120,7 +132,9 @@ def _surely_wrapped(program: Program, node: ast.AST) -> bool:
         if values and all(isinstance(each, ast.Call) and _is_prepare(each) for each in values):
             return True
     made = [each for each in origins(program, node) if not isinstance(each, ast.Constant)]
-    return bool(made) and len(wraps(program, node)) == len(made)
+    around = wraps(program, node)
+    inner = {each for wrap in around if wrap.args for each in origins(program, wrap.args[0])}
+    return bool(around) and set(made) <= {*around, *inner}  # the plain one, where there is one process
 
 
 def _before_wrapping(program: Program, call: ast.Call, owner: ast.expr) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import sites
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import per_rank
+from lockstep.commands.lint.ranks import on_rank, per_rank
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, replace, rule
 from lockstep.commands.lint.source import above, function_of, statement_of
@@ -25,6 +25,7 @@ from lockstep.commands.lint.source import above, function_of, statement_of
 )
 def fixed_port(program: Program) -> Iterator[Hit]:
     """MASTER_PORT set to a constant, an init_method with a constant port or file, under no question."""
+    yield from _common_file(program)
     for source in program.sources:
         for text, bindings in source.attributes.items():
             if text in ("os.environ['MASTER_PORT']", "environ['MASTER_PORT']"):
@@ -49,6 +50,22 @@ def fixed_port(program: Program) -> Iterator[Hit]:
         place = constant(program, method)
         if isinstance(place, str) and method is not None and re.match(r"tcp://.*:[1-9]\d*$|file://", place):
             yield Hit(method, place)
+
+
+def _common_file(program: Program) -> Iterator[Hit]:
+    """torch.save of a name in the text to the folder for temporary files, which all runs of a machine share."""
+    for call in program.named.get("save", []) if program.named.get("init_process_group") else []:
+        path = given(program, call, "f", 1) if qualified(program, call.func) == "torch.save" else None
+        for made in origins(program, path) if path is not None else []:
+            text = ast.unparse(made)
+            named = any(on_rank(program, each) for each in ast.walk(made) if isinstance(each, ast.Name))
+            unique = re.search(r"getpid|uuid|mkdtemp|mkstemp|TemporaryDirectory|time\(|JOB_ID", text)
+            joined = isinstance(made, ast.BinOp) or (isinstance(made, ast.Call) and last_name(made.func) == "join")
+            common = (joined and "gettempdir()" in text) or (
+                isinstance(made, ast.Constant) and text.startswith("'/tmp/")
+            )
+            if common and not named and not unique and not isinstance(made, ast.JoinedStr):
+                yield Hit(made, "a name that all runs share")
 
 
 def _fixed(program: Program, value: ast.expr) -> bool:

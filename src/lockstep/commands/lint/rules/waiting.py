@@ -4,11 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.places import backwards, inside, loops, over_loader, step_loops
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import lightning
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_ignite import engine_step
+from lockstep.commands.lint.rules.by_lightning import waits_in_steps
 from lockstep.commands.lint.source import Function, above, statement_of
 
 
@@ -29,6 +32,20 @@ def barrier_each_step(program: Program) -> Iterator[Hit]:
                 if _each_pass(program, call, loop):
                     statement = statement_of(program.owner[call], call)
                     yield Hit(call if not isinstance(statement, ast.Expr) else statement)
+        for node in ast.walk(loop):
+            called = callee(program, node) if isinstance(node, ast.Call) else None
+            if called is not None and _only_waits(called) and _each_pass(program, node, loop):
+                yield Hit(node)
+
+
+def _only_waits(function: Function) -> bool:
+    """Whether a function is a barrier where there are several processes: `if is_initialized(): barrier()`."""
+    body = [each for each in function.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
+    match body:
+        case [ast.If(test=test, body=[ast.Expr(value=ast.Call(func=called))], orelse=[])]:
+            several = re.search(r"is_initialized|is_available|world_size|distributed", ast.unparse(test))
+            return bool(several) and last_name(called) == "barrier"
+    return False
 
 
 def _each_pass(program: Program, node: ast.AST, loop: ast.AST) -> bool:
@@ -68,20 +85,21 @@ def _conditional_call(program: Program, function: Function, loop: ast.AST) -> bo
 )
 def sync_each_step(program: Program) -> Iterator[Hit]:
     """.item(), .cpu(), float(loss) or print of the loss in each training step on a GPU."""
+    yield from waits_in_steps(program)
     if lightning(program) or not any(
         re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids|nccl", source.text) for source in program.sources
     ):
         return
     for loop in step_loops(program):
         for node in inside(program, loop):
-            if isinstance(node, ast.Call) and _waits(node) and _each_pass(program, node, loop):
+            if isinstance(node, ast.Call) and _waits(program, node) and _each_pass(program, node, loop):
                 yield Hit(node)
                 break
     for call in program.named.get("Engine", []):  # Ignite's loop runs this function in each step
-        step = definition(program, call.args[0]) if call.args else None
-        if isinstance(step, Function) and any(each in set(ast.walk(step)) for each in backwards(program)):
+        step = engine_step(program, call)
+        if step is not None and any(each in set(ast.walk(step)) for each in backwards(program)):
             for node in ast.walk(step):
-                if isinstance(node, ast.Call) and _waits(node) and not _conditional_in(program, node, step):
+                if isinstance(node, ast.Call) and _waits(program, node) and not _conditional_in(program, node, step):
                     yield Hit(node)
                     break
 
@@ -95,11 +113,14 @@ def _conditional_in(program: Program, node: ast.AST, function: Function) -> bool
     return False
 
 
-def _waits(call: ast.Call) -> bool:
+def _waits(program: Program, call: ast.Call) -> bool:
     name = last_name(call.func)
     if name in ("item", "cpu", "tolist", "numpy") and isinstance(call.func, ast.Attribute) and not call.args:
         owner = call.func.value
         text = ast.unparse(owner)
+        if isinstance(owner, ast.Name):  # mean.item(), where mean = reduce(loss)
+            found = reaching(program, owner, bindings(program, owner, owner.id))
+            text += "".join(ast.unparse(each.value) for each in found if each.kind == "value" and each.value)
         return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) and not re.search(
             r"\.cpu\(\)|labels?$|target$", text
         )

@@ -12,7 +12,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.roles import constant, given, library, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, above
+from lockstep.commands.lint.source import above
 
 
 @rule(
@@ -209,41 +209,6 @@ def local_rank_argument(program: Program) -> Iterator[Hit]:
         names = [each.value for each in call.args if isinstance(each, ast.Constant)]
         if {"--local_rank", "--local-rank"} & set(names):
             yield Hit(call)
-
-
-@rule(
-    "LS313",
-    "unused-parameters",
-    "find_unused_parameters=True for a model that uses all of them, or never some",
-    result="each step walks the graph once more; a part of the network that is never trained stays unnoticed",
-    why="it is for models whose forward takes another way from step to step",
-    mend="DistributedDataParallel(model)  # and drop, or use, the part that forward leaves out",
-)
-def unused_parameters(program: Program) -> Iterator[Hit]:
-    """find_unused_parameters=True over a local module whose forward has no choice to make, or a torchvision model."""
-    for call in wrapped(program):
-        value = given(program, call, "find_unused_parameters")
-        if value is None or constant(program, value) is not True or not call.args:
-            continue
-        made = origins(program, call.args[0])
-        if made and all(_straight(program, each) for each in made):
-            yield Hit(value)
-
-
-def _straight(program: Program, made: ast.AST) -> bool:
-    """Whether a model's forward runs the same modules in each step, as far as the text tells."""
-    if not isinstance(made, ast.Call):
-        return False
-    if re.search(r"^torchvision\.models\.(resnet|vgg|alexnet|mobilenet|densenet)", qualified(program, made.func)):
-        return True
-    owner = definition(program, made.func)
-    if not isinstance(owner, ast.ClassDef):
-        return qualified(program, made.func).endswith("nn.Sequential") and all(
-            isinstance(each, ast.Call) for each in made.args
-        )
-    forward = next((each for each in owner.body if isinstance(each, Function) and each.name == "forward"), None)
-    choices = (ast.If, ast.IfExp, ast.While, ast.For, ast.Try, ast.Match, ast.ListComp, ast.With)
-    return forward is not None and not any(isinstance(each, choices) for each in ast.walk(forward))
 
 
 @rule(

@@ -1,4 +1,4 @@
-# expect: eval-part-as-whole line 49 or 46
+# expect: eval-part-as-whole line 49 or 46 or main.py:27
 from dataclasses import dataclass
 
 import torch

@@ -1,0 +1,56 @@
+"""What rules look for in Ignite's engines, which run a function or an object of the script for each batch."""
+
+import ast
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import definition, instance_of, method
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.roles import constant, given, library
+from lockstep.commands.lint.rule import Hit
+from lockstep.commands.lint.source import Function
+
+
+def engine_step(program: Program, engine: ast.Call) -> Function | None:
+    """The local function, or the method __call__ of a local class, that an Engine runs for each batch."""
+    if not engine.args:
+        return None
+    found = definition(program, engine.args[0])
+    if isinstance(found, Function):
+        return found
+    owner = instance_of(program, engine.args[0])
+    return method(program, owner, "__call__") if owner is not None else None
+
+
+def evaluated(program: Program) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """`evaluator.run(loader)`: the call, and the loader; an engine that trains is given a number of epochs."""
+    for call in program.named.get("run", []) if library(program, "ignite") else []:
+        if call.args and given(program, call, "max_epochs") is None and len(call.args) == 1:
+            yield call, call.args[0]
+
+
+def padded_by_ignite(program: Program) -> Iterator[Hit]:
+    """auto_dataloader for an evaluator: its sampler repeats samples until the parts are equal."""
+    for _, loader in evaluated(program):
+        for made in origins(program, loader):
+            auto = isinstance(made, ast.Call) and last_name(made.func) == "auto_dataloader"
+            if auto and isinstance(made, ast.Call) and constant(program, given(program, made, "drop_last")) is not True:
+                yield Hit(made)
+
+
+def never_trains(program: Program) -> Iterator[Hit]:
+    """An evaluator that Ignite puts into eval(), and a training step that says train() nowhere."""
+    steps = [step for call in program.named.get("Engine", []) if (step := engine_step(program, call)) is not None]
+    training = [each for each in steps if any(_named(node, "backward") for node in ast.walk(each))]
+    supervised = program.named.get("create_supervised_evaluator", [])
+    if not supervised or not training or program.named.get("create_supervised_trainer"):
+        return
+    handlers = [f for source in program.sources for f in source.nodes if isinstance(f, Function) and f.decorator_list]
+    places = [*training, *handlers]
+    if not any(_named(node, "train") for place in places for node in ast.walk(place)):
+        runs = [call for call, _ in evaluated(program)]
+        yield from (Hit(call) for call in runs[:1])
+
+
+def _named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) == name

@@ -1,0 +1,236 @@
+"""What rules look for in Lightning's modules and Trainer, which runs the loops that other scripts write out."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import definition, method
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.flow import is_reduction
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ranks import is_rank
+from lockstep.commands.lint.roles import constant, distributed, given, lightning, of_loader, samplers
+from lockstep.commands.lint.rule import Hit
+from lockstep.commands.lint.source import Function, above, class_of, function_of
+
+_EVALUATED = {
+    "validation_step": ("fit", "validate"),
+    "on_validation_epoch_end": ("fit", "validate"),
+    "test_step": ("test",),
+    "on_test_epoch_end": ("test",),
+}
+_METRIC = re.compile(r"Accuracy|Metric|F1|AUROC|Precision|Recall|MeanSquared|ConfusionMatrix")
+
+
+def several(program: Program) -> bool:
+    """Whether Lightning trains on several devices."""
+    return lightning(program) and distributed(program)
+
+
+def runs(program: Program, *names: str) -> list[ast.Call]:
+    """The calls of a Trainer's methods that run on several devices, as far as the text says how many they are."""
+    found = []
+    for name in names:
+        for call in program.named.get(name, []):
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            made = [each for each in origins(program, owner) if isinstance(each, ast.Call)] if owner else []
+            trainers = [each for each in made if last_name(each.func) == "Trainer"]
+            if owner is not None and (
+                any(constant(program, given(program, each, "devices")) not in (1, "1") for each in trainers)
+                or (not made and "trainer" in ast.unparse(owner).lower())
+            ):
+                found.append(call)
+    return found
+
+
+def own_sampler(program: Program) -> bool:
+    """Whether a Trainer is told to leave samplers alone."""
+    return any(
+        constant(program, given(program, call, name)) is False
+        for call in program.named.get("Trainer", [])
+        for name in ("use_distributed_sampler", "replace_sampler_ddp")
+    )
+
+
+def logs(program: Program) -> Iterator[tuple[ast.Call, Function]]:
+    """The calls of self.log in a module's hooks, and the hook."""
+    for call in [*program.named.get("log", []), *program.named.get("log_dict", [])]:
+        source = program.owner[call]
+        function = function_of(source, call)
+        mine = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+        if mine and function is not None and class_of(source, call) is not None:
+            yield call, function
+
+
+def unsynced(program: Program) -> Iterator[ast.Call]:
+    """self.log of an epoch's number without sync_dist, on several devices."""
+    for call, function in logs(program) if several(program) else []:
+        in_training = function.name == "training_step"
+        if in_training and constant(program, given(program, call, "on_epoch")) is not True:
+            continue  # a step's number, of the rank that logs
+        if in_training or runs(program, *_EVALUATED.get(function.name, ())):
+            synced = given(program, call, "sync_dist")
+            value = given(program, call, "value", 1)
+            metric = value is None or torchmetric(program, value)
+            if not metric and (synced is None or constant(program, synced) is False):
+                yield call
+
+
+def torchmetric(program: Program, value: ast.expr) -> bool:
+    """Whether a value is a torchmetrics object, or computed by one: those reduce by themselves."""
+
+    def metric(node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            return any(
+                isinstance(each, ast.Call) and bool(_METRIC.search(last_name(each.func)))
+                for each in origins(program, node)
+            )
+        return is_reduction(node)
+
+    return depends(program, value, metric)
+
+
+def watched(program: Program) -> Iterator[Hit]:
+    """ModelCheckpoint or EarlyStopping that goes by an unsynced number."""
+    names = {constant(program, given(program, call, "name", 0)) for call in unsynced(program)}
+    for call in [*program.named.get("ModelCheckpoint", []), *program.named.get("EarlyStopping", [])]:
+        monitor = given(program, call, "monitor", 0 if last_name(call.func) == "EarlyStopping" else -1)
+        if monitor is not None and constant(program, monitor) in names - {...}:
+            yield Hit(call, f"monitor={ast.unparse(monitor)}, logged without sync_dist")
+
+
+def uneven_means(program: Program) -> Iterator[Hit]:
+    """sync_dist=True of batches' means, over parts that a script cuts by the rank: they are of unequal sizes."""
+    parts = [
+        call
+        for call in program.named.get("Subset", [])
+        if (chosen := given(program, call, "indices", 1)) and any(is_rank(each) for each in ast.walk(chosen))
+    ]
+    if not (several(program) and own_sampler(program) and parts):
+        return
+    for call, function in logs(program):
+        value = given(program, call, "value", 1)
+        synced = constant(program, given(program, call, "sync_dist")) is True
+        means = value is not None and synced and not torchmetric(program, value)
+        if means and function.name in ("validation_step", "test_step"):
+            yield Hit(call, "of parts that differ in size")
+
+
+def padded(program: Program) -> Iterator[Hit]:
+    """A validation loader that Lightning gives a padding sampler to, unless the devices divide a known set."""
+    if not several(program) or own_sampler(program):
+        return
+    hooks = {"val_dataloader": ("fit", "validate"), "test_dataloader": ("test",)}
+    for name, used in hooks.items():
+        for function in program.methods.get(name, []) if runs(program, *used) else []:
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and last_name(call.func) == "DataLoader" and _is_padded(program, call):
+                    yield Hit(call, "Lightning's own sampler repeats samples")
+    for run in runs(program, "fit", "validate", "test"):
+        name = last_name(run.func)
+        place = "val_dataloaders" if name == "fit" else "dataloaders"
+        loader = given(program, run, place, 2 if name == "fit" else 1)
+        for made in origins(program, loader) if loader is not None else []:
+            if isinstance(made, ast.Call) and last_name(made.func) == "DataLoader" and _is_padded(program, made):
+                yield Hit(made, "Lightning's own sampler repeats samples")
+
+
+_SIZES = {"MNIST": 10_000, "FashionMNIST": 10_000, "KMNIST": 10_000, "CIFAR10": 10_000, "CIFAR100": 10_000}
+
+
+def _is_padded(program: Program, loader: ast.Call) -> bool:
+    if samplers(program, loader):
+        return False
+    node = of_loader(program, loader, "dataset")
+    sets = [last_name(each.func) for each in origins(program, node) if isinstance(each, ast.Call)] if node else []
+    counts = [constant(program, given(program, each, "devices")) for each in program.named.get("Trainer", [])]
+    known = bool(sets) and all(name in _SIZES for name in sets) and all(isinstance(count, int) for count in counts)
+    even = known and all(
+        isinstance(count, int) and count > 0 and _SIZES[name] % count == 0 for name in sets for count in counts
+    )
+    return not even
+
+
+def wrong_interval(program: Program) -> Iterator[Hit]:
+    """configure_optimizers that gives a schedule of steps to Lightning without interval="step"."""
+    for function in program.methods.get("configure_optimizers", []) if lightning(program) else []:
+        for node in ast.walk(function):
+            value = node.value if isinstance(node, ast.Return) else None
+            for scheduler in _given_scheduler(value):
+                for made in origins(program, scheduler):
+                    if isinstance(made, ast.Call) and _of_steps(program, made):
+                        yield Hit(node, "stepped each epoch, made for batches")
+
+
+def _given_scheduler(value: ast.expr | None) -> Iterator[ast.expr]:
+    """The schedulers of what configure_optimizers returns that Lightning steps once an epoch."""
+    match value:
+        case ast.Tuple(elts=[_, ast.List(elts=schedulers)]):
+            yield from (each for each in schedulers if not isinstance(each, ast.Dict))
+        case ast.Dict(keys=keys, values=values):
+            for key, entry in zip(keys, values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "lr_scheduler":
+                    inner = entry.keys if isinstance(entry, ast.Dict) else []
+                    names = {each.value for each in inner if isinstance(each, ast.Constant)}
+                    if isinstance(entry, ast.Dict) and "interval" not in names:
+                        yield from (v for k, v in zip(entry.keys, entry.values, strict=True) if _is(k, "scheduler"))
+                    elif not isinstance(entry, ast.Dict):
+                        yield entry
+
+
+def _is(key: ast.expr | None, name: str) -> bool:
+    return isinstance(key, ast.Constant) and key.value == name
+
+
+def _of_steps(program: Program, scheduler: ast.Call) -> bool:
+    """OneCycleLR, or a schedule whose length is a number of batches."""
+    if not qualified(program, scheduler.func).startswith("torch.optim.lr_scheduler."):
+        return False
+    parts = [*scheduler.args[1:], *(each.value for each in scheduler.keywords)]
+    return last_name(scheduler.func) == "OneCycleLR" or any(
+        last_name(each) == "estimated_stepping_batches" for part in parts for each in ast.walk(part)
+    )
+
+
+def waits_in_steps(program: Program) -> Iterator[Hit]:
+    """.item() or print of the loss in training_step, under no condition."""
+    for function in program.methods.get("training_step", []) if lightning(program) else []:
+        for call in ast.walk(function):
+            if not isinstance(call, ast.Call) or any(
+                isinstance(each, ast.If | ast.IfExp) for each in above(program.owner[call], call)
+            ):
+                continue
+            name, text = last_name(call.func), ast.unparse(call)
+            asked = name in ("item", "cpu", "tolist") and isinstance(call.func, ast.Attribute) and "loss" in text
+            if asked or (name == "print" and isinstance(call.func, ast.Name) and re.search(r"\bloss\b", text)):
+                yield Hit(call)
+                break
+
+
+def unused(program: Program) -> Iterator[Hit]:
+    """A strategy with find_unused_parameters for modules whose training step takes one way."""
+    modules = [
+        definition_of
+        for steps in program.methods.get("training_step", [])
+        if (definition_of := class_of(program.owner[steps], steps)) is not None
+    ]
+    if not modules or not lightning(program) or not all(_straight_step(program, each) for each in modules):
+        return
+    for call in program.named.get("Trainer", []):
+        strategy = given(program, call, "strategy")
+        if strategy is not None and str(constant(program, strategy)).endswith("find_unused_parameters_true"):
+            yield Hit(strategy)
+        for made in origins(program, strategy) if strategy is not None else []:
+            value = given(program, made, "find_unused_parameters") if isinstance(made, ast.Call) else None
+            if value is not None and constant(program, value) is True:
+                yield Hit(value)
+
+
+def _straight_step(program: Program, module: ast.ClassDef) -> bool:
+    """Whether training_step and forward have no choice to make, and one optimizer: all is used in each step."""
+    if "automatic_optimization" in ast.unparse(module) or any(definition(program, base) for base in module.bases):
+        return False
+    choices = (ast.If, ast.IfExp, ast.While, ast.For, ast.Try, ast.Match, ast.ListComp, ast.With)
+    parts = [method(program, module, name) for name in ("training_step", "forward")]
+    return not any(isinstance(each, choices) for part in parts if part is not None for each in ast.walk(part))
