@@ -113,7 +113,7 @@ def test_ranks_with_faults_that_are_replayed_and_not_copied(tmp_path: Path) -> N
     parts = (tmp_path / "out" / "parts.py").read_text()
     assert 'model._modules["4"] = torch.nn.Linear(128, 5)' in parts
     assert "torch.optim.RMSprop(model.parameters(), lr=lr, alpha=0.9)" in parts
-    ended = Command(sys.executable, "train.py", cwd=tmp_path / "out", warm=True).end(300)
+    ended = Command(sys.executable, "train.py", cwd=tmp_path / "out").end(300)
     assert ended.code == 0, ended.text
     assert "epoch 4: top-1" in ended.out
 
