@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lockstep.commands.audit.findings.every import findings
+from lockstep.commands.audit.findings.finding import times
 from lockstep.commands.audit.judged import judged
 from lockstep.commands.audit.launch import start, starter
 from lockstep.commands.audit.output import as_json, text
@@ -13,6 +14,12 @@ from lockstep.commands.shared.arguments import parse, print_error
 from lockstep.config.flags import split_arguments
 from lockstep.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from lockstep.processes.temporary import temporary_folder
+
+_ENDED = {
+    "failed": "failed",
+    "stalled": "came to a standstill",
+    "deadline": "was not done after --deadline-s {:g}",
+}
 
 
 def main(args: list[str]) -> int:
@@ -35,8 +42,9 @@ def main(args: list[str]) -> int:
     found = findings(records)
     static = judged(path, found, records)
     print((as_json if chosen.format == "json" else text)(path, records, found, static))
-    if failed and not found:
-        print_error(f"{script} {failed[0].ended} on {failed[0].nproc} processes:\n{_last_words(failed[0])}")
+    if failed and all(each.note for each in found):
+        how = _ENDED[failed[0].ended].format(chosen.deadline_s)
+        print_error(f"{script} {how} on {times(failed[0].nproc, 'process', 'processes')}:\n{_last_words(failed[0])}")
         return EXIT_USER_ERROR
     wrong = any(not each.note for each in found) or any(each.verdict == "not observed" for each in static)
     return EXIT_FAILURE if wrong else 0

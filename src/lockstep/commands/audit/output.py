@@ -16,7 +16,7 @@ _TITLES = {APART: "the weights are not those of one process"}
 
 def text(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:
     """What people read: a line for each N, the findings, what became of lint's, and their count."""
-    lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in hangs.lines(record)))]
+    lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in _troubles(record)))]
     for each in found:
         lines += ["", *_paragraph(script, each)]
     lines += [""] * bool(static)
@@ -39,6 +39,14 @@ def _paragraph(script: Path, each: Finding) -> list[str]:
         first, *rest = rule.mend.splitlines()
         lines += [f"    mend:   {first}", *(f"            {line}" for line in rest)]
     return lines
+
+
+def _troubles(record: Record) -> list[str]:
+    """What each rank was doing when the processes were ended, or which of them failed, where and with what."""
+    if waiting := hangs.lines(record):
+        return waiting
+    ends = {rank: end for rank, events in record.ranks.items() for end in of(events, "end") if end["how"] == "error"}
+    return [f"rank {rank} failed at {end['at']}: {end['error'].splitlines()[0]}" for rank, end in ends.items()]
 
 
 def _told(record: Record) -> str:
