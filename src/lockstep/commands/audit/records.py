@@ -126,4 +126,4 @@ def trainings(events: list[Event]) -> list[Reading]:
 
 def evaluations(events: list[Event]) -> list[Reading]:
     """The passes in which it was not, and was called."""
-    return [each for each in readings(events) if not each.trains and each.batches]
+    return [each for each in readings(events) if not each.trains and each.batches and of(each.events, "forward")]
