@@ -45,6 +45,7 @@ class Record:
     others: dict[int, list[Event]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()
     ended: str = "done"
+    left: tuple[str, ...] = ()  # of the script's folder: what was not copied, in words
     printed: tuple[str, ...] = ()
     seconds: float = 0.0
 
