@@ -1,5 +1,6 @@
 """What `lockstep audit` takes, and its exit code. Imports no torch: the user's processes do."""
 
+import time
 from pathlib import Path
 
 from lockstep.commands.audit.findings.every import findings
@@ -52,12 +53,12 @@ def main(args: list[str]) -> int:
 
 def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
     """The records of a script on each number of processes; ends with the first on which it fails."""
-    records = []
+    records, begun = [], time.time()
     with temporary_folder("audit-") as folder, starter(script) as process:
         for nproc in sorted(set(chosen.nproc)):
             plan = Plan(
                 "", (), "", "", "", nproc, cuda=chosen.cuda, samples=chosen.samples, epochs=chosen.epochs,
-                deadline_s=chosen.deadline_s,
+                deadline_s=chosen.deadline_s, begun=begun,
             )  # fmt: skip
             records.append(start(process, script, arguments, plan, Path(folder) / str(nproc)))
             if records[-1].ended != "done":

@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep.commands.audit.findings import hangs
+from lockstep.commands.audit.findings import hangs, surroundings
 from lockstep.commands.audit.findings.finding import APART, Finding, times
 from lockstep.commands.audit.judged import Judged
 from lockstep.commands.audit.records import Record, evaluations, of, trainings
@@ -17,6 +17,7 @@ _TITLES = {APART: "the weights are not those of one process"}
 def text(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:
     """What people read: a line for each N, the findings, what became of lint's, and their count."""
     lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in _troubles(record)))]
+    lines += surroundings.lines(records)
     for each in found:
         lines += ["", *_paragraph(script, each)]
     lines += [""] * bool(static)
@@ -75,4 +76,13 @@ def as_json(script: Path, records: list[Record], found: list[Finding], static: l
         for each in records
     ]
     lint = [{"code": each.finding.code, "line": each.finding.line, "verdict": each.verdict} for each in static]
-    return json.dumps({"script": str(script), "runs": runs, "findings": [*map(asdict, found)], "lint": lint}, indent=2)
+    return json.dumps(
+        {
+            "script": str(script),
+            "surroundings": surroundings.lines(records),
+            "runs": runs,
+            "findings": [*map(asdict, found)],
+            "lint": lint,
+        },
+        indent=2,
+    )

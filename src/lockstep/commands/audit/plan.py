@@ -46,6 +46,8 @@ class Plan:
     """Seconds after which the processes are asked where they wait, and ended."""
     stall_s: float = 10.0
     """Seconds without an event and without work after which the processes are asked where they wait, and ended."""
+    begun: float = 0.0
+    """time.time() at the command's start: what is younger, it has made."""
     started: float = 0.0
     """time.time() at the start, which `t` of events counts from."""
     port: int = 0
