@@ -14,8 +14,8 @@ group-end   it was destroyed
 dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
 loader      loader (its number), dataset (a digest of the set behind all subsets), kind (its class), full (its length),
             length (of the loader's own set), train (the set's attribute, or null), batches, batch_size, drop_last,
-            workers, sampler (class), replicas, sampler_rank, sampled (length of the sampler's set), aligned (whether
-            that is the loader's)
+            workers, sampler and batch_sampler (classes), replicas, sampler_rank, sampled (length of the sampler's
+            set), aligned (whether that is the loader's)
 pass        loader, number (from 0): somebody began to iterate
 batch       loader, pass, number, size, ids (indices into the set behind all subsets, or null where it has none)
 pass-end    loader, pass, batches: the loader came to its end
@@ -33,18 +33,19 @@ wrap        kind "ddp": find_unused, devices (of the parameters), batch_norms, s
             kind "syncbn" (converted): wrapped (whether by DDP before), batch_norms, sync_batch_norms
 clip        kind
 unscale     optimizer, enabled (of the scaler): called by the script
-scaler-step optimizer, enabled
+scaler-step optimizer, enabled, factor (the loss's and the gradients')
 draw        what ("forward": a training pass; "data": a batch was read, then worker), states ({torch, numpy, random,
             cuda: digest} before it), drew (which of them moved); the first few in each process
 collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
 sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
-file        path (relative to the working copy, or absolute), mode ("write", "read", "save", "load", "delete")
+file        path (relative to the working copy, or absolute), mode ("write", "delete"), elsewhere (outside the copy),
+            refused: the first time in a process
 saved       path (relative to the working copy, or absolute), kind ("weights", "dict" or a class), keys (the first
             ones of a dict), module (whether names of weights begin with "module.")
 loaded      path, map_location, weights_only
-network     what (host or function), refused: a call that would leave this machine
-download    kind (data set's class), replaced by a stand-in
-stand-in    kind, why: made-up data took the place of what is not there
+network     what (a host, or a command's first words), refused: a call that would leave this machine
+small       kind (class), train (or null), full and length: a data set that keeps so many of its samples
+stand-in    kind (a data set's class, or a file of weights), why, train: made-up data in the place of what is not there
 device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
             "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
             way of saying so

@@ -45,6 +45,7 @@ class Record:
     others: dict[int, list[Event]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()
     ended: str = "done"
+    left: tuple[str, ...] = ()  # of the script's folder: what was not copied, in words
     printed: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -109,7 +110,8 @@ def _readings(events: list[Event]) -> Iterator[Reading]:
         ]
         batches = tuple(each for _, each in mine if each["event"] == "batch")
         last = mine[-1][0] if mine else place
-        if mine and mine[-1][1]["event"] == "batch":  # left before its end: what follows belongs to its last batch
+        if mine and (mine[-1][1]["event"] == "batch" or len(of(events[place:last], "forward")) < len(batches)):
+            # left before its end, or fetched a batch ahead, as Accelerate does: what follows belongs to its last batch
             following = (i for i, each in enumerate(events[last + 1 :], last + 1) if each["event"] == "pass")
             last = next(following, len(events))
         whole = bool(mine) and mine[-1][1]["event"] == "pass-end"
@@ -125,4 +127,4 @@ def trainings(events: list[Event]) -> list[Reading]:
 
 def evaluations(events: list[Event]) -> list[Reading]:
     """The passes in which it was not, and was called."""
-    return [each for each in readings(events) if not each.trains and each.batches]
+    return [each for each in readings(events) if not each.trains and each.batches and of(each.events, "forward")]

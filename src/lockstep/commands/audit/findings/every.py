@@ -1,13 +1,25 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import devices, evaluating, hangs, models, orders, rates, starts, waits, weights
-from lockstep.commands.audit.findings.finding import Find, Finding
+from lockstep.commands.audit.findings import (
+    devices,
+    evaluating,
+    failures,
+    hangs,
+    models,
+    orders,
+    rates,
+    starts,
+    waits,
+    weights,
+)
+from lockstep.commands.audit.findings.finding import APART, Find, Finding
 from lockstep.commands.audit.records import Record
 
 ALL: tuple[Find, ...] = (
     orders.repeated,
     orders.misaligned,
     orders.split_apart,
+    orders.begun_apart,
     evaluating.parts,
     evaluating.training_set,
     evaluating.modes,
@@ -28,8 +40,10 @@ ALL: tuple[Find, ...] = (
     starts.loads,
     starts.downloads,
     devices.shared,
+    failures.known,
     weights.apart,
 )
+_REASONS = {"LS201", "LS208", "LS209", "LS212", "LS213", "LS302"}  # of weights that are not those of one process
 
 
 def findings(records: list[Record]) -> list[Finding]:
@@ -40,4 +54,6 @@ def findings(records: list[Record]) -> list[Finding]:
             known = found.get((each.code, each.at))
             if known is None or known.nproc < each.nproc:
                 found[each.code, each.at] = each
+    if _REASONS & {code for code, _ in found}:
+        found = {key: each for key, each in found.items() if each.code != APART}
     return sorted(found.values())

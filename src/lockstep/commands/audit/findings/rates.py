@@ -16,8 +16,10 @@ def _global_batch(record: Record) -> int:
     reading = _pass(record)
     if reading is None:
         return 0
-    size = reading.loader.get("batch_size") or max((each["size"] or 0 for each in reading.batches), default=0)
-    parts = of(reading.events, "batch", "step")
+    size = max((each["size"] or 0 for each in reading.batches), default=0)
+    if len(reading.batches) == 1 and reading.loader.get("batch_sampler") == "BatchSampler":
+        size = reading.loader.get("batch_size") or size  # it would have been as large, of a larger set
+    parts = of(reading.events, "backward", "step")
     taken = next((i for i, each in enumerate(parts) if each["event"] == "step"), 1)
     return int(size * taken * (record.world if reading.loader.get("replicas") or _differ(record) else 1))
 
@@ -120,18 +122,18 @@ def _following(events: list[Event], reading: Reading) -> str:
 def clipped(records: list[Record]) -> Iterator[Finding]:
     """LS207: gradients are clipped while the scaler's factor is on them."""
     for record in records:
-        windows = list[Event]()
-        wrong = list[Event]()
-        count = 0
+        windows, wrong = list[Event](), list[Event]()
+        count, factor = 0, 1.0
         for each in of(record.first, "clip", "unscale", "scaler-step", "step"):
             if each["event"] == "scaler-step" and each["enabled"]:
                 count += 1
                 kinds = [other["event"] for other in windows]
                 if "clip" in kinds and "unscale" not in kinds:
                     wrong.append(next(other for other in windows if other["event"] == "clip"))
+                    factor = max(factor, each["factor"])
             windows = [] if each["event"] in ("scaler-step", "step") else [*windows, each]
         if wrong:
-            says = f"in {len(wrong)} of {times(count, 'step')} gradients were clipped before they were unscaled"
+            says = f"in {len(wrong)} of {times(count, 'step')} gradients were clipped at {factor:,.0f} times their size"
             yield Finding("LS207", wrong[0]["at"], says, record.nproc)
 
 

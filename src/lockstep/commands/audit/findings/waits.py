@@ -28,7 +28,7 @@ def each_step(records: list[Record]) -> Iterator[Finding]:
                 if len(found) >= _MOST * len(reading.batches):
                     kinds = " and ".join(sorted({each["kind"] for each in found}))
                     says = (
-                        f"{times(len(found), 'time')} in {times(steps, 'step')} the host waits for the device: {kinds}"
+                        f"the host waits for the device {times(len(found), 'time')} in {times(steps, 'step')}: {kinds}"
                     )
                     yield Finding("LS310", at, says, record.nproc)
 

@@ -44,7 +44,13 @@ def _number(optimizer: Optimizer) -> int:
 
 def _parameters(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
     every = itertools.chain(*(group["params"] for group in optimizer.param_groups))
-    return [(naming.name_of(each, place), each) for place, each in enumerate(every)]
+    named = [(naming.name_of(each, place), each) for place, each in enumerate(every)]
+    return [(name, each) for name, each in named if isinstance(each, torch.Tensor) and _plain(each)]
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies whole and dense in this process: no shard of FSDP's, nothing sparse or quantised."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _begin(optimizer: Optimizer, *_: Any) -> None:
@@ -53,6 +59,7 @@ def _begin(optimizer: Optimizer, *_: Any) -> None:
         values: dict[str, Any] = {"lr": [float(group["lr"]) for group in optimizer.param_groups]}
         if _steps.get(number, 0) < _EXAMINED:
             gradients = [(name, each.grad) for name, each in _parameters(optimizer) if each.grad is not None]
+            gradients = [(name, each) for name, each in gradients if _plain(each)]
             values["grads"] = {name: _sums(each) for name, each in gradients}
     _before[number] = values
 
@@ -79,7 +86,7 @@ def _sums(tensor: torch.Tensor) -> list[float]:
 def _digest(tensors: list[torch.Tensor]) -> str:
     hashed = hashlib.sha256()
     for tensor in tensors:
-        hashed.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()[:16]
 
 
@@ -118,7 +125,9 @@ def _unscale(original: Any, scaler: Any, optimizer: Optimizer) -> Any:
 
 
 def _scaler_step(original: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    emit("scaler-step", optimizer=_number(optimizer), enabled=scaler.is_enabled())
+    with silence():
+        factor = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+    emit("scaler-step", optimizer=_number(optimizer), enabled=scaler.is_enabled(), factor=factor)
     _in_scaler[0] = True  # it unscales by itself what nobody has unscaled
     try:
         return original(scaler, optimizer, *args, **kwargs)

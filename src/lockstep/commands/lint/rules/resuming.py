@@ -4,13 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import instance_of
+from lockstep.commands.lint.calls import instance_of, sites
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, library, lightning
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.saving import loads, saves
+from lockstep.commands.lint.rules.saving import in_memory, loads, saves
 from lockstep.commands.lint.source import above, function_of
 
 
@@ -29,31 +29,41 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
         return
     if not _resumes(program):
         return
-    written = [(call, _saved_text(program, call)) for call in saves(program)]
+    written = [(call, _saved_text(program, call)) for call in _writing(program) if not in_memory(program, call)]
     if not written or any(text is None for _, text in written):
         return
-    best = max(written, key=lambda each: len(each[1] or ""))
-    text = best[1] or ""
+    told = [(call, _lacking(program, call, text or "")) for call, text in written]
+    call, lacking = min(told, key=lambda each: len(each[1]))
+    if lacking:
+        yield Hit(call, f"without {', '.join(lacking)}")
+
+
+def _writing(program: Program) -> list[ast.Call]:
+    """The calls of torch.save, or, where a function hands its own arguments on to it, the calls of that function."""
+    found = []
+    for call in saves(program):
+        function = function_of(program.owner[call], call)
+        passed = function is not None and bool(call.args) and isinstance(call.args[0], ast.Starred)
+        found += [site.call for site in sites(program, function)] if passed and function is not None else [call]
+    return found
+
+
+def _lacking(program: Program, call: ast.Call, text: str) -> list[str]:
+    """What a saved text does not mention of what the program has."""
     lacking = []
     if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text):
         lacking.append("optimizer")
-    if any(".lr_scheduler." in qualified(program, call.func) for call in program.calls) and not re.search(
-        r"sched", text
-    ):
+    if any(".lr_scheduler." in qualified(program, each.func) for each in program.calls) and "sched" not in text:
         lacking.append("scheduler")
-    enabled = [
-        call
-        for call in [*program.named.get("GradScaler", []), *program.named.get("NativeScaler", [])]
-        if constant(program, given(program, call, "enabled")) is not False
-    ]
-    if enabled and "scaler" not in text:
+    scalers = [*program.named.get("GradScaler", []), *program.named.get("NativeScaler", [])]
+    enabled = any(constant(program, given(program, each, "enabled")) is not False for each in scalers)
+    if enabled and not re.search(r"scaler|amp", text):
         lacking.append("scaler")
-    path = given(program, best[0], "f", 1)
+    path = given(program, call, "f", 1)
     named = " ".join(ast.unparse(made) for made in origins(program, path)) if path is not None else ""
     if not re.search(r"epoch|step|iter", text + named):
         lacking.append("epoch")
-    if lacking:
-        yield Hit(best[0], f"without {', '.join(lacking)}")
+    return lacking
 
 
 def _saved_text(program: Program, call: ast.Call) -> str | None:
@@ -87,7 +97,8 @@ def _saved_text(program: Program, call: ast.Call) -> str | None:
 def _resumes(program: Program) -> bool:
     """Whether weights are loaded from a file to train on: by a name that says so."""
     for call in program.named.get("load_state_dict", []):
-        if any(made in loads(program) for arg in call.args for made in _files(program, arg)):
+        read = [made for arg in call.args for made in _files(program, arg) if made in loads(program)]
+        if read and not all(_handed_over(program, each) for each in read):
             source = program.owner[call]
             near = " ".join(ast.unparse(each.test) for each in above(source, call) if isinstance(each, ast.If))
             function = function_of(source, call)
@@ -95,6 +106,19 @@ def _resumes(program: Program) -> bool:
             near += " ".join(ast.unparse(made) for arg in call.args for made in _files(program, arg))
             if re.search(r"resume|checkpoint|ckpt|snapshot|restart|continue|last", near.lower()):
                 return True
+    return False
+
+
+def _handed_over(program: Program, load: ast.AST) -> bool:
+    """Whether a file is read that its function has just written: rank 0's first weights, for the other ranks."""
+    assert isinstance(load, ast.Call)
+    path = given(program, load, "f", 0)
+    mine = function_of(program.owner[load], load)
+    for call in saves(program):
+        other = given(program, call, "f", 1)
+        here = function_of(program.owner[call], call) is mine and call.lineno < load.lineno
+        if here and path is not None and other is not None and ast.dump(path) == ast.dump(other):
+            return True
     return False
 
 
@@ -158,8 +182,10 @@ def _registered(program: Program) -> Iterator[Hit]:
 
 def _read_back(program: Program, node: ast.AST) -> bool:
     """Whether a number may come from a file, or from anything but a constant in the text."""
-    if not isinstance(node, ast.Name):
-        return True
+    if not isinstance(node, ast.Name) or any(
+        isinstance(each.value, ast.Subscript) for each in bindings(program, node, node.id)
+    ):
+        return True  # an entry of a dictionary, which a function may have filled
     made = origins(program, node)
     return not made or not all(isinstance(each, ast.Constant) for each in made)
 

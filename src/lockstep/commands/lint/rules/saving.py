@@ -9,7 +9,7 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import given, library, lightning, wrapped, wraps
+from lockstep.commands.lint.roles import given, library, lightning, starts_group, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, insert, rule
 from lockstep.commands.lint.source import above, class_of, function_of, parameters
 
@@ -17,6 +17,13 @@ from lockstep.commands.lint.source import above, class_of, function_of, paramete
 def saves(program: Program) -> list[ast.Call]:
     """The calls of torch.save."""
     return [call for call in program.named.get("save", []) if qualified(program, call.func) == "torch.save"]
+
+
+def in_memory(program: Program, call: ast.Call) -> bool:
+    """Whether a torch.save writes into a buffer, not into a file."""
+    path = given(program, call, "f", 1)
+    made = origins(program, path) if path is not None else []
+    return any(isinstance(each, ast.Call) and last_name(each.func) == "BytesIO" for each in made)
 
 
 def loads(program: Program) -> list[ast.Call]:
@@ -34,15 +41,16 @@ def loads(program: Program) -> list[ast.Call]:
 )
 def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     """torch.save in what each rank runs, with no rank in its condition or in the file's name."""
-    if not (
-        wrapped(program) or program.named.get("init_process_group") or library(program, "horovod", "accelerate")
-    ) or lightning(program):
+    if not (wrapped(program) or starts_group(program) or library(program, "horovod", "accelerate")) or lightning(
+        program
+    ):
         return
     for call in saves(program):
         path = given(program, call, "f", 1)
         named = path is not None and on_rank(program, path)
         if (
             not named
+            and not in_memory(program, call)
             and not guarded(program, call)
             and per_rank(program, call)
             and _reached(program, call)
@@ -159,6 +167,11 @@ def _loaded_wrapped(program: Program) -> bool:
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
         if owner is not None and wraps(program, owner) and not _before_wrapping(program, call, owner):
             return True
+        function = function_of(program.owner[call], call)
+        if function is not None and function.args.kwarg is not None:  # restore(path, state_dict=model)
+            given_by_name = [each.value for site in sites(program, function) for each in site.call.keywords]
+            if any(wraps(program, each) for each in given_by_name):
+                return True
     return False
 
 
