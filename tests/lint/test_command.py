@@ -145,13 +145,14 @@ def test_fix_keeps_comments_and_counts_bytes(script: Path, capsys: pytest.Captur
 
 
 def test_the_script_of_the_pages_has_the_faults_that_it_counts() -> None:
-    """Faults 1 to 9 of mnist_before.py, as its comments count them."""
+    """Faults 1 to 9 of mnist_before.py, as its comments count them, and those of cifar10_before.py."""
     found, _ = check([ROOT / "examples/coming_from/mnist_before.py"], EVERY)
     expected = {"LS310", "LS204", "LS104", "LS208", "LS211", "LS108", "LS101", "LS403"}
     assert {each.code for each in found} == expected
-    mended = [
-        ROOT / f"examples/coming_from/{name}.py" for name in ("mnist_mended", "accelerate_before", "lightning_before")
-    ]
+    found, _ = check([ROOT / "examples/coming_from/cifar10_before.py"], EVERY)
+    assert {each.code for each in found} == {"LS305", "LS104", "LS108", "LS107", "LS101", "LS310", "LS204"}
+    names = "mnist_mended", "cifar10_mended", "accelerate_before", "lightning_before"
+    mended = [ROOT / f"examples/coming_from/{name}.py" for name in names]
     assert check(mended, EVERY) == ([], [])
 
 
@@ -159,7 +160,7 @@ def test_findings_in_the_course_and_the_examples() -> None:
     """The wrong ways that stand behind a flag, and what step 3 and 4 leave for step 6."""
     found, broken = check(sorted((ROOT / "examples").rglob("*.py")), EVERY)
     assert not broken
-    assert {(each.path.name, each.code) for each in found if each.path.name != "mnist_before.py"} == {
+    assert {(each.path.name, each.code) for each in found if not each.path.name.endswith("_before.py")} == {
         ("03-ddp-torchrun.py", "LS101"),
         ("04-ddp-spawn.py", "LS101"),
         ("04-ddp-spawn.py", "LS305"),

@@ -53,10 +53,10 @@ def never_trains(program: Program) -> Iterator[Hit]:
 
 
 def _after_training(program: Program, call: ast.Call) -> bool:
-    """Whether an evaluator runs below the line that trains for all epochs, in the same function."""
+    """Whether an evaluator runs in a handler of the training's end."""
     here = function_of(program.owner[call], call)
-    trained = [each for each in program.named.get("run", []) if any(one.arg == "max_epochs" for one in each.keywords)]
-    return any(function_of(program.owner[e], e) is here and e.lineno < call.lineno for e in trained)
+    events = " ".join(map(ast.unparse, here.decorator_list)) if here is not None else ""
+    return "Events.COMPLETED" in events
 
 
 def _named(node: ast.AST, name: str) -> bool:
