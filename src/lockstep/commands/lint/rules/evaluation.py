@@ -22,6 +22,7 @@ from lockstep.commands.lint.roles import (
     training_loaders,
 )
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import padded_by_prepare
 from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
 from lockstep.commands.lint.source import function_of, statement_of
@@ -86,6 +87,8 @@ def padding_counted(program: Program) -> Iterator[Hit]:
             for loop in loops:
                 if not calls_in(program, loop, "gather_for_metrics") and not _cut_to_size(program, [loop]):
                     yield from (Hit(call) for call in calls_in(program, loop, "gather"))
+            if not any(_cut_to_size(program, [loop]) for loop in loops):
+                yield from padded_by_prepare(program, loader, loops)
 
 
 def _cut_to_size(program: Program, loops: list[ast.For | ast.AsyncFor | ast.While]) -> bool:

@@ -16,6 +16,8 @@ from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.source import Function, Loop, function_of
 
+_BEST = re.compile(r"best|lowest|highest|minimum|maximum|\b(min|max)_|record\b")
+
 
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
     """The loops over loaders of which each rank has its own part, in training and evaluation."""
@@ -80,7 +82,7 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
         names = tainted(own_nodes(program, loop), added_up(loop))
         for source in program.sources:
             for node in source.nodes:
-                if isinstance(node, ast.Compare) and "best" in ast.unparse(node).lower():
+                if isinstance(node, ast.Compare) and _BEST.search(ast.unparse(node).lower()):
                     here = (
                         function_of(source, node) is function
                         and program.owner[loop] is source

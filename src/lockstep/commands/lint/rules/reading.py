@@ -174,11 +174,15 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
         told = option(program, name)[0].lower()
         if re.search(r"per[ _-](gpu|device|process|rank)|each (gpu|device|process)", told):
             return False
-        return bool(re.search(r"^(batch_?size|bs)$", name)) and bool(
-            re.search(r"(total|global|overall)\b.*batch|across all|of all (the )?(gpus|processes|ranks)|over all", told)
-        )
+        return bool(re.search(r"^(batch(_?size)?|bs|images_per_step)$", name)) and bool(_ALL.search(told))
 
     return depends(program, node, says)
+
+
+_ALL = re.compile(
+    r"(total|global|overall|whole)\b|(across|over|of|on|for) all\b|in all\b|together|(per|of an?|of one|of each) "
+    r"(optimizer |optimiser )?(step|update)|a step\b"
+)
 
 
 def _split_batches(program: Program) -> bool:

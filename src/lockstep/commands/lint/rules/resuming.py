@@ -10,6 +10,9 @@ from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, library, lightning
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import lacking as lacking_in_fabric
+from lockstep.commands.lint.rules.by_fabric import lost_epochs, unregistered
+from lockstep.commands.lint.rules.by_ignite import lacking_in_ignite
 from lockstep.commands.lint.rules.saving import loads, saves
 from lockstep.commands.lint.source import above, function_of
 
@@ -25,6 +28,9 @@ from lockstep.commands.lint.source import above, function_of
 )
 def state_not_saved(program: Program) -> Iterator[Hit]:
     """A program that resumes, whose checkpoint has no optimizer, scheduler, scaler or epoch."""
+    yield from lacking_in_fabric(program)
+    yield from unregistered(program)
+    yield from lacking_in_ignite(program)
     if library(program, "accelerate", "deepspeed", "ignite") or lightning(program) or not step_loops(program):
         return
     if not _resumes(program):
@@ -119,6 +125,7 @@ def _files(program: Program, node: ast.AST) -> list[ast.AST]:
 def epochs_start_anew(program: Program) -> Iterator[Hit]:
     """A checkpoint with an epoch is loaded, and the loop over epochs is range(epochs)."""
     yield from _registered(program)
+    yield from lost_epochs(program)
     if not _resumes(program) or lightning(program) or library(program, "ignite"):
         return
     saved = [_saved_text(program, call) for call in saves(program)]

@@ -35,7 +35,9 @@ def loads(program: Program) -> list[ast.Call]:
 def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     """torch.save in what each rank runs, with no rank in its condition or in the file's name."""
     if not (
-        wrapped(program) or program.named.get("init_process_group") or library(program, "horovod", "accelerate")
+        wrapped(program)
+        or any(program.named.get(name) for name in ("init_process_group", "Fabric"))
+        or library(program, "horovod", "accelerate", "ignite.distributed")
     ) or lightning(program):
         return
     for call in saves(program):

@@ -133,7 +133,8 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
     unseeded = not any("seed" in source.text for source in program.sources)
     if not unseeded and not _differ(program):
         return
-    sharded = lightning(program) or any(program.named.get(name) for name in ("DistributedSampler", "Accelerator"))
+    cutting = ("DistributedSampler", "Accelerator", "Fabric")
+    sharded = lightning(program) or any(program.named.get(name) for name in cutting)
     for call in program.named.get("random_split", []):
         if sharded and per_rank(program, call) and given(program, call, "generator", 2) is None:
             yield Hit(call)

@@ -12,6 +12,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.roles import constant, given, library, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import unwrapped_calls
 from lockstep.commands.lint.source import above
 
 
@@ -78,6 +79,7 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
 )
 def unwrapped_in_training(program: Program) -> Iterator[Hit]:
     """In a step loop, a call of the model that DDP was given, or of .module, whose loss runs backward."""
+    yield from unwrapped_calls(program)
     kept = {each for call in wrapped(program) if call.args for each in origins(program, call.args[0])}
     if not kept:
         return
