@@ -138,6 +138,7 @@ def used_before_init(program: Program) -> Iterator[Hit]:
             if not (name == "DistributedSampler" and len(each.args) + len(each.keywords) > 2)
         ),
     ]
+    yield from _before_horovod(program)
     for init in program.named.get("init_process_group", []):
         source = program.owner[init]
         if definition(program, init.func) is not None:
@@ -184,6 +185,17 @@ def used_before_init(program: Program) -> Iterator[Hit]:
                 and not _asks(program, call)
                 and _both_run(program, call, init)
             ):
+                yield Hit(call)
+
+
+def _before_horovod(program: Program) -> Iterator[Hit]:
+    """hvd.rank() above hvd.init()."""
+    asked = [call for call in program.calls if ast.unparse(call.func) in ("hvd.rank", "hvd.size", "hvd.local_rank")]
+    for init in program.named.get("init", []) if library(program, "horovod") else []:
+        home = program.owner[init]
+        for call in asked:
+            same = program.owner[call] is home and function_of(home, call) is function_of(home, init)
+            if same and call.lineno < init.lineno and ast.unparse(init.func) == "hvd.init":
                 yield Hit(call)
 
 

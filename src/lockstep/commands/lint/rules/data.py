@@ -39,7 +39,7 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
         return
     around = step_loops(program)
     for loader, loops in training_loaders(program).items():
-        if any(around[loop] for loop in loops):
+        if any(around[loop] for loop in loops) and not _told_by_fabric(program, loader):
             for sampler in sharding(program, loader):
                 if constant(program, given(program, sampler, "shuffle", 3)) is not False:
                     yield Hit(sampler)
@@ -51,6 +51,13 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
                 auto = isinstance(made, ast.Call) and last_name(made.func) == "auto_dataloader"
                 if auto and isinstance(made, ast.Call) and constant(program, given(program, made, "shuffle")) is True:
                     yield Hit(made)
+
+
+def _told_by_fabric(program: Program, loader: ast.Call) -> bool:
+    """Fabric sets the epoch of any sampler that has one."""
+    return any(
+        loader in origins(program, each) for call in program.named.get("setup_dataloaders", []) for each in call.args
+    )
 
 
 def _reaches(program: Program, call: ast.Call) -> bool:

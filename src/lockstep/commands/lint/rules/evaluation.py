@@ -25,6 +25,7 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import padded_by_prepare
 from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
+from lockstep.commands.lint.rules.sets import in_hooks, misnamed
 from lockstep.commands.lint.source import function_of, statement_of
 
 
@@ -149,6 +150,8 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
         if not chosen and ((len(own) == len(sets) and (same or wrong)) or named):
             yield Hit(own[0] if wrong and not shared and not named else loader)
     yield from _of_another_length(program)
+    yield from misnamed(program)
+    yield from in_hooks(program)
 
 
 def _uncut(sets: list[ast.Call], program: Program) -> list[ast.Call]:

@@ -30,6 +30,10 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         node = of_loader(program, loader, "worker_init_fn")
         made = [*origins(program, node), definition(program, node)] if node is not None else []
+        partial = [
+            each for each in made if isinstance(each, ast.Call) and last_name(each.func) == "partial" and each.args
+        ]
+        made += [definition(program, each.args[0]) for each in partial]
         called = [owner for each in made if each is not None and (owner := instance_of(program, each)) is not None]
         made += [method(program, owner, "__call__") for owner in called]
         for function in dict.fromkeys(each for each in made if isinstance(each, Function | ast.Lambda)):

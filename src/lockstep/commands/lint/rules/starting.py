@@ -41,11 +41,18 @@ def fixed_port(program: Program) -> Iterator[Hit]:
             given_port = next((v for k, v in entries if isinstance(k, ast.Constant) and k.value == "MASTER_PORT"), None)
         if owner.endswith("environ") and given_port is not None and _fixed(program, given_port):
             yield Hit(call, "MASTER_PORT")
+    for call in program.calls:  # idist.Parallel(master_port=2222)
+        chosen = constant(program, given(program, call, "master_port"))
+        if isinstance(chosen, int) and chosen > 0:
+            yield Hit(call, f"master_port={chosen}")
     for call in program.named.get("TCPStore", []):
         number = constant(program, given(program, call, "port", 1))
         if isinstance(number, int) and number > 0:
             yield Hit(call, f"port {number}")
-    for call in program.named.get("init_process_group", []):
+    started = [
+        call for name in ("init_process_group", "Parallel", "initialize") for call in program.named.get(name, [])
+    ]
+    for call in started:
         method = given(program, call, "init_method", 1)
         place = constant(program, method)
         if isinstance(place, str) and method is not None and re.match(r"tcp://.*:[1-9]\d*$|file://", place):
@@ -106,7 +113,7 @@ def no_main_guard(program: Program) -> Iterator[Hit]:
     for call in program.calls:
         name = qualified(program, call.func)
         spawns = (
-            name.endswith("multiprocessing.spawn")
+            name.endswith(("multiprocessing.spawn", "ignite.distributed.spawn"))
             or name.endswith("multiprocessing.spawn.spawn")
             or (
                 name.endswith("multiprocessing.start_processes")
@@ -169,6 +176,7 @@ def cuda_before_fork(program: Program) -> Iterator[Hit]:
             or (name.endswith("start_processes") and method == "fork")
             or (name.endswith("multiprocessing.Process") and not (spawning & {"spawn", "forkserver", ...}))
             or (last_name(call.func) == "Process" and "fork" in spawning)
+            or (last_name(call.func) == "notebook_launcher" and name.startswith("accelerate"))
         ):
             forks.append(call)
     for fork in forks:
