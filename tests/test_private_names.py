@@ -35,8 +35,38 @@ USED = {
         "which samples a loader of the user's script delivers, and in which pass",
         lambda: hasattr(torch.utils.data.dataloader, "_BaseDataLoaderIter"),
     ),
+    "_device": Use(
+        ("commands/audit/pretended/moves.py",),
+        "the module of torch's default device, which a pretended GPU can be",
+        lambda: importlib.util.find_spec("torch.utils._device") is not None,
+    ),
+    "_device_constructors": Use(
+        ("commands/audit/pretended/moves.py",),
+        "which of torch's functions make tensors on a device",
+        lambda: callable(torch.utils._device._device_constructors),
+    ),
+    "_MapDatasetFetcher": Use(
+        ("commands/audit/recorders/drawing.py",),
+        "which random numbers reading a batch draws, in the process that reads it",
+        lambda: callable(torch.utils.data._utils.fetch._MapDatasetFetcher.fetch),
+    ),
+    "_MultiProcessingDataLoaderIter": Use(
+        ("commands/audit/recorders/reading.py",),
+        "where workers that live on begin another pass",
+        lambda: callable(torch.utils.data.dataloader._MultiProcessingDataLoaderIter._reset),
+    ),
+    "_utils": Use(
+        ("commands/audit/recorders/drawing.py",),
+        "the package of a loader's fetchers",
+        lambda: hasattr(torch.utils.data, "_utils"),
+    ),
     "_BatchNorm": Use(
-        ("parallel/batchnorm.py", "parallel/norms.py"),
+        (
+            "commands/audit/recorders/naming.py",
+            "commands/audit/recorders/passing.py",
+            "parallel/batchnorm.py",
+            "parallel/norms.py",
+        ),
         "what torch's, timm's and a user's batch normalisations have in common",
         lambda: hasattr(batchnorm, "_BatchNorm"),
     ),

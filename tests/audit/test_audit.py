@@ -61,8 +61,8 @@ def test_a_right_script_is_clean_and_a_wrong_one_is_told_in_numbers(tmp_path: Pa
     assert ended.code == 1, ended.text
     found = {each["code"]: each["says"] for each in json.loads(ended.out)["findings"]}
     assert found == {
-        "LS101": "epoch 2 had epoch 1's order: all 32 samples of a rank",
-        "LS208": "on 2 processes 2.0 x fewer steps at the same rate: 8 steps an epoch instead of 16, at 0.1",
+        "LS101": "epoch 2 had epoch 1's order: all 32 samples of rank 0",
+        "LS208": "on 2 processes 2.0 x fewer steps at the same rate: 8 samples a step instead of 4, at 0.1",
     }
     assert not ended.orphans
     assert sorted(each.name for each in tmp_path.iterdir()) == ["train.py"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lockstep.commands.audit.findings.every import findings
+from lockstep.commands.audit.judged import judged
 from lockstep.commands.audit.launch import start, starter
 from lockstep.commands.audit.output import as_json, text
 from lockstep.commands.audit.plan import Plan
@@ -30,13 +31,15 @@ def main(args: list[str]) -> int:
     if not path.is_file():
         raise UserError(f"{script} is not there", "Name a Python file.")
     records = run(path, arguments, chosen)
-    failed = [each for each in records if each.ended == "failed"]
+    failed = [each for each in records if each.ended != "done"]
     found = findings(records)
-    print((as_json if chosen.format == "json" else text)(path, records, found))
-    if failed:
-        print_error(f"{script} failed on {failed[0].nproc} processes:\n{_last_words(failed[0])}")
+    static = judged(path, found, records)
+    print((as_json if chosen.format == "json" else text)(path, records, found, static))
+    if failed and not found:
+        print_error(f"{script} {failed[0].ended} on {failed[0].nproc} processes:\n{_last_words(failed[0])}")
         return EXIT_USER_ERROR
-    return EXIT_FAILURE if found else 0
+    wrong = any(not each.note for each in found) or any(each.verdict == "not observed" for each in static)
+    return EXIT_FAILURE if wrong else 0
 
 
 def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
@@ -49,7 +52,7 @@ def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
                 deadline_s=chosen.deadline_s,
             )  # fmt: skip
             records.append(start(process, script, arguments, plan, Path(folder) / str(nproc)))
-            if records[-1].ended == "failed":
+            if records[-1].ended != "done":
                 break
     return records
 
@@ -64,5 +67,5 @@ def _split(args: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def _last_words(record: Record) -> str:
-    number = next(i for i, code in enumerate(record.codes) if code)
+    number = next((i for i, code in enumerate(record.codes) if code > 0), 0)
     return record.printed[number][-4000:]

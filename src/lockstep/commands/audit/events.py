@@ -8,7 +8,8 @@ from its `group` event, or else from RANK.
 event       fields
 process     parent (pid), rank and world (as the environment has them, or null), worker (a loader's worker's number, or
             null); a process's first line
-group       rank, world, backend (as the user wrote it), init_method: a process group was made
+group       rank, world, backend (as the user wrote it), init_method, port (MASTER_PORT), own_port (whether the script
+            set it): a process group was made
 group-end   it was destroyed
 dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
 loader      loader (its number), dataset (a digest of the set behind all subsets), kind (its class), full (its length),
@@ -19,21 +20,27 @@ pass        loader, number (from 0): somebody began to iterate
 batch       loader, pass, number, size, ids (indices into the set behind all subsets, or null where it has none)
 pass-end    loader, pass, batches: the loader came to its end
 forward     model, training, grad (enabled), wrapped (the wrapper's class, or ""), size (first dimension of the
-            first tensor); outermost modules with parameters alone
-backward    scale (the loss's value, where it has one), sync (false inside no_sync)
+            first tensor), sync (false inside no_sync), modal (whether it has dropout or batch norm), devices (of the
+            parameters); outermost modules with parameters alone
+backward    scale (the value that it starts from, without a scaler's factor), loss (what a loss function gave last),
+            sync (false inside no_sync)
 step        optimizer, number (from 0), lr (a list, by group); in the first steps: grads before it and weights after it
             ({name: [sum, norm]} in float64), digest (of all weights after it)
-scheduler   kind, lr (a list, after it)
+zero        optimizer: gradients are emptied
+scheduler   scheduler (its number), kind, lr (a list, after it)
 mode        model, training: train() or eval() was called
 wrap        kind "ddp": find_unused, devices (of the parameters), batch_norms, sync_batch_norms (how many);
             kind "syncbn" (converted): wrapped (whether by DDP before), batch_norms, sync_batch_norms
 clip        kind
-unscale     optimizer
-draw        what ("dropout", "state"), digest: random numbers that were drawn, first steps
+unscale     optimizer, enabled (of the scaler): called by the script
+scaler-step optimizer, enabled, factor (the loss's and the gradients')
+draw        what ("forward": a training pass; "data": a batch was read, then worker), states ({torch, numpy, random,
+            cuda: digest} before it), drew (which of them moved); the first few in each process
 collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
 sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
 file        path (relative to the working copy, or absolute), mode ("write", "read", "save", "load", "delete")
-saved       path, keys (first ones), module (whether they begin with "module."), kinds (of the parts of a dict)
+saved       path (relative to the working copy, or absolute), kind ("weights", "dict" or a class), keys (the first
+            ones of a dict), module (whether names of weights begin with "module.")
 loaded      path, map_location, weights_only
 network     what (host or function), refused: a call that would leave this machine
 download    kind (data set's class), replaced by a stand-in
@@ -47,6 +54,7 @@ cut         why ("epochs", "steps"): the harness ended the script here, on purpo
 end         how ("done", "exit", "error"), code, error (type and text), trace (the user's lines)
 """
 
+import inspect
 import json
 import os
 import sys
@@ -139,12 +147,12 @@ def user_frames(most: int = 8) -> list[str]:
     """The user's lines on the stack, the innermost first."""
     if _log is None:
         return []
-    found, frame, home = list[str](), sys._getframe(1), _log.plan.home.rstrip("/") + "/"
+    found, frame, home = list[str](), inspect.currentframe(), _log.plan.home.rstrip("/") + "/"
     while frame is not None and len(found) < most:
         name = frame.f_code.co_filename
         if name.startswith(home):
             found.append(f"{name.removeprefix(home)}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found
 
 

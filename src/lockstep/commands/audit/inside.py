@@ -28,6 +28,9 @@ PARTS: tuple[str, ...] = (
     "recorders.passing",
     "recorders.stepping",
     "recorders.reducing",
+    "recorders.drawing",
+    "recorders.saving",
+    "recorders.syncing",
 )
 _SEED = 20_000  # of torch, numpy and random, and the rank on top: unseeded processes differ, and every run is alike
 _DIE_WITH_PARENT = 1  # of prctl(2)
@@ -78,8 +81,8 @@ def _record_children() -> None:
 def child() -> None:
     """What a spawned interpreter does first."""
     end_with(os.getppid())
-    import torch.multiprocessing.spawn as spawning
-
+    importlib.import_module("torch.multiprocessing.spawn")
+    spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # the package has a function of that name
     plan = current()
     original = spawning._wrap
 
@@ -92,7 +95,7 @@ def child() -> None:
             with _told():
                 fn(*given)
 
-        original(told, i, args, error_file)  # type: ignore[no-untyped-call]
+        original(told, i, args, error_file)
 
     spawning._wrap = recorded
     run = multiprocessing.process.BaseProcess.run

@@ -6,37 +6,54 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lockstep.commands.audit.findings import hangs
-from lockstep.commands.audit.findings.finding import Finding
+from lockstep.commands.audit.findings.finding import APART, Finding, times
+from lockstep.commands.audit.judged import Judged
 from lockstep.commands.audit.records import Record, evaluations, of, trainings
 from lockstep.commands.lint.rule import RULES
 
+_TITLES = {APART: "the weights are not those of one process"}
 
-def text(script: Path, records: list[Record], found: list[Finding]) -> str:
-    """What people read: a line for each N, the findings, their count."""
+
+def text(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:
+    """What people read: a line for each N, the findings, what became of lint's, and their count."""
     lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in hangs.lines(record)))]
     for each in found:
-        title = RULES[each.code].title if each.code in RULES else ""
-        lines += ["", f"{each.at or script.name}: {each.code} {title}"]
-        lines += textwrap.wrap(each.says, 116, initial_indent="    ", subsequent_indent="    ")
-        if each.code in RULES:
-            first, *rest = RULES[each.code].mend.splitlines()
-            lines += [f"    mend:   {first}", *(f"            {line}" for line in rest)]
-    return "\n".join([*lines, "", f"{len(found)} finding{'' if len(found) == 1 else 's'}"])
+        lines += ["", *_paragraph(script, each)]
+    lines += [""] * bool(static)
+    for judged in static:
+        place = f"{judged.finding.path.name}:{judged.finding.line}"
+        title = RULES[judged.finding.code].title
+        lines.append(f"{place}: {judged.finding.code} by lint, {judged.verdict}: {title}")
+    count = sum(not each.note for each in found)
+    return "\n".join([*lines, "", f"{count} finding{'' if count == 1 else 's'}"])
+
+
+def _paragraph(script: Path, each: Finding) -> list[str]:
+    kind = "note" if each.note else each.code
+    title = RULES[each.code].title if each.code in RULES else _TITLES[each.code]
+    lines = [f"{each.at or script.name}: {kind}: {title}"]
+    lines += textwrap.wrap(f"seen:   {each.says}", 116, initial_indent="    ", subsequent_indent="            ")
+    if each.code in RULES:
+        rule = RULES[each.code]
+        lines += textwrap.wrap(f"result: {rule.result}", 116, initial_indent="    ", subsequent_indent="            ")
+        first, *rest = rule.mend.splitlines()
+        lines += [f"    mend:   {first}", *(f"            {line}" for line in rest)]
+    return lines
 
 
 def _told(record: Record) -> str:
-    events = next(iter(record.ranks.values()), [])
+    events = record.first
     parts = [
-        f"{len(record.ranks)} rank{'' if len(record.ranks) == 1 else 's'}",
-        f"{len(trainings(events))} training passes",
-        f"{len(of(events, 'step'))} steps",
-        f"{len(evaluations(events))} evaluations",
-        f"{len(of(events, 'collective'))} collectives",
+        times(len(record.ranks), "rank"),
+        times(len(trainings(events)), "training pass", "training passes"),
+        times(len(of(events, "step")), "step"),
+        times(len(evaluations(events)), "evaluation"),
+        times(len(of(events, "collective")), "collective"),
     ]
     return f"N = {record.nproc}: {', '.join(parts)}; {record.ended} in {record.seconds:.1f} s"
 
 
-def as_json(script: Path, records: list[Record], found: list[Finding]) -> str:
+def as_json(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:
     """What programs read."""
     runs = [
         {
@@ -49,4 +66,5 @@ def as_json(script: Path, records: list[Record], found: list[Finding]) -> str:
         }
         for each in records
     ]
-    return json.dumps({"script": str(script), "runs": runs, "findings": [asdict(each) for each in found]}, indent=2)
+    lint = [{"code": each.finding.code, "line": each.finding.line, "verdict": each.verdict} for each in static]
+    return json.dumps({"script": str(script), "runs": runs, "findings": [*map(asdict, found)], "lint": lint}, indent=2)

@@ -54,6 +54,11 @@ class Record:
         return max((each["world"] for events in self.ranks.values() for each in of(events, "group")), default=1)
 
     @property
+    def first(self) -> list[Event]:
+        """The events of the lowest rank."""
+        return self.ranks[min(self.ranks)] if self.ranks else []
+
+    @property
     def joined(self) -> bool:
         """Whether the processes made a group."""
         return any(of(events, "group") for events in self.ranks.values())

@@ -36,11 +36,12 @@ def main() -> None:
 
     end_with(int(sys.argv[1]))
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    for name in ("torch", "torch.distributed", "torch.utils.data", *sys.argv[2:]):
+    for name in ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo", *sys.argv[2:]):
         importlib.import_module(name)
     gc.freeze()
     for line in sys.stdin:
         print(json.dumps(_served(json.loads(line))), flush=True)
+    os._exit(0)  # libraries that torch has loaded have words to say at an ordinary end
 
 
 def _served(request: dict[str, Any]) -> dict[str, Any]:

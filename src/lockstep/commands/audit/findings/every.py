@@ -1,10 +1,48 @@
 """All findings of a script's records."""
 
-from lockstep.commands.audit.findings import devices, hangs, orders, rates
+from lockstep.commands.audit.findings import (
+    devices,
+    evaluating,
+    failures,
+    hangs,
+    models,
+    orders,
+    rates,
+    starts,
+    waits,
+    weights,
+)
 from lockstep.commands.audit.findings.finding import Find, Finding
 from lockstep.commands.audit.records import Record
 
-ALL: tuple[Find, ...] = (hangs.apart, devices.shared, orders.repeated, rates.unadjusted)
+ALL: tuple[Find, ...] = (
+    orders.repeated,
+    orders.misaligned,
+    orders.split_apart,
+    orders.begun_apart,
+    evaluating.parts,
+    evaluating.training_set,
+    evaluating.modes,
+    rates.adjusted,
+    rates.schedulers,
+    rates.remainders,
+    rates.clipped,
+    rates.undivided,
+    hangs.apart,
+    waits.each_step,
+    waits.accumulated,
+    models.masks,
+    models.wrapping,
+    starts.ports,
+    starts.ends,
+    starts.backends,
+    starts.saves,
+    starts.loads,
+    starts.downloads,
+    devices.shared,
+    failures.known,
+    weights.apart,
+)
 
 
 def findings(records: list[Record]) -> list[Finding]:

@@ -1,5 +1,6 @@
 """Process groups: who joins as which rank, by which backend and address; all meet at the harness's own store."""
 
+import os
 import sys
 from typing import Any
 
@@ -22,7 +23,9 @@ def install(plan: Plan) -> None:
         backend = given(args, kwargs, 0, "backend")
         method = given(args, kwargs, 1, "init_method")
         made = original(*args, **kwargs)
-        emit("group", rank=dist.get_rank(), world=dist.get_world_size(), backend=backend, init_method=method)
+        port = os.environ.get("MASTER_PORT", "")
+        told = {"port": port, "own_port": port != str(plan.port), "init_method": method, "backend": backend}
+        emit("group", told, rank=dist.get_rank(), world=dist.get_world_size())
         return made
 
     def end(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+_DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 names: dict[int, str] = {}  # by id of the parameter, without the wrappers' prefixes
 models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_modal: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 _with_parameters: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
@@ -25,6 +27,26 @@ def has_parameters(module: nn.Module) -> bool:
     if not found:
         found = _with_parameters[module] = next(module.parameters(), None) is not None
     return found
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a module is a wrapper, or the model in one."""
+    return bare(module) is not module or any(wrapper.module is module for wrapper in wrappers)
+
+
+def changes_with_mode(module: nn.Module) -> bool:
+    """Whether training and evaluation mode differ: by dropout, or by batch norm."""
+    if module not in _modal:
+        _modal[module] = any(
+            isinstance(each, nn.modules.batchnorm._BatchNorm) or (isinstance(each, _DROPOUTS) and each.p > 0)
+            for each in module.modules()
+        )
+    return _modal[module]
+
+
+def devices(module: nn.Module) -> list[str]:
+    """Where the parameters are."""
+    return sorted({str(each.device) for each in module.parameters()})
 
 
 def learn(module: nn.Module) -> None:

@@ -10,9 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.commands.audit.events import emit, silence
 from lockstep.commands.audit.plan import Plan
 from lockstep.commands.audit.recorders import naming
+from lockstep.commands.audit.recorders.drawing import watched
 from lockstep.commands.audit.recorders.patching import around
 
 _deep = threading.local()
+_losses: list[float] = []  # that loss functions gave since the last backward pass
+_scale = [1.0]  # a gradient scaler's factor on the next one
 
 
 def install(_plan: Plan) -> None:
@@ -20,6 +23,9 @@ def install(_plan: Plan) -> None:
     around(nn.Module, "__call__", _forward)
     around(nn.Module, "train", _mode)
     around(torch.Tensor, "backward", _backward)
+    around(torch.amp.GradScaler, "scale", _scaled)
+    for name in ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"):
+        around(torch.nn.functional, name, _loss)
     around(DistributedDataParallel, "__init__", _wrapped)
     around(nn.SyncBatchNorm, "convert_sync_batchnorm", _converted)
 
@@ -37,8 +43,13 @@ def _forward(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any
                 "grad": torch.is_grad_enabled(),
                 "wrapped": type(module).__name__ if naming.bare(module) is not module else "",
                 "size": _size(args),
+                "sync": naming.synchronises(),
+                "modal": naming.changes_with_mode(module),
+                "devices": naming.devices(module),
             }
         emit("forward", told)
+        if module.training and torch.is_grad_enabled():
+            return watched("forward", lambda: original(module, *args, **kwargs))
         return original(module, *args, **kwargs)
     finally:
         _deep.inside = False
@@ -61,17 +72,46 @@ def _mode(original: Any, module: nn.Module, mode: bool = True) -> Any:
 
 
 def _backward(original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_deep, "backward", False):  # under a mode of torch's it calls itself
+        return original(loss, *args, **kwargs)
     with silence():
-        scale = float(loss.detach()) if loss.numel() == 1 else None
-    emit("backward", scale=scale, sync=naming.synchronises())
-    return original(loss, *args, **kwargs)
+        scale = float(loss.detach()) / _scale[0] if loss.numel() == 1 else None
+        last = _losses.pop() if _losses else None
+        _losses.clear()
+    emit("backward", scale=scale, loss=last, sync=naming.synchronises())
+    _deep.backward = True
+    try:
+        return original(loss, *args, **kwargs)
+    finally:
+        _deep.backward = False
+
+
+def _loss(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_deep, "loss", False):
+        return original(*args, **kwargs)
+    _deep.loss = True
+    try:
+        found = original(*args, **kwargs)
+        if found.numel() == 1 and found.requires_grad:
+            with silence():
+                _losses.append(float(found.detach()))
+        return found
+    finally:
+        _deep.loss = False
+
+
+def _scaled(original: Any, scaler: Any, outputs: Any) -> Any:
+    found = original(scaler, outputs)
+    with silence():
+        _scale[0] = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+    return found
 
 
 def _wrapped(original: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     with silence():
         told = {
             "find_unused": bool(kwargs.get("find_unused_parameters", False)),
-            "devices": sorted({str(each.device) for each in module.parameters()}),
+            "devices": naming.devices(module),
             **_norms(module),
         }
     emit("wrap", told, kind="ddp")
@@ -81,7 +121,7 @@ def _wrapped(original: Any, wrapper: Any, module: nn.Module, *args: Any, **kwarg
 
 def _converted(original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     with silence():
-        told = {"wrapped": naming.bare(module) is not module, **_norms(module)}
+        told = {"wrapped": naming.is_wrapped(module), **_norms(module)}
     emit("wrap", told, kind="syncbn")
     return original(module, *args, **kwargs)
 

@@ -16,8 +16,10 @@ from lockstep.commands.audit.recorders.patching import around
 
 _EXAMINED = 8  # steps whose gradients and weights are summed
 _optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+_schedulers_known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _steps: dict[int, int] = {}
+_in_scaler = [False]
 _before: dict[int, dict[str, Any]] = {}
 
 
@@ -30,6 +32,8 @@ def install(_plan: Plan) -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         around(torch.nn.utils, name, _clip(name))
     around(torch.amp.GradScaler, "unscale_", _unscale)
+    around(torch.amp.GradScaler, "step", _scaler_step)
+    around(Optimizer, "zero_grad", _zero)
 
 
 def _number(optimizer: Optimizer) -> int:
@@ -40,7 +44,13 @@ def _number(optimizer: Optimizer) -> int:
 
 def _parameters(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
     every = itertools.chain(*(group["params"] for group in optimizer.param_groups))
-    return [(naming.name_of(each, place), each) for place, each in enumerate(every)]
+    named = [(naming.name_of(each, place), each) for place, each in enumerate(every)]
+    return [(name, each) for name, each in named if isinstance(each, torch.Tensor) and _plain(each)]
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies whole and dense in this process: no shard of FSDP's, nothing sparse or quantised."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _begin(optimizer: Optimizer, *_: Any) -> None:
@@ -49,6 +59,7 @@ def _begin(optimizer: Optimizer, *_: Any) -> None:
         values: dict[str, Any] = {"lr": [float(group["lr"]) for group in optimizer.param_groups]}
         if _steps.get(number, 0) < _EXAMINED:
             gradients = [(name, each.grad) for name, each in _parameters(optimizer) if each.grad is not None]
+            gradients = [(name, each) for name, each in gradients if _plain(each)]
             values["grads"] = {name: _sums(each) for name, each in gradients}
     _before[number] = values
 
@@ -75,7 +86,7 @@ def _sums(tensor: torch.Tensor) -> list[float]:
 def _digest(tensors: list[torch.Tensor]) -> str:
     hashed = hashlib.sha256()
     for tensor in tensors:
-        hashed.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()[:16]
 
 
@@ -90,7 +101,9 @@ def _schedulers(base: type) -> None:
     def step(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(scheduler, *args, **kwargs)
         rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
-        emit("scheduler", kind=type(scheduler).__name__, lr=rates)
+        if scheduler not in _schedulers_known:
+            _schedulers_known[scheduler] = len(_schedulers_known)
+        emit("scheduler", scheduler=_schedulers_known[scheduler], kind=type(scheduler).__name__, lr=rates)
         return done
 
     around(base, made, initial)
@@ -106,5 +119,22 @@ def _clip(kind: str) -> Any:
 
 
 def _unscale(original: Any, scaler: Any, optimizer: Optimizer) -> Any:
-    emit("unscale", optimizer=_number(optimizer))
+    if not _in_scaler[0]:
+        emit("unscale", optimizer=_number(optimizer), enabled=scaler.is_enabled())
     return original(scaler, optimizer)
+
+
+def _scaler_step(original: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    with silence():
+        factor = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+    emit("scaler-step", optimizer=_number(optimizer), enabled=scaler.is_enabled(), factor=factor)
+    _in_scaler[0] = True  # it unscales by itself what nobody has unscaled
+    try:
+        return original(scaler, optimizer, *args, **kwargs)
+    finally:
+        _in_scaler[0] = False
+
+
+def _zero(original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    emit("zero", optimizer=_number(optimizer))
+    return original(optimizer, *args, **kwargs)
