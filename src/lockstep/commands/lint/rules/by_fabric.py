@@ -1,6 +1,7 @@
 """What rules look for in scripts whose loops Fabric or Accelerate wrap: prepared models, loaders and states."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.flow import is_reduced
@@ -102,7 +103,8 @@ def lost_epochs(program: Program) -> Iterator[Hit]:
         for call in program.named.get("load", [])
         if program.named.get("Fabric") and "fabric" in ast.unparse(call.func) and len(call.args) > 1
     ]
-    if not fabric and (not loaded or kept):
+    text = "\n".join(source.text for source in program.sources)
+    if (not fabric and (not loaded or kept)) or re.search(r"start(ing)?_epoch|resume_step|first_epoch", text):
         return
     for loop in {outer for around in step_loops(program).values() for outer in around}:
         match loop:

@@ -124,7 +124,7 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
             if _whole_and_part(program, dataset, other) or _built_apart(program, dataset, other):
                 yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
                 continue
-            made = all(isinstance(each, ast.Call) for each in [*mine, *theirs])
+            made = all(isinstance(each, ast.Call) and "ampler" not in last_name(each.func) for each in [*mine, *theirs])
             if made and mine and theirs and not set(mine) & set(theirs):
                 yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
 

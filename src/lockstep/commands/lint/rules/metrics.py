@@ -16,7 +16,7 @@ from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.source import Function, Loop, function_of
 
-_BEST = re.compile(r"best|lowest|highest|minimum|maximum|\b(min|max)_|record\b")
+_BEST = re.compile(r"best|lowest|highest|\b(min|max)_(loss|acc|auc|err|val|score|metric)|record\b")
 
 
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:

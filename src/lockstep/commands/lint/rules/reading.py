@@ -85,7 +85,8 @@ def _fetched(program: Program) -> Iterator[Hit]:
     names = ("urlretrieve", "download_url", "download_and_extract_archive", "download_url_to_file")
     for name in names if program.named.get("init_process_group") else ():
         for call in program.named.get(name, []):
-            known = definition(program, call.func) is None and not guarded(program, call)
+            here = program.owner[call] is program.root and definition(program, call.func) is None
+            known = here and not guarded(program, call)
             if known and per_rank(program, call) and not _waits(program, call) and not _conditional(program, call):
                 yield Hit(call)
 

@@ -25,11 +25,16 @@ def misnamed(program: Program) -> Iterator[Hit]:
         if (node := of_loader(program, loader, "dataset")) is not None
         for made in _whole(program, node)
     }
+    training = {
+        ast.unparse(binding.value.func)
+        for name, binding in _bindings(program)
+        if "train" in name.lower() and isinstance(binding.value, ast.Call) and _of_training(program, binding.value)
+    }
     for name, binding in _bindings(program):
         call = binding.value
         if not _EVALUATED.search(name.lower()) or "train" in name.lower() or binding.path or call not in read:
             continue
-        if isinstance(call, ast.Call) and _of_training(program, call):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in training and _of_training(program, call):
             yield Hit(call)
 
 
