@@ -8,7 +8,7 @@ from lockstep.commands.lint.calls import callee, definition, method, sites
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.source import Function, Loop, function_of
 
 _REDUCER = re.compile(
@@ -27,7 +27,20 @@ def reduces(program: Program, node: ast.AST) -> bool:
     if is_reduction(node):
         return True
     function = callee(program, node) if isinstance(node, ast.Call) else None
-    if function is None or function.name == "__init__" or "yield" in ast.unparse(function):
+    if (
+        function is None
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and not is_telling(node)
+    ):
+        known = program.methods.get(node.func.attr, []) if not qualified(program, node.func) else []
+        return any(_reduces_at_once(program, each) for each in known if each.name not in ("update", "__init__"))
+    return function is not None and _reduces_at_once(program, function)
+
+
+def _reduces_at_once(program: Program, function: Function) -> bool:
+    """Whether a function puts the ranks' values together, and is no loop over batches or phase of training."""
+    if function.name == "__init__" or "yield" in ast.unparse(function):
         return False
     key = ("reduces", function)
     if key not in program.memo:

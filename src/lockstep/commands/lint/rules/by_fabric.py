@@ -119,6 +119,7 @@ def lacking(program: Program) -> Iterator[Hit]:
     """fabric.save of a dictionary without the optimizer or the epoch, in a script that goes on from it."""
     if not any("fabric" in ast.unparse(call.func) for call in program.named.get("load", [])):
         return
+    kept = list[tuple[ast.Call, str]]()
     for call in program.named.get("save", []):
         state = given(program, call, "state", 1)
         if "fabric" not in ast.unparse(call.func) or state is None or not program.named.get("Fabric"):
@@ -126,14 +127,16 @@ def lacking(program: Program) -> Iterator[Hit]:
         for made in origins(program, state):
             if not isinstance(made, ast.Dict) or None in made.keys:
                 continue
-            keys = " ".join(ast.unparse(each) for each in made.keys if each is not None).lower()
-            missing = [word for word, part in (("optimizer", "opt"), ("epoch", "epoch")) if part not in keys]
-            if "epoch" in missing and ("step" in keys or "iter" in keys):
-                missing.remove("epoch")
-            if any(".lr_scheduler." in ast.unparse(one.func) for one in program.calls) and "sched" not in keys:
-                missing.append("scheduler")
-            if missing:
-                yield Hit(call, f"without {', '.join(missing)}")
+            kept.append((call, " ".join(ast.unparse(each) for each in made.keys if each is not None).lower()))
+    if kept:
+        call, keys = max(kept, key=lambda each: len(each[1]))  # the others may be weights to keep
+        missing = [word for word, part in (("optimizer", "opt"), ("epoch", "epoch")) if part not in keys]
+        if "epoch" in missing and ("step" in keys or "iter" in keys):
+            missing.remove("epoch")
+        if any(".lr_scheduler." in ast.unparse(one.func) for one in program.calls) and "sched" not in keys:
+            missing.append("scheduler")
+        if missing:
+            yield Hit(call, f"without {', '.join(missing)}")
 
 
 def unregistered(program: Program) -> Iterator[Hit]:

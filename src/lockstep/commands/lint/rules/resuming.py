@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import instance_of
+from lockstep.commands.lint.calls import instance_of, sites
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
@@ -14,7 +14,7 @@ from lockstep.commands.lint.rules.by_fabric import lacking as lacking_in_fabric
 from lockstep.commands.lint.rules.by_fabric import lost_epochs, unregistered
 from lockstep.commands.lint.rules.by_ignite import lacking_in_ignite
 from lockstep.commands.lint.rules.saving import loads, saves
-from lockstep.commands.lint.source import above, function_of
+from lockstep.commands.lint.source import above, function_of, parameters
 
 
 @rule(
@@ -31,11 +31,12 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
     yield from lacking_in_fabric(program)
     yield from unregistered(program)
     yield from lacking_in_ignite(program)
-    if library(program, "accelerate", "deepspeed", "ignite") or lightning(program) or not step_loops(program):
+    states = bool(program.named.get("save_state"))
+    if states or library(program, "deepspeed", "ignite") or lightning(program) or not step_loops(program):
         return
     if not _resumes(program):
         return
-    written = [(call, _saved_text(program, call)) for call in saves(program)]
+    written = [(call, _saved_text(program, call)) for call in _writers(program)]
     if not written or any(text is None for _, text in written):
         return
     best = max(written, key=lambda each: len(each[1] or ""))
@@ -43,9 +44,8 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
     lacking = []
     if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text):
         lacking.append("optimizer")
-    if any(".lr_scheduler." in qualified(program, call.func) for call in program.calls) and not re.search(
-        r"sched", text
-    ):
+    scheduled = any(".lr_scheduler." in qualified(program, call.func) for call in program.calls)
+    if scheduled and not _stepped_again(program) and not re.search(r"sched", text):
         lacking.append("scheduler")
     enabled = [
         call
@@ -62,9 +62,32 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
         yield Hit(best[0], f"without {', '.join(lacking)}")
 
 
+def _stepped_again(program: Program) -> bool:
+    """Whether a loop does nothing but step: a schedule brought to where the run had stopped."""
+    for call in program.named.get("step", []):
+        source = program.owner[call]
+        outer = source.parents[source.parents[call]] if isinstance(source.parents[call], ast.Expr) else None
+        if isinstance(outer, ast.For) and len(outer.body) == 1:
+            return True
+    return False
+
+
+def _writers(program: Program) -> list[ast.Call]:
+    """The calls that write a checkpoint: torch.save's, and in place of a local wrapper's own those of the wrapper."""
+    found = []
+    for call in saves(program):
+        function = function_of(program.owner[call], call)
+        names = [each.arg for each in parameters(function)] if function is not None else []
+        first = call.args[0] if call.args else None
+        handed = isinstance(first, ast.Starred) or (isinstance(first, ast.Name) and first.id == next(iter(names), ""))
+        known = [site.call for site in sites(program, function) if site.call.args] if function is not None else []
+        found += known if handed and known else [call]
+    return found
+
+
 def _saved_text(program: Program, call: ast.Call) -> str | None:
     """What a torch.save writes, as text; None where that can't be told."""
-    if not call.args:
+    if not call.args or isinstance(call.args[0], ast.Starred):
         return None
     parts = [ast.unparse(call.args[0])]
     for made in origins(program, call.args[0]):
@@ -101,7 +124,32 @@ def _resumes(program: Program) -> bool:
             near += " ".join(ast.unparse(made) for arg in call.args for made in _files(program, arg))
             if re.search(r"resume|checkpoint|ckpt|snapshot|restart|continue|last", near.lower()):
                 return True
+            files = [made for arg in call.args for made in _files(program, arg) if isinstance(made, ast.Call)]
+            if any(_own_file(program, made) and _before_training(program, made) for made in files):
+                return True
     return False
+
+
+def _own_file(program: Program, load: ast.Call) -> bool:
+    """Whether a file is read that the program writes."""
+    path = given(program, load, "f", 0)
+    mine = {ast.dump(each) for each in origins(program, path)} if path is not None else set()
+    written = [each for save in saves(program) if (each := given(program, save, "f", 1)) is not None]
+    return any(mine & {ast.dump(one) for one in origins(program, each)} for each in written)
+
+
+def _before_training(program: Program, load: ast.Call) -> bool:
+    """Whether a file is read above the loops over epochs, in their function, or by a function called there."""
+    outer = [loop for around in step_loops(program).values() for loop in around]
+    function = function_of(program.owner[load], load)
+    places = [load, *([site.call for site in sites(program, function)] if function is not None else [])]
+    return any(
+        program.owner[place] is program.owner[loop]
+        and function_of(program.owner[place], place) is function_of(program.owner[loop], loop)
+        and place.lineno <= loop.lineno
+        for place in places
+        for loop in outer
+    )
 
 
 def _files(program: Program, node: ast.AST) -> list[ast.AST]:
@@ -128,21 +176,29 @@ def epochs_start_anew(program: Program) -> Iterator[Hit]:
     yield from lost_epochs(program)
     if not _resumes(program) or lightning(program) or library(program, "ignite"):
         return
-    saved = [_saved_text(program, call) for call in saves(program)]
+    saved = [_saved_text(program, call) for call in _writers(program)]
     if not any(text and re.search(r"epoch", text) for text in saved):
         return
     for loop in {outer for around in step_loops(program).values() for outer in around}:
-        match loop:
-            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[_])):
+        match _counted(program, loop):
+            case ast.Call(func=ast.Name(id="range"), args=[_]):
                 pass
-            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])) if isinstance(start, ast.Constant):
+            case ast.Call(func=ast.Name(id="range"), args=[start, _]) if isinstance(start, ast.Constant):
                 pass
-            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])) if not _read_back(program, start):
+            case ast.Call(func=ast.Name(id="range"), args=[start, _]) if not _read_back(program, start):
                 pass
             case _:
                 continue
         if not _skips(loop) and (not isinstance(loop, ast.For) or re.search("epoch", ast.unparse(loop.target).lower())):
             yield Hit(loop)
+
+
+def _counted(program: Program, loop: ast.AST) -> ast.AST | None:
+    """What a loop runs over, where that is one range, by a name or not."""
+    if not isinstance(loop, ast.For):
+        return None
+    ranges = [each for each in origins(program, loop.iter) if isinstance(each, ast.Call)]
+    return ranges[0] if len(ranges) == 1 else loop.iter
 
 
 def _registered(program: Program) -> Iterator[Hit]:

@@ -9,7 +9,7 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import given, library, lightning, wrapped, wraps
+from lockstep.commands.lint.roles import given, library, lightning, optimizers, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, insert, rule
 from lockstep.commands.lint.source import above, class_of, function_of, parameters
 
@@ -131,7 +131,11 @@ def _surely_wrapped(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         found = reaching(program, node, bindings(program, node, node.id))
         values = [each.value for each in found]
-        if values and all(isinstance(each, ast.Call) and _is_prepare(each) for each in values):
+        made = [last_name(each.func) for each in origins(program, node) if isinstance(each, ast.Call)]
+        model = not any(each in optimizers(program) for each in origins(program, node)) and not any(
+            name.endswith(("LR", "Scheduler", "Loader")) for name in made
+        )
+        if values and model and all(isinstance(each, ast.Call) and _is_prepare(each) for each in values):
             return True
     made = [each for each in origins(program, node) if not isinstance(each, ast.Constant)]
     around = wraps(program, node)

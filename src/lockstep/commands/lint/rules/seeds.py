@@ -98,7 +98,10 @@ def _drops(program: Program) -> Iterator[ast.Call]:
             ):
                 yield call
     for call in program.calls:
-        if _DROPPING.search(qualified(program, call.func)):
+        off = any(
+            constant(program, given(program, call, name)) in (0, 0.0) for name in ("stochastic_depth_prob", "dropout")
+        )
+        if not off and _DROPPING.search(qualified(program, call.func)):
             yield call
 
 
