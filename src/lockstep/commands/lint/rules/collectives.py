@@ -11,7 +11,7 @@ from lockstep.commands.lint.ranks import guard, per_rank, side
 from lockstep.commands.lint.roles import constant, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_ignite import evaluated
-from lockstep.commands.lint.source import Function, above, function_of
+from lockstep.commands.lint.source import Function, Source, above, function_of, statement_of
 
 _COLLECTIVES = {
     "all_reduce",
@@ -184,7 +184,7 @@ def used_before_init(program: Program) -> Iterator[Hit]:
                 and call.lineno < init.lineno
                 and not _asks(program, call)
                 and _both_run(program, call, init)
-            ):
+            ) or (same and call.lineno < init.lineno and _beside(source, call, init) and call in collectives(program)):
                 yield Hit(call)
 
 
@@ -197,6 +197,12 @@ def _before_horovod(program: Program) -> Iterator[Hit]:
             same = program.owner[call] is home and function_of(home, call) is function_of(home, init)
             if same and call.lineno < init.lineno and ast.unparse(init.func) == "hvd.init":
                 yield Hit(call)
+
+
+def _beside(source: Source, one: ast.AST, other: ast.AST) -> bool:
+    """Whether two calls' statements stand in one block, one above the other."""
+    first, second = statement_of(source, one), statement_of(source, other)
+    return source.parents[first] is source.parents[second] and isinstance(source.parents[first], ast.If)
 
 
 def _asks(program: Program, call: ast.Call) -> bool:

@@ -9,6 +9,7 @@ from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import (
+    SHARDING,
     constant,
     given,
     lightning,
@@ -48,6 +49,8 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
     for call in program.named.get("run", []) if not handled else []:  # Ignite's engine
         if call.args and given(program, call, "max_epochs") is not None:
             for made in origins(program, call.args[0]):
+                if isinstance(made, ast.Call) and last_name(made.func) == "DataLoader":
+                    yield from (Hit(each) for each in sharding(program, made))
                 auto = isinstance(made, ast.Call) and last_name(made.func) == "auto_dataloader"
                 if auto and isinstance(made, ast.Call) and constant(program, given(program, made, "shuffle")) is True:
                     yield Hit(made)
@@ -79,6 +82,10 @@ def _own_epochs(program: Program, loader: ast.Call) -> Iterator[ast.Call]:
     for call in made:
         owner = definition(program, call.func) if isinstance(call, ast.Call) else None
         order = method(program, owner, "__iter__") if isinstance(owner, ast.ClassDef) else None
+        sharded = isinstance(owner, ast.ClassDef) and any(last_name(base) in SHARDING for base in owner.bases)
+        if sharded and isinstance(call, ast.Call):
+            yield call
+            continue
         reads = order is not None and any(isinstance(e, ast.Attribute) and e.attr == "epoch" for e in ast.walk(order))
         if not (reads and isinstance(call, ast.Call) and isinstance(owner, ast.ClassDef)):
             continue

@@ -51,7 +51,9 @@ def told_unreduced(program: Program) -> Iterator[Hit]:
 
 def _says_own(call: ast.Call) -> bool:
     """Whether what is told says that it is one rank's."""
-    text = ast.unparse(call)
+    words = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    names = [each for each in ast.walk(call) if isinstance(each, ast.FormattedValue)]
+    text = " ".join(words) + " ".join(map(ast.unparse, names))
     return bool(re.search(r"(local|rank|own|its)\b.{0,20}(loss|acc)|\brank\W", text, re.IGNORECASE))
 
 

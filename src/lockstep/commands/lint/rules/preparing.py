@@ -139,6 +139,8 @@ def _by_hand(node: ast.AST) -> bool:
     """(x - mean) / std, x.sub_(mean).div_(std)."""
     match node:
         case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
+            if isinstance(mean, ast.Constant) and isinstance(std, ast.Constant):
+                return 0 < float(mean.value if isinstance(mean.value, float) else 0) < 1
             own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
             return not own and "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
         case ast.Call(

@@ -30,7 +30,7 @@ _EACH = re.compile(
     r"|each|_rank|每(张|个|块)|单卡"
 )
 _ONE = re.compile(
-    r"(of|for|on) (one|a single|1) (gpu|device|process|rank|worker)|for (a )?batch(es)?( size)?( of)? \d+"
+    r"(of|for|on|per) (one |a single |1 )?(gpu|device|process|rank|worker)|for (a )?batch(es)?( size)?( of)? \d+"
 )
 
 

@@ -133,4 +133,4 @@ def _of_a_copy(program: Program, call: ast.Call) -> bool:
     ):
         return False
     first = call.args[0]
-    return isinstance(first, ast.Call) and last_name(first.func) in ("clone", "tensor", "as_tensor")
+    return isinstance(first, ast.Call) and last_name(first.func) in ("clone", "tensor", "as_tensor", "stack", "cat")

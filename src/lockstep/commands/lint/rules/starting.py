@@ -45,6 +45,10 @@ def fixed_port(program: Program) -> Iterator[Hit]:
         chosen = constant(program, given(program, call, "master_port"))
         if isinstance(chosen, int) and chosen > 0:
             yield Hit(call, f"master_port={chosen}")
+    for call in program.named.get("FileStore", []):
+        place = constant(program, given(program, call, "file_name", 0))
+        if isinstance(place, str) and place.startswith("/"):
+            yield Hit(call, place)
     for call in program.named.get("TCPStore", []):
         number = constant(program, given(program, call, "port", 1))
         if isinstance(number, int) and number > 0:
@@ -55,6 +59,9 @@ def fixed_port(program: Program) -> Iterator[Hit]:
     for call in started:
         method = given(program, call, "init_method", 1)
         place = constant(program, method)
+        ends = method.values[-1] if isinstance(method, ast.JoinedStr) and method.values else None
+        if isinstance(ends, ast.Constant) and re.search(r":[1-9]\d*$", str(ends.value)):
+            yield Hit(call, f"port {str(ends.value).rpartition(':')[2]}")
         if isinstance(place, str) and method is not None and re.match(r"tcp://.*:[1-9]\d*$|file://", place):
             yield Hit(method, place)
 
@@ -120,6 +127,11 @@ def no_main_guard(program: Program) -> Iterator[Hit]:
                 and constant(program, given(program, call, "start_method")) != "fork"
             )
         )
+        started = {
+            constant(program, each.args[0] if each.args else None)
+            for each in [*program.named.get("set_start_method", []), *program.named.get("get_context", [])]
+        }
+        spawns = spawns or (last_name(call.func) == "Process" and bool(started & {"spawn", "forkserver"}))
         if not spawns:
             continue
         if program.owner[call] is program.root:
