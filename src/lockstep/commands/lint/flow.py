@@ -62,9 +62,13 @@ def own_nodes(program: Program, node: ast.AST) -> list[ast.AST]:
     function = function_of(source, node)
     while function is not None and (outer := function_of(source, function)) is not None:
         function = outer  # a function within a function shares its names
-    if function is not None:
-        return list(ast.walk(function))
-    return [each for each in source.nodes if function_of(source, each) is None]
+    key = ("own nodes", function or source.tree)
+    if key not in program.memo:
+        top = [each for each in source.nodes if function_of(source, each) is None] if function is None else []
+        program.memo[key] = top if function is None else list(ast.walk(function))
+    found = program.memo[key]
+    assert isinstance(found, list)
+    return found
 
 
 def root_name(node: ast.AST) -> str:
@@ -120,6 +124,13 @@ def mentions(node: ast.AST, names: set[str]) -> bool:
 
 def is_reduced(program: Program, loop: Loop) -> bool:
     """Whether what a loop adds up is put together over the ranks: in the loop, after it, or by who called it."""
+    key = ("is reduced", loop)
+    if key not in program.memo:
+        program.memo[key] = _is_reduced(program, loop)
+    return bool(program.memo[key])
+
+
+def _is_reduced(program: Program, loop: Loop) -> bool:
     if any(reduces(program, each) for each in inside(program, loop)):
         return True
     nodes = own_nodes(program, loop)

@@ -77,7 +77,7 @@ def seeded_before_loaders(program: Program) -> Iterator[Hit]:
                 same = program.owner[later] is home and function_of(home, later) is function
                 own = constant(program, given(program, later, "use_distributed_sampler")) is False
                 if same and not own and later.lineno > call.lineno and _shuffles(program, later):
-                    yield Hit(call)
+                    yield Hit(call, "the loaders' own samplers take it, so each rank has another order")
                     return
 
 

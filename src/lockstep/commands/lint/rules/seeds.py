@@ -12,6 +12,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import on_rank, per_rank
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import seeded_before_loaders
 from lockstep.commands.lint.source import Function, above, function_of
 
 _SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "set_random_seed")
@@ -132,6 +133,7 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
     if not program.whole or not distributed(program):
         return
     yield from _own_orders(program)
+    yield from seeded_before_loaders(program)
     yield from _weights_apart(program)
     unseeded = not any("seed" in source.text for source in program.sources)
     if not unseeded and not _differ(program):
