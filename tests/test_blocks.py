@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "zh" not in path.parts)]
 SOURCES = [path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py")]
 BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"\$? ?(lockstep [a-z]|(torchrun|mpirun|srun) .*lockstep [a-z])")  # tests/test_docs_commands.py
+COMMAND = re.compile(  # tests/test_docs_commands.py; tests/test_examples.py
+    r"\$? ?(lockstep [a-z]|(torchrun|mpirun|srun) .*lockstep [a-z]|torchrun --nproc-per-node 4 examples/own_loop.py$)"
+)
 
 RUN = {  # pages -> the tests that run what they show and compare what it prints
     "docs/quickstart.md": "tests/test_quickstart.py",
@@ -25,45 +27,63 @@ RUN = {  # pages -> the tests that run what they show and compare what it prints
     "docs/measuring.md": "tests/why/test_pages.py",
     "docs/coming-from*": "tests/test_docs.py",
     "docs/watching.md": "tests/test_watching_page.py",
+    "docs/audit.md": "tests/audit/test_scripts.py",
     "docs/lint.md": "tests/lint/test_hook.py",  # and tests/lint/test_command.py: the list and the table
     "docs/lint/LS*.md": "tests/lint/test_code_pages.py",
+    "docs/lint/index.md": "tests/lint/test_examples_run.py",
 }
 PROGRAMS = {  # pages -> the tests that run their blocks of Python
     "docs/checkpoints.md": "tests/test_docs_programs.py",
     "docs/exact.md": "tests/test_docs_programs.py",
     "docs/faults.md": "tests/test_docs_programs.py",
     "docs/guide.md": "tests/test_docs_programs.py",
+    "docs/photos.md": "tests/test_docs_programs.py",
     "docs/slow-links.md": "tests/test_docs_programs.py",
+    "docs/verify.md": "tests/test_docs_programs.py",
     "docs/overview.md": "tests/test_examples.py",
     "README.md": "tests/test_examples.py",
+}
+COMPARED = {  # (page, how the block begins) -> the test that compares it with what is printed, written or read
+    ("docs/checkpoints.md", "checkpoints/step-"): "tests/test_page_output.py::test_a_run_leaves_the_files",
+    ("docs/overview.md", "config.json "): "tests/test_page_output.py::test_a_run_leaves_the_files",
+    ("docs/clusters.md", "#!/bin/bash"): "tests/commands/test_launch_script.py::test_the_page_shows_what_is_written",
+    ("docs/design.md", "0  lockstep"): "tests/test_structure.py::test_nothing_imports_from_a_floor_above",
+    ("docs/design.md", "order.step"): "tests/test_page_output.py::test_one_step_is_made_of_what_the_design_lists",
+    ("docs/doctor.md", "ok      torch"): "tests/test_page_output.py::test_the_doctor_checks_what_the_page_shows",
+    ("docs/faults.md", "lockstep: the ranks differ"): "tests/test_page_output.py::test_ranks_that_differ_are_named",
+    ("docs/guide.md", "$ lockstep lr-find"): "tests/test_docs_programs.py::test_the_suggested_rate_is_the_pages",
+    ("docs/guide.md", "$ lockstep sweep"): "tests/test_page_output.py::test_a_sweep_prints_the_table_of_the_page",
+    ("docs/guide.md", "note: what odd"): "tests/test_page_output.py::test_a_model_that_looks_at_its_whole_batch",
+    ("docs/photos.md", "path,label,split"): "tests/test_page_output.py::test_the_tables_are_read_as_the_page_has_them",
+    ("docs/photos.md", "frozen: "): "tests/test_page_output.py::test_what_is_frozen_is_said_as_the_page_has_it",
+    ("docs/photos.md", "layer decay "): "tests/test_page_output.py::test_smaller_rates_below_are_said",
+    ("docs/photos.md", "an epoch is"): "tests/test_page_output.py::test_rare_classes_are_said_as_the_page_has_it",
+    ("docs/photos.md", "class weights: "): "tests/test_page_output.py::test_rare_classes_are_said_as_the_page_has_it",
 }
 NONE = {  # pages -> why some of their blocks are run by no test
     "README.md": "installing takes gigabytes; .ci/run does it",
     "docs/index.md": "installing takes gigabytes; .ci/run does it",
-    "docs/overview.md": "a list of files",
-    "docs/checkpoints.md": "a list of files",
     "docs/compare.md": "a list of files",
-    "docs/clusters.md": "for Slurm, Kubernetes and several machines",
-    "docs/design.md": "lists: floors, which tests/test_structure.py reads, and calls",
+    "docs/clusters.md": "for Kubernetes",
     "docs/doctor.md": "what one machine found",
     "docs/faults.md": "what faults print, made by tests of their own",
-    "docs/guide.md": "what runs of minutes printed",
+    "docs/guide.md": "installing takes gigabytes",
     "docs/photos.md": "what runs on photographs printed, which are not in the tree",
-    "docs/verify.md": "a function to fill in",
 }
-MOST = 38  # blocks that no test runs: this number goes down
+MOST = 15  # blocks that no test runs: this number goes down
 
 
-def run_by_none(page: Path) -> list[str]:
+def run_by_none(path: Path) -> list[str]:
     """The first lines of a page's blocks that no rule covers."""
-    name = str(page.relative_to(ROOT))
+    name = str(path.relative_to(ROOT))
     found = []
-    for language, body in BLOCK.findall(page.read_text(encoding="utf-8")):
+    for language, body in BLOCK.findall(path.read_text(encoding="utf-8")):
         lines = [line for line in body.splitlines() if line.strip()]
         run = any(fnmatchcase(name, pattern) for pattern in RUN)
         program = language == "python" and (name in PROGRAMS or any(body in source for source in SOURCES))
-        parsed = all(COMMAND.match(line) for line in lines)
-        if not (run or program or parsed or language == "{toctree}"):
+        parsed = all(COMMAND.match(line) for line in lines if not line.startswith("# "))
+        compared = any(name == page and body.startswith(begins) for page, begins in COMPARED)
+        if not (run or program or parsed or compared or language == "{toctree}"):
             found.append(lines[0])
     return found
 
@@ -79,6 +99,10 @@ def test_those_that_no_test_runs_become_fewer() -> None:
     assert sum(len(run_by_none(page)) for page in PAGES) <= MOST
     for test in {*RUN.values(), *PROGRAMS.values()}:
         assert (ROOT / test).exists(), test
+    for (page, begins), test in COMPARED.items():
+        file, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8"), test
+        assert f"\n{begins}" in (ROOT / page).read_text(encoding="utf-8"), (page, begins)
 
 
 def test_the_overview_shows_the_loop_of_the_readme() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import atexit
+import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ USED = {
     "_device_constructors": Use(
         ("commands/audit/pretended/moves.py",),
         "which of torch's functions make tensors on a device",
-        lambda: callable(torch.utils._device._device_constructors),
+        lambda: callable(importlib.import_module("torch.utils._device")._device_constructors),
     ),
     "_MapDatasetFetcher": Use(
         ("commands/audit/recorders/drawing.py",),
@@ -106,7 +107,7 @@ USED = {
         lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_orig_mod": Use(
-        ("parallel/data_parallel.py", "parallel/strategy.py"),
+        ("commands/reproduce/recorder.py", "parallel/data_parallel.py", "parallel/strategy.py"),
         "the module inside what torch.compile(module) returned",
         lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
     ),
@@ -116,7 +117,7 @@ USED = {
         lambda: importlib.util.find_spec("torch.utils._pytree") is not None,
     ),
     "_C": Use(
-        ("draws/keyed.py",),
+        ("commands/audit/pretended/moves.py", "commands/audit/pretended/tensors.py", "draws/keyed.py"),
         "the home of the next one",
         lambda: hasattr(torch, "_C"),
     ),
@@ -156,7 +157,7 @@ USED = {
         lambda: hasattr(dist.ProcessGroupGloo, "_get_sequence_number_for_group"),
     ),
     "_engine_run_backward": Use(
-        ("watch/hang.py",),
+        ("commands/audit/pretended/moves.py", "watch/hang.py"),
         "the frame of a backward pass, in a stack",
         lambda: hasattr(graph, "_engine_run_backward"),
     ),

@@ -53,6 +53,16 @@ def told(ended: str, one: list[dict[str, Any]], two: list[dict[str, Any]]) -> tu
     return [each.says for each in apart([record])], lines(record)
 
 
+def test_a_call_that_meets_another_one_is_told_though_nobody_waits() -> None:
+    lost = {"event": "end", "how": "error", "at": "t.py:20", "error": "RuntimeError: Connection reset by peer"}
+    printed = ("gloo::EnforceNotMet: op.preamble.length <= op.nbytes. 212 vs 4. Received data", "Traceback")
+    record = Record(2, {0: [GROUP, call("all_reduce", 0)], 1: [GROUP, lost]}, ended="failed", printed=printed)
+    (found,) = apart([record])
+    assert found.says.startswith("rank 1 never calls the 1st all_reduce (t.py:9), in which rank 0 waits; it got")
+    assert "212 bytes instead of 4" in found.says
+    assert not list(apart([Record(2, record.ranks, ended="failed", printed=("Traceback", "Traceback"))]))
+
+
 def test_the_call_that_a_rank_never_makes_is_named() -> None:
     reduces = [call("all_reduce", number) for number in range(17)]
     found, places = told(

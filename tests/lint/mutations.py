@@ -137,7 +137,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("plain", "LS310", "running_loss += loss.detach() *", "running_loss += loss.item() *"),
     ("plain", "LS404", '                "optimizer": optimizer.state_dict(),\n', ""),
     ("plain", "LS404", '                "scheduler": scheduler.state_dict(),\n', ""),
-    ("plain", "LS405", ', weights_only=True', ""),
+    ("plain", "LS405", "weights_only=True", "weights_only=False"),
     ("plain", "LS407", "range(start_epoch, 20)", "range(20)"),
     ("plain", "LS407", "    start_epoch = checkpoint[\"epoch\"] + 1\n", ""),
     ("plain", "LS107", "random_split(full, [45000, 5000], generator=torch.Generator().manual_seed(0))",

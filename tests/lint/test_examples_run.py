@@ -66,3 +66,22 @@ def test_a_wrong_example_fails_as_its_page_says(code: str, folder: Path) -> None
 def test_nccl_on_a_cpu_fails(folder: Path) -> None:
     (folder / "train.py").write_text(pages.read("LS316", chinese=False).wrong)
     assert run(folder, "train.py").code != 0
+
+
+def costs(text: str) -> dict[str, list[float]]:
+    """Fault -> top-1 in percent: mean, lowest, highest."""
+    rows = re.findall(r"^ *([\d.]+) +([\d.]+) +([\d.]+)  (.+)$", text, re.MULTILINE)
+    return {name: [float(figure) for figure in figures] for *figures, name in rows}
+
+
+@pytest.mark.slow
+def test_faults_cost_what_the_index_says() -> None:
+    shown = costs(pages.page_of("index", chinese=False).read_text())
+    env = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    ended = Command(sys.executable, "examples/lint/costs.py", cwd=ROOT, env=env).end(timeout=500)
+    assert ended.code == 0, ended.text
+    found = costs(ended.out)
+    assert list(found) == list(shown)
+    assert len(found) == 12
+    for name, figures in found.items():
+        assert figures == pytest.approx(shown[name], abs=1.0), name  # another machine rounds otherwise

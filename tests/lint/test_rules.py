@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
+from tests.lint.field import FIELD
 from tests.lint.mutations import OWN, RIGHT, WRONG
 from tests.lint.shapes import BEFORE, SHAPES
 
@@ -55,6 +56,17 @@ def test_scripts_of_their_own(codes: str, text: str, tmp_path: Path) -> None:
 )
 def test_other_shapes(codes: str, text: str, tmp_path: Path) -> None:
     assert codes_in(BEFORE + text, tmp_path) == sorted(codes.split())
+
+
+@pytest.mark.parametrize(
+    ("codes", "files"), FIELD, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(FIELD)]
+)
+def test_what_real_code_does(codes: str, files: dict[str, str], tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text if "import torch\n" in text else BEFORE + text)
+    found, broken = check([tmp_path / f"{next(iter(files))}.py"], EVERY)
+    assert not broken
+    assert sorted({each.code for each in found}) == sorted(codes.split())
 
 
 def test_every_code_has_a_wrong_and_a_right_script() -> None:

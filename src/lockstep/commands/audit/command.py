@@ -1,8 +1,10 @@
 """What `lockstep audit` takes, and its exit code. Imports no torch: the user's processes do."""
 
+import time
 from pathlib import Path
 
 from lockstep.commands.audit.findings.every import findings
+from lockstep.commands.audit.findings.finding import times
 from lockstep.commands.audit.judged import judged
 from lockstep.commands.audit.launch import start, starter
 from lockstep.commands.audit.output import as_json, text
@@ -13,6 +15,12 @@ from lockstep.commands.shared.arguments import parse, print_error
 from lockstep.config.flags import split_arguments
 from lockstep.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from lockstep.processes.temporary import temporary_folder
+
+_ENDED = {
+    "failed": "failed",
+    "stalled": "came to a standstill",
+    "deadline": "was not done after --deadline-s {:g}",
+}
 
 
 def main(args: list[str]) -> int:
@@ -35,8 +43,9 @@ def main(args: list[str]) -> int:
     found = findings(records)
     static = judged(path, found, records)
     print((as_json if chosen.format == "json" else text)(path, records, found, static))
-    if failed and not found:
-        print_error(f"{script} {failed[0].ended} on {failed[0].nproc} processes:\n{_last_words(failed[0])}")
+    if failed and all(each.note for each in found):
+        how = _ENDED[failed[0].ended].format(chosen.deadline_s)
+        print_error(f"{script} {how} on {times(failed[0].nproc, 'process', 'processes')}:\n{_last_words(failed[0])}")
         return EXIT_USER_ERROR
     wrong = any(not each.note for each in found) or any(each.verdict == "not observed" for each in static)
     return EXIT_FAILURE if wrong else 0
@@ -44,12 +53,12 @@ def main(args: list[str]) -> int:
 
 def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
     """The records of a script on each number of processes; ends with the first on which it fails."""
-    records = []
+    records, begun = [], time.time()
     with temporary_folder("audit-") as folder, starter(script) as process:
         for nproc in sorted(set(chosen.nproc)):
             plan = Plan(
                 "", (), "", "", "", nproc, cuda=chosen.cuda, samples=chosen.samples, epochs=chosen.epochs,
-                deadline_s=chosen.deadline_s,
+                deadline_s=chosen.deadline_s, begun=begun,
             )  # fmt: skip
             records.append(start(process, script, arguments, plan, Path(folder) / str(nproc)))
             if records[-1].ended != "done":

@@ -38,13 +38,14 @@ draw        what ("forward": a training pass; "data": a batch was read, then wor
             cuda: digest} before it), drew (which of them moved); the first few in each process
 collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
 sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
-file        path (relative to the working copy, or absolute), mode ("write", "read", "save", "load", "delete")
+file        path (relative to the working copy, or absolute), mode ("write", "delete"), elsewhere (outside the copy),
+            refused: the first time in a process
 saved       path (relative to the working copy, or absolute), kind ("weights", "dict" or a class), keys (the first
             ones of a dict), module (whether names of weights begin with "module.")
 loaded      path, map_location, weights_only
-network     what (host or function), refused: a call that would leave this machine
-download    kind (data set's class), replaced by a stand-in
-stand-in    kind, why: made-up data took the place of what is not there
+network     what (a host, or a command's first words), refused: a call that would leave this machine
+small       kind (class), train (or null), full and length: a data set that keeps so many of its samples
+stand-in    kind (a data set's class, or a file of weights), why, train: made-up data in the place of what is not there
 device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
             "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
             way of saying so

@@ -22,6 +22,8 @@ from lockstep.commands.audit.plan import Plan, current
 # modules of this package whose `install(plan)` runs before the script's first line, in this order
 PARTS: tuple[str, ...] = (
     "waiting",
+    "scratch",
+    "small",
     "cuda",
     "recorders.groups",
     "recorders.reading",

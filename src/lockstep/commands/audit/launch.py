@@ -5,7 +5,6 @@ import json
 import os
 import re
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.commands.audit import records
+from lockstep.commands.audit import records, scratch
 from lockstep.commands.audit.plan import Plan
 from lockstep.errors import UserError
 
@@ -22,7 +21,6 @@ _WORLD = re.compile(r"""['"]--(world[-_]size|nprocs?|nproc[-_]per[-_]node|num[-_
 _LOCAL_RANK = re.compile(r"""['"](--local[-_]rank)['"]""")
 _SLACK_S = 60.0  # that the starter may take beyond the script's deadline: importing torch, forking, ending
 _PRINTED = 20_000  # characters of what a process printed that are kept, from the end
-_LEFT_OUT = shutil.ignore_patterns(".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", "*.pyc")
 
 
 @contextmanager
@@ -61,7 +59,7 @@ def start(
     home, events, out = place / "copy", place / "events", place / "out"
     for folder in (events, out):
         folder.mkdir(parents=True)
-    shutil.copytree(script.parent, home, ignore=_LEFT_OUT, symlinks=True)
+    left = scratch.copy(script.parent, home)
     text = script.read_text(encoding="utf-8", errors="replace")
     plan = _planned(plan, script, text, arguments, home, events)
     plan.write(place / "plan.json")
@@ -73,6 +71,7 @@ def start(
         events,
         plan.nproc,
         home=str(home),
+        left=tuple(left),
         codes=tuple(answer["codes"]),
         ended=answer["ended"],
         printed=tuple(printed),

@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep.commands.audit.findings import hangs
+from lockstep.commands.audit.findings import hangs, surroundings
 from lockstep.commands.audit.findings.finding import APART, Finding, times
 from lockstep.commands.audit.judged import Judged
 from lockstep.commands.audit.records import Record, evaluations, of, trainings
@@ -16,7 +16,8 @@ _TITLES = {APART: "the weights are not those of one process"}
 
 def text(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:
     """What people read: a line for each N, the findings, what became of lint's, and their count."""
-    lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in hangs.lines(record)))]
+    lines = [line for record in records for line in (_told(record), *(f"    {each}" for each in _troubles(record)))]
+    lines += surroundings.lines(records)
     for each in found:
         lines += ["", *_paragraph(script, each)]
     lines += [""] * bool(static)
@@ -39,6 +40,14 @@ def _paragraph(script: Path, each: Finding) -> list[str]:
         first, *rest = rule.mend.splitlines()
         lines += [f"    mend:   {first}", *(f"            {line}" for line in rest)]
     return lines
+
+
+def _troubles(record: Record) -> list[str]:
+    """What each rank was doing when the processes were ended, or which of them failed, where and with what."""
+    if waiting := hangs.lines(record):
+        return waiting
+    ends = {rank: end for rank, events in record.ranks.items() for end in of(events, "end") if end["how"] == "error"}
+    return [f"rank {rank} failed at {end['at']}: {end['error'].splitlines()[0]}" for rank, end in ends.items()]
 
 
 def _told(record: Record) -> str:
@@ -67,4 +76,13 @@ def as_json(script: Path, records: list[Record], found: list[Finding], static: l
         for each in records
     ]
     lint = [{"code": each.finding.code, "line": each.finding.line, "verdict": each.verdict} for each in static]
-    return json.dumps({"script": str(script), "runs": runs, "findings": [*map(asdict, found)], "lint": lint}, indent=2)
+    return json.dumps(
+        {
+            "script": str(script),
+            "surroundings": surroundings.lines(records),
+            "runs": runs,
+            "findings": [*map(asdict, found)],
+            "lint": lint,
+        },
+        indent=2,
+    )

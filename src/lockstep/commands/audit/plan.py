@@ -42,10 +42,12 @@ class Plan:
     """Training passes after which the process ends (event `cut`)."""
     steps: int = 8
     """Optimizer steps of a pass after which its loader ends, where data sets can't be made small."""
-    deadline_s: float = 120.0
+    deadline_s: float = 600.0
     """Seconds after which the processes are asked where they wait, and ended."""
     stall_s: float = 10.0
     """Seconds without an event and without work after which the processes are asked where they wait, and ended."""
+    begun: float = 0.0
+    """time.time() at the command's start: what is younger, it has made."""
     started: float = 0.0
     """time.time() at the start, which `t` of events counts from."""
     port: int = 0

@@ -45,6 +45,7 @@ class Record:
     others: dict[int, list[Event]] = field(default_factory=dict)
     codes: tuple[int, ...] = ()
     ended: str = "done"
+    left: tuple[str, ...] = ()  # of the script's folder: what was not copied, in words
     printed: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -125,4 +126,4 @@ def trainings(events: list[Event]) -> list[Reading]:
 
 def evaluations(events: list[Event]) -> list[Reading]:
     """The passes in which it was not, and was called."""
-    return [each for each in readings(events) if not each.trains and each.batches]
+    return [each for each in readings(events) if not each.trains and each.batches and of(each.events, "forward")]

@@ -21,7 +21,7 @@ class Audit:
     """The most samples that are kept of a data set."""
     epochs: int = 2
     """Training epochs after which the script is ended."""
-    deadline_s: float = 120.0
+    deadline_s: float = 600.0
     """Seconds that the script has on each number of processes."""
     format: str = "text"
     """How findings are written: text or json."""

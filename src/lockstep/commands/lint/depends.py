@@ -34,8 +34,10 @@ def _sources(program: Program, node: ast.AST) -> Iterator[ast.AST]:
                     if isinstance(function, Function):
                         given = [argument(site, name) for site in sites(program, function)]
                         yield from (value for value in given if value is not None)
-                elif binding.kind in ("value", "aug", "item", "with") and binding.value is not None:
+                elif binding.kind in ("value", "item", "with") and binding.value is not None:
                     yield binding.value
+                elif binding.kind == "aug":
+                    yield binding.node  # with its operator
         case ast.Attribute():
             for source in program.sources:
                 for binding in source.attributes.get(ast.unparse(node), []):

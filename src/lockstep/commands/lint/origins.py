@@ -169,7 +169,7 @@ def _along(program: Program, value: ast.AST, path: tuple[int, ...], depth: int) 
             for made in origins(program, value, depth + 1):
                 if isinstance(made, ast.Tuple | ast.List) and path[0] < len(made.elts):
                     yield from _along(program, made.elts[path[0]], path[1:], depth + 1)
-                else:
+                elif not (isinstance(made, ast.Call) and last_name(made.func) == "DataLoader"):  # which has no parts
                     yield made
         case _:
             yield value

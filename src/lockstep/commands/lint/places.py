@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.origins import is_ddp, origins
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.source import Function, Loop, above
+from lockstep.commands.lint.source import Function, Loop, above, function_of
 
 LOADERS = ("DataLoader", "MultiEpochsDataLoader", "StatefulDataLoader", "create_loader", "auto_dataloader")
 
@@ -54,15 +54,19 @@ def calls_in(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:
 
 
 def backwards(program: Program) -> list[ast.Call]:
-    """The calls that run a backward pass: loss.backward(), accelerator.backward(loss), manual_backward(loss)."""
+    """The calls that run a backward pass: loss.backward(), accelerator.backward(loss), manual_backward(loss).
+
+    And loss_scaler(loss, optimizer, ...) of timm and those who followed it, which does it all.
+    """
     found = [*program.named.get("backward", []), *program.named.get("manual_backward", [])]
+    scaled = [each for each in program.named.get("loss_scaler", []) if len(each.args) > 1]
     return [
         each
         for each in found
         if isinstance(each.func, ast.Attribute)
         and callee(program, each) is None  # a local method of that name: what it calls counts
         and not isinstance(definition(program, each.func.value), ast.ClassDef)
-    ]
+    ] + scaled
 
 
 def loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
@@ -162,7 +166,7 @@ def _evaluation_loops(program: Program) -> Iterator[Loop]:
             if (
                 isinstance(node, Loop)
                 and over_loader(program, node)
-                and not calls_in(program, node, "backward", "step")
+                and not calls_in(program, node, "backward", "step", "zero_grad", "loss_scaler")
             ):
                 nested = any(
                     isinstance(each, Loop) and each is not node and over_loader(program, each)
@@ -170,6 +174,15 @@ def _evaluation_loops(program: Program) -> Iterator[Loop]:
                 )
                 if not nested and model_calls(program, node):
                     yield node
+
+
+def collects(program: Program, loop: ast.AST) -> bool:
+    """Whether a loop without backward fills a memory or draws features, by its function's name: it judges nothing."""
+    function = function_of(program.owner[loop], loop)
+    name = function.name.lower() if function is not None else ""
+    return bool(re.search(r"init|memory|bank|extract|feature|embed|cache|calibrat", name)) and not re.search(
+        r"eval|test|valid", name
+    )
 
 
 def model_calls(program: Program, node: ast.AST) -> list[ast.Call]:

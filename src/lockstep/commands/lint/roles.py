@@ -4,11 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import LOADERS, evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.source import Loop, function_of
 
 SHARDING = ("DistributedSampler", "RASampler", "DistributedSamplerWrapper", "RepeatAugSampler")
 _DATASETS = re.compile(
@@ -170,12 +170,27 @@ def distributed(program: Program) -> bool:
         "init_distributed_mode",
         "deepspeed",
     )
-    several = [call for name in names for call in program.named.get(name, []) if not _one_device(program, call)]
+    several = [
+        call
+        for name in names
+        for call in program.named.get(name, [])
+        if not _one_device(program, call) and (name != "init_process_group" or starts_group(program))
+    ]
     if several or wrapped(program) or library(program, "horovod", "deepspeed"):
         return True
     parts = [call for name in ("Parallel", "auto_model", "initialize", "spawn") for call in program.named.get(name, [])]
     ignite = any(qualified(program, call.func).startswith("ignite.distributed") for call in parts)
     return ignite or _several_devices(program)
+
+
+def starts_group(program: Program) -> bool:
+    """Whether the program comes by init_process_group: not in another file's function that it never calls."""
+    for call in program.named.get("init_process_group", []):
+        source = program.owner[call]
+        function = function_of(source, call)
+        if source is program.root or function is None or sites(program, function):
+            return True
+    return False
 
 
 def _one_device(program: Program, call: ast.Call) -> bool:

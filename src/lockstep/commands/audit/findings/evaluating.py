@@ -48,7 +48,8 @@ def _said(events: list[Event], reading: Reading) -> list[Event]:
     """The collectives that bring results together, from an evaluation's begin to the next training step."""
     begin = next(i for i, each in enumerate(events) if each is reading.events[0])
     after = events[begin + len(reading.events) :]
-    end = next((i for i, each in enumerate(after) if each["event"] in ("backward", "step")), len(after))
+    trains = (i for i, each in enumerate(after) if each["event"] == "forward" and each["grad"] and each["training"])
+    end = next(trains, len(after))
     said = of([*reading.events, *after[:end]], "collective")
     return [each for each in said if each["op"] in _GATHERS + _REDUCES]
 

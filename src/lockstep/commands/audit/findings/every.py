@@ -12,7 +12,7 @@ from lockstep.commands.audit.findings import (
     waits,
     weights,
 )
-from lockstep.commands.audit.findings.finding import Find, Finding
+from lockstep.commands.audit.findings.finding import APART, Find, Finding
 from lockstep.commands.audit.records import Record
 
 ALL: tuple[Find, ...] = (
@@ -43,6 +43,7 @@ ALL: tuple[Find, ...] = (
     failures.known,
     weights.apart,
 )
+_REASONS = {"LS201", "LS208", "LS209", "LS212", "LS213", "LS302"}  # of weights that are not those of one process
 
 
 def findings(records: list[Record]) -> list[Finding]:
@@ -53,4 +54,6 @@ def findings(records: list[Record]) -> list[Finding]:
             known = found.get((each.code, each.at))
             if known is None or known.nproc < each.nproc:
                 found[each.code, each.at] = each
+    if _REASONS & {code for code, _ in found}:
+        found = {key: each for key, each in found.items() if each.code != APART}
     return sorted(found.values())

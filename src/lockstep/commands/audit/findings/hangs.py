@@ -8,6 +8,8 @@ from lockstep.commands.audit.events import Event
 from lockstep.commands.audit.findings.finding import Finding, times
 from lockstep.commands.audit.records import Record, of
 
+_LOST = "closed by peer|reset by peer"  # what the other ranks' errors say when one is gone
+_MIXED = re.compile(r"gloo::EnforceNotMet.*preamble\D*(\d+) vs (\d+)", re.DOTALL)  # a call met another one
 _STARTING = ("init_process_group", "_create_c10d_store", "rendezvous")
 
 
@@ -31,7 +33,7 @@ def lines(record: Record) -> list[str]:
 
 def _apart(record: Record) -> Finding | None:
     """The first collective over all ranks that one of them doesn't call, or calls as another one."""
-    if record.ended not in ("stalled", "deadline") and not _deserted(record):
+    if record.ended not in ("stalled", "deadline") and not _deserted(record) and not _mixed(record):
         return None
     calls = {rank: _collectives(events, record.world) for rank, events in record.ranks.items()}
     for place, row in enumerate(itertools.zip_longest(*calls.values())):
@@ -49,10 +51,16 @@ def _apart(record: Record) -> Finding | None:
     return _backwards(record)
 
 
+def _mixed(record: Record) -> str:
+    """How many bytes of another call a rank got, for which gloo ended it; "" where none did."""
+    met = next((found for text in record.printed if (found := _MIXED.search(text))), None)
+    return f"; it got another call's data, {met[1]} bytes instead of {met[2]}, and was aborted" if met else ""
+
+
 def _deserted(record: Record) -> bool:
     """Whether a rank came to its end while others were in a collective with it, and lost their peer."""
     ends = [end for events in record.ranks.values() for end in of(events, "end")]
-    lost = any(re.search("closed by peer|reset by peer", str(each.get("error"))) for each in ends)
+    lost = any(re.search(_LOST, str(each.get("error"))) for each in ends)
     return lost and any(each["how"] == "done" for each in ends)
 
 
@@ -71,7 +79,7 @@ def _never(record: Record, calls: dict[int, list[Event]], called: dict[int, Even
     says = (
         f"{_ranks(others)} never {'calls' if len(others) == 1 else 'call'} the {_nth(number(op, groups[op][0]) - 1)} "
     )
-    says += f"{op} ({first['at']}), in which {_ranks(groups[op])} {waits}"
+    says += f"{op} ({first['at']}), in which {_ranks(groups[op])} {waits}{_mixed(record)}"
     for rank in others:
         says += f"; rank {rank} {_place(record.ranks[rank])}"
     return Finding("LS308", first["at"], says, record.nproc)
@@ -117,6 +125,8 @@ def _place(events: list[Event]) -> str:
     told = of(events, "waiting")
     if not told:
         end = of(events, "end")
+        if end and re.search(_LOST, str(end[-1].get("error"))):
+            return f"was at {end[-1]['at']} when it lost the others"
         how = f"with {end[-1]['error']}" if end and end[-1].get("error") else "by itself"
         return f"has ended {how}" + (f" at {end[-1]['at']}" if end and end[-1]["at"] else "")
     if not told[0]["stack"]:

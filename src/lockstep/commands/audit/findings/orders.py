@@ -43,13 +43,14 @@ def split_apart(records: list[Record]) -> Iterator[Finding]:
         together, read = len(set().union(*(each.ids for each in whole))), sum(len(each.ids) for each in whole)
         length, full = whole[0].loader["length"], whole[0].loader["full"]
         alike = all(each.loader["length"] == length for each in whole)
+        once = all(len(set(each.ids)) == len(each.ids) for each in whole)  # else drawn with replacement, on purpose
         if whole[0].loader["replicas"] and together > length and alike:
             says = (
                 f"{record.world} ranks trained on {together:,} different samples of a set of {length:,}: "
                 "each has drawn a split of its own"
             )
             yield Finding("LS212", whole[0].at, says, record.nproc)
-        elif not whole[0].loader["replicas"] and abs(read - full) < record.world and together < 0.98 * full:
+        elif once and not whole[0].loader["replicas"] and abs(read - full) < record.world and together < 0.98 * full:
             says = (
                 f"{record.world} ranks read {read:,} samples of a set of {full:,}, and {full - together:,} of it "
                 "never: each has cut its part from an order of its own"

@@ -1,10 +1,11 @@
 """Where the host waits for the device: values that are read back, and tensors that are printed."""
 
+import sys
 from typing import Any
 
 import torch
 
-from lockstep.commands.audit.events import emit, silence, user_line
+from lockstep.commands.audit.events import emit, silence
 from lockstep.commands.audit.plan import Plan
 from lockstep.commands.audit.recorders.patching import around
 
@@ -23,13 +24,13 @@ _READS = {
 _inside = [False]
 
 
-def install(_plan: Plan) -> None:
-    """Record each of the user's own lines that reads a tensor of a device back."""
+def install(plan: Plan) -> None:
+    """Record each of the user's own lines that reads a device's tensor back: a scaler's lines do too."""
     for name, kind in _READS.items():
-        around(torch.Tensor, name, _recorded(kind))
+        around(torch.Tensor, name, _recorded(kind, plan.home.rstrip("/") + "/"))
 
 
-def _recorded(kind: str) -> Any:
+def _recorded(kind: str, home: str) -> Any:
     def read(original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _inside[0]:
             return original(tensor, *args, **kwargs)
@@ -37,8 +38,9 @@ def _recorded(kind: str) -> Any:
         try:
             with silence():
                 device = tensor.device.type
-            if device != "cpu" and (at := user_line()):
-                emit("sync", at=at, kind=kind)
+            caller = sys._getframe(2)  # of the function that `around` put in place
+            if device != "cpu" and (name := caller.f_code.co_filename).startswith(home):
+                emit("sync", at=f"{name.removeprefix(home)}:{caller.f_lineno}", kind=kind)
             return original(tensor, *args, **kwargs)
         finally:
             _inside[0] = False

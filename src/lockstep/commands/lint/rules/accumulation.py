@@ -242,11 +242,26 @@ def _is_more(node: ast.AST) -> bool:
     return either or (isinstance(node, ast.Call) and last_name(node.func) == "len")
 
 
+def _left_out(program: Program, each: Accumulation) -> bool:
+    """Whether passes past the last whole group are skipped: `if i // k >= updates: continue`."""
+    every = ast.dump(each.every)
+
+    def groups(node: ast.AST) -> bool:
+        return isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) and ast.dump(node.right) == every
+
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(node.body[-1], ast.Continue | ast.Break)
+        and depends(program, node.test, groups)
+        for node in each.loop.body
+    )
+
+
 def _whole_groups(program: Program, each: Accumulation) -> bool:
     """Whether the loop's passes are cut to a multiple of k: islice, a floor division, or a length that is set."""
     assert isinstance(each.loop, ast.For)
     text = ast.unparse(each.loop.iter)
-    if "islice" in text or "//" in text:
+    if "islice" in text or "//" in text or _left_out(program, each):
         return True
     whole = "\n".join(source.text for source in program.sources)
     return bool(re.search(r"len\(\w+\)\s*%\s*accum|//\s*accum\w*\s*\*\s*accum", whole))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import callee, definition, method
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import (
     SHARDING,
     constant,
@@ -125,6 +125,7 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
         for sampler in samplers(program, loader):
             other = given(program, sampler, "dataset", 0) or given(program, sampler, "data_source", 0)
             known = last_name(sampler.func) in ("DistributedSampler", "RandomSampler", "SequentialSampler")
+            known = known and not qualified(program, sampler.func).startswith("torchvision.")  # over another sampler
             if dataset is None or other is None or not known or definition(program, sampler.func):
                 continue
             mine, theirs = origins(program, dataset), origins(program, other)

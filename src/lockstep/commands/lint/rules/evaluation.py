@@ -4,10 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.calls import argument, definition, sites
 from lockstep.commands.lint.flow import first_read, is_reduced, own_nodes, text_around
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import calls_in, evaluation_loops, inside, loaders_of
+from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, inside, loaders_of
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_rank, on_rank
 from lockstep.commands.lint.roles import (
@@ -26,7 +26,7 @@ from lockstep.commands.lint.rules.by_fabric import padded_by_prepare
 from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
 from lockstep.commands.lint.rules.sets import in_hooks, misnamed
-from lockstep.commands.lint.source import function_of, statement_of
+from lockstep.commands.lint.source import Function, Loop, function_of, statement_of
 
 
 def prepared(program: Program, loader: ast.Call) -> bool:
@@ -61,7 +61,8 @@ def shared_out(program: Program, loader: ast.Call) -> bool:
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
     for loop in evaluation_loops(program):
-        if any(shared_out(program, each) for each in loaders_of(program, loop)) and not is_reduced(program, loop):
+        parts = any(shared_out(program, each) for each in loaders_of(program, loop))
+        if parts and not is_reduced(program, loop) and not collects(program, loop):
             yield Hit(first_read(program, loop) or loop)
 
 
@@ -141,7 +142,7 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
         ]
         sets = _uncut([each for each in origins(program, node) if isinstance(each, ast.Call)], program)
         own = [each for each in sets if each in known or isinstance(definition(program, each.func), ast.ClassDef)]
-        same = bool(own) and set(own) <= of_training
+        same = bool(own) and set(own) <= of_training and not _made_apart(program, node, trained)
         wrong = bool(own) and all(
             each in known and constant(program, given(program, each, "train", 1)) is True for each in own
         )
@@ -175,6 +176,33 @@ def _of_another_length(program: Program) -> Iterator[Hit]:
                     evaluated = re.search(r"test|val", other.lower()) and "train" in of.id.lower()
                     if evaluated and other != of.id:
                         yield Hit(call, f"{of.id} by the numbers of {other}")
+
+
+def _made_apart(program: Program, node: ast.expr, trained: dict[ast.Call, list[Loop]]) -> bool:
+    """Whether the set comes from a local function that was given other arguments than for the training set."""
+    others = [of_loader(program, each, "dataset") for each in trained]
+    mine = _factories(program, node, 0)
+    return bool(mine) and not any(mine & _factories(program, each, 0) for each in others if each is not None)
+
+
+def _factories(program: Program, node: ast.AST, depth: int) -> set[str]:
+    """The calls of local functions that a name's value is returned by, as texts."""
+    if isinstance(node, ast.Call):
+        return {ast.dump(node)} if isinstance(definition(program, node.func), Function) else set()
+    found: set[str] = set()
+    for binding in bindings(program, node, node.id) if isinstance(node, ast.Name) and depth < 5 else []:
+        assert isinstance(node, ast.Name)
+        if binding.kind == "param":
+            function = program.owner[binding.node].scopes[binding.node]
+            known = sites(program, function) if isinstance(function, Function) else []
+            values: list[ast.AST | None] = [argument(site, node.id) for site in known]
+        else:
+            whole = binding.value
+            parts = whole.elts if isinstance(whole, ast.Tuple) and binding.path else [whole]
+            values = [parts[binding.path[0]] if len(parts) > 1 and binding.path[0] < len(parts) else whole]
+        for value in values:
+            found |= _factories(program, value, depth + 1) if value is not None else set()
+    return found
 
 
 def _same_name(program: Program, one: ast.expr, other: ast.expr | None) -> bool:

@@ -3,17 +3,16 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import guard, guarded
+from lockstep.commands.lint.ranks import guard, guarded, on_rank
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.saving import loads, saves
-from lockstep.commands.lint.source import Function, function_of
+from lockstep.commands.lint.source import Function, function_of, statement_of
 
 
 @rule(
@@ -31,6 +30,8 @@ def load_without_map_location(program: Program) -> Iterator[Hit]:
         if distributed(program) and gpu and given(program, call, "map_location", 1) is None and not _spreads(call):
             if any(_other_branch(program, call, each) for each in loads(program)):
                 continue  # the way of a single device, beside that of several
+            if guarded(program, call) or _no_checkpoint(program, call):
+                continue
             yield Hit(call, "", _keyword(call, 'map_location="cpu"'))
 
 
@@ -38,6 +39,32 @@ def _other_branch(program: Program, call: ast.Call, other: ast.Call) -> bool:
     """Whether the same file is loaded elsewhere in the function, onto a named device."""
     same = bool(call.args and other.args) and ast.dump(call.args[0]) == ast.dump(other.args[0])
     return same and other in own_nodes(program, call) and given(program, other, "map_location", 1) is not None
+
+
+def _no_checkpoint(program: Program, call: ast.Call) -> bool:
+    """Whether a file holds a rank's own tensors, data that were prepared, or what was brought to the CPU before."""
+    path = given(program, call, "f", 0)
+    function = function_of(program.owner[call], call)
+    of_network = function is not None and function.name == "__init__"  # pretrained weights, as they were published
+    if path is None or on_rank(program, path) or _of_data(program, call):
+        return True
+    if of_network or "pretrain" in ast.unparse(path).lower():
+        return True
+    texts = {each.value for each in ast.walk(path) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return any(
+        ".cpu()" in ast.unparse(save.args[0])
+        and any(isinstance(each, ast.Constant) and each.value in texts for each in ast.walk(save))
+        for save in saves(program)
+        if save.args
+    )
+
+
+def _of_data(program: Program, call: ast.Call) -> bool:
+    """Whether a file holds data that were prepared, by its name or by that of what is read."""
+    path, target = given(program, call, "f", 0), statement_of(program.owner[call], call)
+    names = ast.unparse(target.targets[0]) if isinstance(target, ast.Assign) else ""
+    names += ast.unparse(path) if path is not None else ""
+    return bool(re.search(r"dataset|cache|feature|label|vocab", names.lower()))
 
 
 def _spreads(call: ast.Call) -> bool:
@@ -56,41 +83,24 @@ def _keyword(call: ast.Call, text: str) -> tuple[Edit, ...]:
 @rule(
     "LS405",
     "pickle-load",
-    "a file is unpickled without weights_only",
+    "a file is unpickled with weights_only=False",
     result="a checkpoint from elsewhere can run any code as it is loaded",
-    why="weights_only=False lets pickle call what the file names (before torch 2.6 that is the default)",
+    why="weights_only=False lets pickle call what the file names",
     mend='torch.load(path, map_location="cpu", weights_only=True)',
 )
 def pickle_load(program: Program) -> Iterator[Hit]:
-    """torch.load without weights_only=True; pickle itself."""
+    """torch.load with weights_only=False, of what is no data set's cache; pickle itself, of a checkpoint.
+
+    Without the argument torch has unpickled weights alone since 2.6, and before 1.13 there was none.
+    """
     for name in ("load", "loads"):
         for call in program.named.get(name, []):
             if qualified(program, call.func) in (f"pickle.{name}", f"dill.{name}", f"cloudpickle.{name}"):
                 yield Hit(call, qualified(program, call.func))
     for call in loads(program):
         value = given(program, call, "weights_only")
-        if _spreads(call):
-            continue
-        if value is None and not _newer_torch(program.root.path):
-            yield Hit(call, "", _keyword(call, "weights_only=True"))
-        elif value is not None and constant(program, value) is False:
-            yield Hit(call, "weights_only=False")
-
-
-def _newer_torch(path: Path) -> bool:
-    """Whether a requirements file or pyproject.toml beside or above a script asks for torch 2.6 or later.
-
-    That unpickles weights alone unless told otherwise.
-    """
-    for folder in list(path.parents)[:3]:
-        for file in (*folder.glob("requirements*.txt"), folder / "pyproject.toml"):
-            if file.is_file():
-                found = re.search(
-                    r"^\W*torch\s*(?:>=|==|~=)\s*(\d+)\.(\d+)", file.read_text(errors="replace"), re.MULTILINE
-                )
-                if found and (int(found[1]), int(found[2])) >= (2, 6):
-                    return True
-    return False
+        if value is not None and constant(program, value) is False and not _of_data(program, call):
+            yield Hit(call)
 
 
 @rule(

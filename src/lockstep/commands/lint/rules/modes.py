@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, sites
 from lockstep.commands.lint.origins import made_by, origins
-from lockstep.commands.lint.places import calls_in, evaluation_loops, step_loops
+from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, step_loops
 from lockstep.commands.lint.program import Program, qualified
 from lockstep.commands.lint.roles import lightning, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.by_ignite import never_trains, training_mode
-from lockstep.commands.lint.source import Function, above, function_of
+from lockstep.commands.lint.source import Function, Loop, above, function_of
 
 
 @rule(
@@ -98,7 +98,7 @@ def _looks_like_evaluation(program: Program, loop: ast.AST) -> bool:
     text = ast.unparse(function) if function else ast.unparse(loop)
     around = [item.context_expr for each in above(source, loop) if isinstance(each, ast.With) for item in each.items]
     text += "".join(map(ast.unparse, around))
-    return (
+    return not collects(program, loop) and (
         "no_grad" in text
         or "inference_mode" in text
         or bool(function and re.search(r"eval|test|valid", function.name.lower()))
@@ -128,7 +128,9 @@ def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
 def train_forgotten(program: Program) -> Iterator[Hit]:
     """eval() within the loop over epochs, train() nowhere in it."""
     yield from never_trains(program)
-    for around in step_loops(program).values():
+    for steps, around in step_loops(program).items():
+        if _trained_in_evaluation(program, steps):
+            continue
         for loop in around:
             found = [
                 each
@@ -142,6 +144,13 @@ def train_forgotten(program: Program) -> Iterator[Hit]:
                 first = next(iter(loop.body))
                 yield Hit(found[0], "", _train_edit(program, found[0], first, loop))
                 return
+
+
+def _trained_in_evaluation(program: Program, loop: Loop) -> bool:
+    """Whether the function of a step loop calls eval() above it: a frozen network under a new classifier."""
+    function = function_of(program.owner[loop], loop)
+    modes = _mode_calls(program, function, "eval") if function is not None else []
+    return any(function_of(program.owner[each], each) is function and each.lineno < loop.lineno for each in modes)
 
 
 def _train_edit(program: Program, call: ast.Call, first: ast.stmt, loop: ast.AST) -> tuple[Edit, ...]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import instance_of, sites
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, library, lightning
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import lacking as lacking_in_fabric
 from lockstep.commands.lint.rules.by_fabric import lost_epochs, unregistered
 from lockstep.commands.lint.rules.by_ignite import lacking_in_ignite
-from lockstep.commands.lint.rules.saving import loads, saves
+from lockstep.commands.lint.rules.saving import in_memory, loads, saves
 from lockstep.commands.lint.source import above, function_of, parameters
 
 
@@ -36,30 +36,32 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
         return
     if not _resumes(program):
         return
-    written = [(call, _saved_text(program, call)) for call in _writers(program)]
+    written = [(call, _saved_text(program, call)) for call in _writers(program) if not in_memory(program, call)]
     if not written or any(text is None for _, text in written):
         return
-    best = max(written, key=lambda each: len(each[1] or ""))
-    text = best[1] or ""
+    told = [(call, _lacking(program, call, text or "")) for call, text in written]
+    call, lacking = min(told, key=lambda each: len(each[1]))
+    if lacking:
+        yield Hit(call, f"without {', '.join(lacking)}")
+
+
+def _lacking(program: Program, call: ast.Call, text: str) -> list[str]:
+    """What a saved text does not mention of what the program has."""
     lacking = []
     if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text):
         lacking.append("optimizer")
-    scheduled = any(".lr_scheduler." in qualified(program, call.func) for call in program.calls)
+    scheduled = any(".lr_scheduler." in qualified(program, each.func) for each in program.calls)
     if scheduled and not _stepped_again(program) and not re.search(r"sched", text):
         lacking.append("scheduler")
-    enabled = [
-        call
-        for call in [*program.named.get("GradScaler", []), *program.named.get("NativeScaler", [])]
-        if constant(program, given(program, call, "enabled")) is not False
-    ]
-    if enabled and "scaler" not in text:
+    scalers = [*program.named.get("GradScaler", []), *program.named.get("NativeScaler", [])]
+    enabled = any(constant(program, given(program, each, "enabled")) is not False for each in scalers)
+    if enabled and not re.search(r"scaler|amp", text):
         lacking.append("scaler")
-    path = given(program, best[0], "f", 1)
+    path = given(program, call, "f", 1)
     named = " ".join(ast.unparse(made) for made in origins(program, path)) if path is not None else ""
     if not re.search(r"epoch|step|iter", text + named):
         lacking.append("epoch")
-    if lacking:
-        yield Hit(best[0], f"without {', '.join(lacking)}")
+    return lacking
 
 
 def _stepped_again(program: Program) -> bool:
@@ -116,7 +118,8 @@ def _saved_text(program: Program, call: ast.Call) -> str | None:
 def _resumes(program: Program) -> bool:
     """Whether weights are loaded from a file to train on: by a name that says so."""
     for call in program.named.get("load_state_dict", []):
-        if any(made in loads(program) for arg in call.args for made in _files(program, arg)):
+        read = [made for arg in call.args for made in _files(program, arg) if made in loads(program)]
+        if read and not all(_handed_over(program, each) for each in read):
             source = program.owner[call]
             near = " ".join(ast.unparse(each.test) for each in above(source, call) if isinstance(each, ast.If))
             function = function_of(source, call)
@@ -150,6 +153,19 @@ def _before_training(program: Program, load: ast.Call) -> bool:
         for place in places
         for loop in outer
     )
+
+
+def _handed_over(program: Program, load: ast.AST) -> bool:
+    """Whether a file is read that its function has just written: rank 0's first weights, for the other ranks."""
+    assert isinstance(load, ast.Call)
+    path = given(program, load, "f", 0)
+    mine = function_of(program.owner[load], load)
+    for call in saves(program):
+        other = given(program, call, "f", 1)
+        here = function_of(program.owner[call], call) is mine and call.lineno < load.lineno
+        if here and path is not None and other is not None and ast.dump(path) == ast.dump(other):
+            return True
+    return False
 
 
 def _files(program: Program, node: ast.AST) -> list[ast.AST]:
@@ -221,8 +237,10 @@ def _registered(program: Program) -> Iterator[Hit]:
 
 def _read_back(program: Program, node: ast.AST) -> bool:
     """Whether a number may come from a file, or from anything but a constant in the text."""
-    if not isinstance(node, ast.Name):
-        return True
+    if not isinstance(node, ast.Name) or any(
+        isinstance(each.value, ast.Subscript) for each in bindings(program, node, node.id)
+    ):
+        return True  # an entry of a dictionary, which a function may have filled
     made = origins(program, node)
     return not made or not all(isinstance(each, ast.Constant) for each in made)
 

@@ -9,7 +9,7 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import given, library, lightning, optimizers, wrapped, wraps
+from lockstep.commands.lint.roles import given, library, lightning, optimizers, starts_group, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, insert, rule
 from lockstep.commands.lint.source import above, class_of, function_of, parameters
 
@@ -17,6 +17,13 @@ from lockstep.commands.lint.source import above, class_of, function_of, paramete
 def saves(program: Program) -> list[ast.Call]:
     """The calls of torch.save."""
     return [call for call in program.named.get("save", []) if qualified(program, call.func) == "torch.save"]
+
+
+def in_memory(program: Program, call: ast.Call) -> bool:
+    """Whether a torch.save writes into a buffer, not into a file."""
+    path = given(program, call, "f", 1)
+    made = origins(program, path) if path is not None else []
+    return any(isinstance(each, ast.Call) and last_name(each.func) == "BytesIO" for each in made)
 
 
 def loads(program: Program) -> list[ast.Call]:
@@ -36,7 +43,8 @@ def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     """torch.save in what each rank runs, with no rank in its condition or in the file's name."""
     if not (
         wrapped(program)
-        or any(program.named.get(name) for name in ("init_process_group", "Fabric"))
+        or starts_group(program)
+        or program.named.get("Fabric")
         or library(program, "horovod", "accelerate", "ignite.distributed")
     ) or lightning(program):
         return
@@ -45,6 +53,7 @@ def saved_on_every_rank(program: Program) -> Iterator[Hit]:
         named = path is not None and on_rank(program, path)
         if (
             not named
+            and not in_memory(program, call)
             and not guarded(program, call)
             and per_rank(program, call)
             and _reached(program, call)
@@ -131,10 +140,9 @@ def _surely_wrapped(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         found = reaching(program, node, bindings(program, node, node.id))
         values = [each.value for each in found]
-        made = [last_name(each.func) for each in origins(program, node) if isinstance(each, ast.Call)]
-        model = not any(each in optimizers(program) for each in origins(program, node)) and not any(
-            name.endswith(("LR", "Scheduler", "Loader")) for name in made
-        )
+        calls = [each for each in origins(program, node) if isinstance(each, ast.Call)]
+        others = [each in optimizers(program) or last_name(each.func).endswith(("LR", "Loader")) for each in calls]
+        model = not any(others)
         if values and model and all(isinstance(each, ast.Call) and _is_prepare(each) for each in values):
             return True
     made = [each for each in origins(program, node) if not isinstance(each, ast.Constant)]
@@ -165,6 +173,11 @@ def _loaded_wrapped(program: Program) -> bool:
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
         if owner is not None and wraps(program, owner) and not _before_wrapping(program, call, owner):
             return True
+        function = function_of(program.owner[call], call)
+        if function is not None and function.args.kwarg is not None:  # restore(path, state_dict=model)
+            given_by_name = [each.value for site in sites(program, function) for each in site.call.keywords]
+            if any(wraps(program, each) for each in given_by_name):
+                return True
     return False
 
 

@@ -13,7 +13,7 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_ignite import engine_step
 from lockstep.commands.lint.rules.by_ignite import waits as waits_by_ignite
 from lockstep.commands.lint.rules.by_lightning import waits_in_steps
-from lockstep.commands.lint.source import Function, above, statement_of
+from lockstep.commands.lint.source import Function, above, function_of, statement_of
 
 
 @rule(
@@ -98,6 +98,8 @@ def sync_each_step(program: Program) -> Iterator[Hit]:
     for loop in step_loops(program):
         for node in inside(program, loop):
             if isinstance(node, ast.Call) and _waits(program, node) and _each_pass(program, node, loop):
+                if _watched(program, node):
+                    break
                 yield Hit(node)
                 break
     for call in program.named.get("Engine", []):  # Ignite's loop runs this function in each step
@@ -107,6 +109,19 @@ def sync_each_step(program: Program) -> Iterator[Hit]:
                 if isinstance(node, ast.Call) and _waits(program, node) and not _conditional_in(program, node, step):
                     yield Hit(node)
                     break
+
+
+def _watched(program: Program, node: ast.Call) -> bool:
+    """Whether a value is fetched to stop the run where it is no number: on purpose."""
+    function = function_of(program.owner[node], node)
+    statement = statement_of(program.owner[node], node)
+    names = {each.id for each in getattr(statement, "targets", []) if isinstance(each, ast.Name)}
+    return any(
+        isinstance(each, ast.Call)
+        and last_name(each.func) in ("isfinite", "isnan", "isinf")
+        and (names & {one.id for one in ast.walk(each) if isinstance(one, ast.Name)} or node in ast.walk(each))
+        for each in ast.walk(function or program.root.tree)
+    )
 
 
 def _conditional_in(program: Program, node: ast.AST, function: Function) -> bool:

@@ -211,6 +211,8 @@ def local_rank_argument(program: Program) -> Iterator[Hit]:
         for source in program.sources
     ):
         return
+    if not any(re.search(r"(?<!def )(\.|\[['\"])local_rank\b", source.text) for source in program.sources):
+        return  # nobody reads it
     for call in program.named.get("add_argument", []):
         names = [each.value for each in call.args if isinstance(each, ast.Constant)]
         if {"--local_rank", "--local-rank"} & set(names):

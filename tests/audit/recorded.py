@@ -1,0 +1,99 @@
+"""Scripts under audit, and the table of what it has to say of each."""
+
+import subprocess
+import sys
+import tempfile
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.commands.audit.findings.every import findings
+from lockstep.commands.audit.findings.finding import Finding
+from lockstep.commands.audit.launch import start, starter
+from lockstep.commands.audit.plan import Plan
+from lockstep.commands.audit.records import Record
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A row of scripts/table.toml: the codes of findings and of notes, and words of what is said."""
+
+    path: Path
+    says: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    gpu: bool = False
+    exact: bool = True
+    """Whether the sentences are the same in every run: where ranks wait for each other, who is seen first is not."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.path.parent.name}/{self.path.name}"
+
+
+def table() -> list[Expected]:
+    """All rows, the wrong scripts first."""
+    rows = tomllib.loads((SCRIPTS / "table.toml").read_text(encoding="utf-8"))
+    return [
+        Expected(
+            SCRIPTS / kind / f"{name}.py",
+            tuple(row.get("says", ())),
+            tuple(row.get("notes", ())),
+            tuple(row.get("words", ())),
+            row.get("gpu", False),
+            row.get("exact", True),
+        )
+        for kind in ("wrong", "right")
+        for name, row in rows[kind].items()
+    ]
+
+
+Process = subprocess.Popen[str]
+
+
+@contextmanager
+def starting() -> Iterator[Process]:
+    """A process that starts scripts, for many of them: each `lockstep audit` has one of its own."""
+    with starter(SCRIPTS / "right/accumulation.py") as process:
+        yield process
+
+
+def audited(
+    path: Path, *arguments: str, process: Process, nproc: tuple[int, ...] = (1, 2, 4), deadline_s: float = 400.0
+) -> tuple[list[Record], list[Finding]]:
+    """What audit records of a script, and what it says."""
+    records = list[Record]()
+    with tempfile.TemporaryDirectory() as folder:
+        for n in nproc:
+            plan = Plan("", (), "", "", "", n, deadline_s=deadline_s)
+            records.append(start(process, path, list(arguments), plan, Path(folder) / str(n)))
+            if records[-1].ended != "done":
+                break
+    return records, findings(records)
+
+
+def row(expected: Expected, found: list[Finding]) -> str:
+    """A script's lines of the page: its name and what is said of it."""
+    said = [textwrap.wrap(f"{'note:' if each.note else each.code} {each.says}", 86) for each in found] or [["clean"]]
+    lines = [line if place == 0 else f"      {line}" for lines in said for place, line in enumerate(lines)]
+    return "\n".join(f"{expected.name if place == 0 else '':32}{line}" for place, line in enumerate(lines))
+
+
+def main() -> None:
+    """Audit the scripts that the arguments name, or all, and print their rows."""
+    chosen = [each for each in table() if not sys.argv[1:] or each.path.stem in sys.argv[1:]]
+    with starting() as process:
+        for each in chosen:
+            records, found = audited(each.path, process=process)
+            print(row(each, found), flush=True)
+            seconds = [f"N = {record.nproc} {record.ended} in {record.seconds:.1f} s" for record in records]
+            print(f"    {', '.join(seconds)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What audit says of wrong scripts and of right ones: scripts/table.toml has it, and the pages show it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.commands.audit.findings.finding import Finding
+from tests.audit.recorded import SCRIPTS, Expected, Process, audited, row, starting, table
+
+DOCS = Path(__file__).parents[2] / "docs"
+ROWS = table()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Process]:
+    with starting() as one:
+        yield one
+
+
+def held_to(expected: Expected, process: Process, nproc: tuple[int, ...]) -> list[Finding]:
+    """Audit a script, and compare the codes with the table's."""
+    records, found = audited(expected.path, process=process, nproc=nproc)
+    printed = "\n".join(text for record in records for text in record.printed)
+    said = {each.code for each in found if not each.note}
+    assert said == set(expected.says), f"{found}\n{printed[-3000:]}"
+    assert {each.code for each in found if each.note} == set(expected.notes), found
+    assert expected.says or all(record.ended == "done" for record in records), printed[-3000:]
+    return found
+
+
+def rows_of(page: str) -> list[str]:
+    """The lines of the page's block of scripts."""
+    (block,) = re.findall(
+        r"^```\n(wrong/.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return block.splitlines()
+
+
+def test_every_script_is_in_the_table_and_on_the_page() -> None:
+    assert sorted(each.path for each in ROWS) == sorted(SCRIPTS.glob("*/*.py"))
+    named = {line.split()[0] for line in rows_of("audit.md") if not line.startswith(" ")}
+    assert named == {each.name for each in ROWS}
+    assert rows_of("audit.md") == rows_of("zh/audit.md")
+
+
+@pytest.mark.parametrize("name", ["wrong/no_set_epoch.py", "right/accumulation.py"])
+def test_a_wrong_and_a_right_script_on_two_processes(name: str, process: Process) -> None:
+    (expected,) = (each for each in ROWS if each.name == name)
+    held_to(expected, process, (2,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expected", ROWS, ids=lambda expected: expected.name)
+def test_what_is_said_of_a_script_on_several_processes(expected: Expected, process: Process) -> None:
+    found = held_to(expected, process, (1, 4) if expected.exact else (2,))
+    told = " ".join(f"{each.at} {each.says}" for each in found)
+    assert all(word in told for word in expected.words), told
+    if expected.exact:
+        at = rows_of("audit.md")
+        for line in row(expected, found).splitlines():
+            assert line in at, f"{line}\nis not on the page: python -m tests.audit.recorded {expected.path.stem}"
