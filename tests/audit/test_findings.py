@@ -55,10 +55,15 @@ def padded(world: int, rank: int, events: list[Event]) -> list[Event]:
 
 
 def larger(world: int, _rank: int, events: list[Event]) -> list[Event]:
+    """N times the batch: of the steps of an epoch each N-th is left, with its forward and backward pass."""
+    found, taken = list[Event](), 0
     for each in events:
-        if each["event"] == "loader" and each["loader"] == 0:
-            each["batch_size"] *= world
-    return events
+        if each["event"] == "batch" and each["loader"] == 0:
+            each["size"] *= world
+            taken = each["number"]
+        training = each["event"] in ("forward", "zero", "backward", "step") and each.get("training", True)
+        found += [] if training and taken % world else [each]
+    return found
 
 
 def faster(world: int, _rank: int, events: list[Event]) -> list[Event]:
@@ -179,6 +184,24 @@ def test_a_change_is_told_by_its_code_and_in_numbers(name: str) -> None:
     found = told(change)
     assert {each.code for each in found} == codes, found
     assert words in " ".join(each.says for each in found), found
+
+
+def test_a_loader_that_is_a_batch_ahead_is_read_as_one_that_is_not() -> None:
+    def ahead(_world: int, _rank: int, events: list[Event]) -> list[Event]:
+        kept, found = list[Event](), list[Event]()
+        for each in events:  # each batch's passes and step come after the next batch, the last one's after the end
+            fetching = each["event"] in ("batch", "pass-end")
+            if fetching or each["event"] in ("pass", "collective"):
+                found += [each, *kept] if fetching else [*kept, each]
+                kept = []
+            else:
+                kept.append(each)
+        return [*found, *kept]
+
+    assert told(ahead) == []
+    events = ahead(2, 0, record(2).first)
+    assert [each.trains for each in trainings(events)] == [True, True]
+    assert [len(of(each.events, "step")) for each in trainings(events)] == [6, 6]
 
 
 def test_what_batch_norm_does_to_shares_is_a_note() -> None:

@@ -14,8 +14,8 @@ group-end   it was destroyed
 dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
 loader      loader (its number), dataset (a digest of the set behind all subsets), kind (its class), full (its length),
             length (of the loader's own set), train (the set's attribute, or null), batches, batch_size, drop_last,
-            workers, sampler (class), replicas, sampler_rank, sampled (length of the sampler's set), aligned (whether
-            that is the loader's)
+            workers, sampler and batch_sampler (classes), replicas, sampler_rank, sampled (length of the sampler's
+            set), aligned (whether that is the loader's)
 pass        loader, number (from 0): somebody began to iterate
 batch       loader, pass, number, size, ids (indices into the set behind all subsets, or null where it has none)
 pass-end    loader, pass, batches: the loader came to its end

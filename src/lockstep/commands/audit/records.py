@@ -110,7 +110,8 @@ def _readings(events: list[Event]) -> Iterator[Reading]:
         ]
         batches = tuple(each for _, each in mine if each["event"] == "batch")
         last = mine[-1][0] if mine else place
-        if mine and mine[-1][1]["event"] == "batch":  # left before its end: what follows belongs to its last batch
+        if mine and (mine[-1][1]["event"] == "batch" or len(of(events[place:last], "forward")) < len(batches)):
+            # left before its end, or fetched a batch ahead, as Accelerate does: what follows belongs to its last batch
             following = (i for i, each in enumerate(events[last + 1 :], last + 1) if each["event"] == "pass")
             last = next(following, len(events))
         whole = bool(mine) and mine[-1][1]["event"] == "pass-end"

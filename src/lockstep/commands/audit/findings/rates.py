@@ -16,8 +16,10 @@ def _global_batch(record: Record) -> int:
     reading = _pass(record)
     if reading is None:
         return 0
-    size = reading.loader.get("batch_size") or max((each["size"] or 0 for each in reading.batches), default=0)
-    parts = of(reading.events, "batch", "step")
+    size = max((each["size"] or 0 for each in reading.batches), default=0)
+    if len(reading.batches) == 1 and reading.loader.get("batch_sampler") == "BatchSampler":
+        size = reading.loader.get("batch_size") or size  # it would have been as large, of a larger set
+    parts = of(reading.events, "backward", "step")
     taken = next((i for i, each in enumerate(parts) if each["event"] == "step"), 1)
     return int(size * taken * (record.world if reading.loader.get("replicas") or _differ(record) else 1))
 

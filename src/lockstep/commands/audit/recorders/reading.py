@@ -99,6 +99,7 @@ def _described(loader: Any) -> dict[str, Any]:
         "train": getattr(base, "train", None),
         "batches": _length(loader),
         "batch_size": getattr(loader, "batch_size", None) or getattr(batch_sampler, "batch_size", None),
+        "batch_sampler": type(batch_sampler).__name__,
         "drop_last": bool(getattr(batch_sampler, "drop_last", False)),
         "workers": loader.num_workers,
         "sampler": type(sampler).__name__,

@@ -1,6 +1,6 @@
 """Where the host waits for the device: values that are read back, and tensors that are printed."""
 
-import sys
+import inspect
 from typing import Any
 
 import torch
@@ -38,8 +38,10 @@ def _recorded(kind: str, home: str) -> Any:
         try:
             with silence():
                 device = tensor.device.type
-            caller = sys._getframe(2)  # of the function that `around` put in place
-            if device != "cpu" and (name := caller.f_code.co_filename).startswith(home):
+            here = inspect.currentframe()
+            patched = here.f_back if here else None  # by `around`
+            caller = patched.f_back if patched else None
+            if caller is not None and device != "cpu" and (name := caller.f_code.co_filename).startswith(home):
                 emit("sync", at=f"{name.removeprefix(home)}:{caller.f_lineno}", kind=kind)
             return original(tensor, *args, **kwargs)
         finally:
