@@ -149,6 +149,16 @@ def test_torch_is_as_it_was_afterwards() -> None:
     assert (F.dropout(torch.ones(1000)) == 0).any()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_somebody_else_has_put_there_since_comes_back(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    draws, first = Draws(0, compiled), F.dropout
+    for theirs in (first, lambda x: x, lambda x: 2 * x):
+        monkeypatch.setattr(F, "dropout", theirs)
+        with keyed(draws, nn.Flatten(), 0, np.arange(2), torch.zeros(2, 1)):
+            assert F.dropout is not theirs
+        assert F.dropout is theirs
+
+
 def test_a_model_that_draws_nothing_has_no_plan() -> None:
     calls = []
     model = nn.Linear(4, CLASSES).double()

@@ -25,7 +25,7 @@ FAILING = {  # code -> the error that its page quotes
 
 def run(folder: Path, *argv: str, env: dict[str, str] | None = None) -> Ended:
     here = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONWARNINGS": "default"}
-    return Command(sys.executable, *argv, cwd=folder, env=here | (ALONE if env is None else env)).end(timeout=240)
+    return Command(sys.executable, *argv, cwd=folder, env=here | (ALONE if env is None else env)).end(timeout=500)
 
 
 @pytest.fixture

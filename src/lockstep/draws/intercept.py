@@ -9,7 +9,9 @@ what torch draws inside its kernels, as between the layers of an LSTM.
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 from types import ModuleType
 from typing import Any
 
@@ -27,18 +29,42 @@ PLACES: tuple[tuple[ModuleType, dict[str, Callable[..., Any]]], ...] = ((F, FUNC
 _DRAWING = {"torchvision.ops.stochastic_depth": "stochastic_depth", "timm.layers.drop": "drop_path"}
 _lock = threading.Lock()
 _users = 0
-_before: list[tuple[dict[str, Any], dict[str, Any]]] = []  # namespaces, and what stood in them
+_taken: tuple["_Names", ...] = ()  # what `_users` have replaced
+
+
+@dataclass(slots=True)
+class _Names:
+    """Some names of one namespace, replaced by `update` alone: all else would cost each step microseconds more."""
+
+    namespace: dict[str, Any]
+    ours: dict[str, Callable[..., Any]]
+    read: Callable[[dict[str, Any]], tuple[Any, ...]] = field(init=False)
+    stood: tuple[Any, ...] = ()
+    theirs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = list(self.ours)
+        self.read = itemgetter(*names) if len(names) > 1 else lambda namespace: (namespace[names[0]],)
+
+    def take(self) -> None:
+        found = self.read(self.namespace)
+        if found != self.stood:  # at first, and where somebody else has replaced one since
+            self.stood, self.theirs = found, dict(zip(self.ours, found, strict=True))
+        self.namespace.update(self.ours)
+
+    def give_back(self) -> None:
+        self.namespace.update(self.theirs)
 
 
 @cache
-def _namespaces(compiled: bool) -> list[tuple[dict[str, Any], dict[str, Callable[..., Any]]]]:
+def _names(compiled: bool) -> tuple[_Names, ...]:
     """What to replace by what. Compiled code is left at each of the functions, where it would else draw by piece."""
     if not compiled:
-        return [(place.__dict__, functions) for place, functions in PLACES]
+        return tuple(_Names(place.__dict__, functions) for place, functions in PLACES)
     off: Any = torch.compiler.disable
-    ours = [(place.__dict__, {k: off(f) for k, f in functions.items()}) for place, functions in PLACES]
+    ours = [_Names(place.__dict__, {k: off(f) for k, f in functions.items()}) for place, functions in PLACES]
     others = [(sys.modules[module], name) for module, name in _DRAWING.items() if module in sys.modules]
-    return [*ours, *((place.__dict__, {name: off(getattr(place, name))}) for place, name in others)]
+    return (*ours, *(_Names(place.__dict__, {name: off(getattr(place, name))}) for place, name in others))
 
 
 @cache
@@ -53,14 +79,14 @@ def _replace_methods() -> None:
 
 def _intercept(compiled: bool) -> None:
     """From here on, in all threads, torch's random functions ask for keys, until as many `_release`s."""
-    global _users
+    global _users, _taken
     _replace_methods()
     with _lock:
         _users += 1
         if _users == 1:
-            for names, functions in _namespaces(compiled):
-                _before.append((names, {name: names[name] for name in functions}))
-                names.update(functions)
+            _taken = _names(compiled)
+            for names in _taken:
+                names.take()
 
 
 def _release() -> None:
@@ -68,9 +94,8 @@ def _release() -> None:
     with _lock:
         _users -= 1
         if _users == 0:
-            while _before:
-                names, functions = _before.pop()
-                names.update(functions)
+            for names in _taken:
+                names.give_back()
 
 
 class keyed(asking):

@@ -9,6 +9,7 @@ class StandIns:
 
     def __init__(self) -> None:
         self.kept: tuple[Tensor, Tensor] | None = None  # images and labels
+        self.complete = False  # two are kept: a piece with samples has nothing to ask for here
 
     def filled(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The same images [b, C, H, W] and labels; for b = 0 two of each.
@@ -18,6 +19,7 @@ class StandIns:
         if len(images):
             if self.kept is None or len(self.kept[0]) < min(2, len(images)):
                 self.kept = images[:2].clone(), labels[:2].clone()
+                self.complete = len(images) > 1
             return images, labels
         if self.kept is None:
             ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)

@@ -180,7 +180,9 @@ class TrainStep:
 
         def take(model: nn.Module, i: int) -> Tensor:
             piece = batch.pieces[i]
-            some, theirs = self._stand_ins.filled(images[i], labels[i])
+            some, theirs = images[i], labels[i]
+            if not (sizes[i] and self._stand_ins.complete):
+                some, theirs = self._stand_ins.filled(some, theirs)
             if self.draws is None:
                 return self._pass(model, some, theirs, piece, batch.count)
             ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
@@ -205,9 +207,9 @@ class TrainStep:
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
         which its gradients are divided by too; a small all-reduce, that nothing waits for."""
-        sizes = [piece.size for piece in batch.pieces]
         if len(found) == 1 and self._divisor is None and not found[0].ndim:
-            return found[0] * self._count(sizes[0])
+            return found[0] * self._count(batch.pieces[0].size)
+        sizes = [piece.size for piece in batch.pieces]
         if self._divisor is None and not any(each.ndim for each in found):
             losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
             return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)

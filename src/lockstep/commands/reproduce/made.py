@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 # object's id -> itself (so that no other one gets the id), and what its class was called with
@@ -26,7 +27,7 @@ class Unwritable(Exception):
 
 def note_calls() -> None:
     """From here on, note what modules and data sets are made with."""
-    for base in (nn.Module, Dataset):
+    for base in (nn.Module, Dataset, LRScheduler):
         base.__new__ = _noting  # type: ignore[method-assign]
 
 
@@ -34,6 +35,12 @@ def _noting(cls: type, *args: Any, **kwargs: Any) -> Any:
     made: Any = object.__new__(cls)
     _calls[id(made)] = made, args, kwargs
     return made
+
+
+def schedulers(optimizer: Any) -> list[LRScheduler]:
+    """The schedulers that were made for an optimizer, in that order."""
+    made = [value for value, _, _ in _calls.values() if isinstance(value, LRScheduler)]
+    return [each for each in made if getattr(each, "optimizer", None) is optimizer]
 
 
 @dataclass
@@ -45,6 +52,7 @@ class Writer:
     names: set[str] = field(default_factory=set)  # that the script's own file defines
     local: bool = False  # modules beside the script are needed
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[int, str] = field(default_factory=dict)  # objects that have a name where it will stand, by their ids
 
     def write(self, value: Any, paths: bool = False) -> str:
         """The expression of a value; `paths`: texts that name a file or folder become absolute.
@@ -52,6 +60,8 @@ class Writer:
         Raises:
             Unwritable: for what has none, as a lambda or an open file.
         """
+        if id(value) in self.known:
+            return self.known[id(value)]
         if isinstance(value, enum.Enum):
             return f"{self.reference(type(value))}.{value.name}"
         if isinstance(value, str) and paths and value and Path(value).exists():

@@ -19,8 +19,10 @@ def module_text(experiment: Experiment, made: Recipe) -> str:
     source, functions = record["source"], [_model(experiment)]
     if not made.set_by_flags:
         functions.append(_data(experiment))
-    if not made.optimizer_by_flags:
+    if not made.optimizer_by_flags or made.needs_program:
         functions.append(_optimizer(experiment))
+    if made.needs_program:
+        functions.append(_rates(experiment, made))
     if source["missing"]:
         made.lost.append(f"what {', '.join(source['missing'])} of {script.name} hold: parts.py lacks them")
     body = "\n\n\n".join(functions)
@@ -29,6 +31,8 @@ def module_text(experiment: Experiment, made: Recipe) -> str:
     if source["local"]:
         head += ["import sys", ""]
     own = source["text"].splitlines()
+    if "torch." in body and "torch" not in imports:
+        imports.append("torch")
     head += [f"import {name}" for name in sorted(imports) if f"import {name}" not in own]
     if 'TENSORS["' in body:
         head += ["from pathlib import Path", "", "from safetensors.torch import load_file", ""]
@@ -56,7 +60,7 @@ def _model(experiment: Experiment) -> str:
 
 
 def _function(name: str, parameters: str, about: str, lines: list[str]) -> str:
-    return "\n".join([f"def {name}({parameters}):", f'    """{about}"""', *(f"    {line}" for line in lines)])
+    return "\n".join([f"def {name}({parameters}):", f'    """{about}"""', *(f"    {line}".rstrip() for line in lines)])
 
 
 def _data(experiment: Experiment) -> str:
@@ -107,6 +111,32 @@ def _optimizer(experiment: Experiment) -> str:
         own = [f'"{key}": {value}' for key, value in _given(group, optimizer).items()]
         lines.append("    {" + ", ".join([f'"params": {names}', *own]) + "},")
     return _function("optimizer", "model, optim, lr", about, [*lines, "]", f"return {kind}(groups, lr=lr)"])
+
+
+def _rates(experiment: Experiment, made: Recipe) -> str:
+    """The function of the script's own rates."""
+    if made.rates:
+        about = "The rate of each epoch, as the script had it; `count` of them."
+        return _function("rates", "count", about, [f"found = {made.rates!r}", "return found + found[-1:] * count"])
+    group = experiment.record["optimizer"]["groups"][0]["options"]
+    first = group.get("initial_lr", repr(experiment.steps[0].rates[0]))
+    lines = [
+        "import warnings",
+        "",
+        "weight = torch.nn.Parameter(torch.zeros(1))",
+        f"optimizer = torch.optim.SGD([weight], lr={first}, momentum=0.9)",
+        f"scheduler = {made.scheduler}",
+        "found = []",
+        "with warnings.catch_warnings():",
+        '    warnings.simplefilter("ignore")  # it may not be made for more steps than the script takes',
+        "    while len(found) < count:",
+        "        if found:",
+        "            optimizer.step()",
+        "            scheduler.step()",
+        '        found.append(optimizer.param_groups[0]["lr"])',
+        "return found",
+    ]
+    return _function("rates", "count", "The rates of the first `count` steps, by the script's own scheduler.", lines)
 
 
 def _given(group: dict[str, Any], optimizer: dict[str, Any]) -> dict[str, str]:

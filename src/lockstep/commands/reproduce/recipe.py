@@ -39,9 +39,15 @@ class Recipe:
     set_by_flags: bool = False  # else the module of parts has the data
     optimizer_by_flags: bool = False
     rates: list[float] = field(default_factory=list)  # by epoch, where no schedule of ours has them
+    scheduler: str = ""  # the script's, where it is stepped with each step: an expression of `optimizer`
     random_pixels: bool = False  # transforms draw, so that no pixels can be compared
     lost: list[str] = field(default_factory=list)
     meant: list[str] = field(default_factory=list)
+
+    @property
+    def needs_program(self) -> bool:
+        """Whether flags can't say it, so that a program says it."""
+        return bool(self.rates or self.scheduler)
 
 
 def recipe_of(experiment: Experiment) -> Recipe:
@@ -95,7 +101,7 @@ def _data(experiment: Experiment, made: Recipe) -> tuple[DataConfig, str]:
         return DataConfig(dataset=name, drop_last=drop_last, **fields), str(root)
     if made.random_pixels:
         made.meant.append(
-            "the random transforms of the data set are its own, drawn anew by each process: they depend on --nproc"
+            "the data set's random transforms draw by (seed, epoch, sample): the same on any number of processes"
         )
     if evaluated is None:
         made.lost.append("evaluation: the script has none; the recipe evaluates on the training set")
@@ -170,8 +176,14 @@ def _literal(text: str) -> Any:
 def _schedule(experiment: Experiment, made: Recipe) -> None:
     """Find the schedule whose rates were seen, or keep them as a table."""
     rates, config = experiment.rates, made.config
-    if len({step.rates[0] for step in experiment.steps}) > 1:
-        made.lost.append("the schedule: it moves the rate within an epoch; the recipe keeps the first rate")
+    scheduler = experiment.record["scheduler"]
+    if scheduler.get("momentum"):
+        made.lost.append(f"{scheduler['name']} moves the momentum as well; here it stays")
+    if scheduler.get("each_step") or len({step.rates[0] for step in experiment.steps}) > 1:
+        made.scheduler = scheduler.get("expression", "")
+        if not made.scheduler:
+            why = f" ({scheduler['why']})" if scheduler.get("why") else ""
+            made.lost.append(f"the schedule: it moves the rate within an epoch{why}; the first rate is kept")
         return
     epochs, changes = config.epochs, [e for e in range(1, len(rates)) if rates[e] != rates[e - 1]]
     if not changes:

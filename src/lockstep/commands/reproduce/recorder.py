@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lockstep.commands.reproduce.loaders import Loaders
+from lockstep.commands.reproduce.made import schedulers
 from lockstep.training.drawn import drawn, draws_of
-from lockstep.training.optimizers import may_draw
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
 
@@ -47,6 +47,7 @@ class Recorder:
     initial: dict[str, Tensor] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     passes: list[Pass] = field(default_factory=list)  # since the last step
+    counts: list[int] = field(default_factory=list)  # before each step, how often the scheduler was stepped
     taken: list[tuple[list[Pass], list[float]]] = field(default_factory=list)  # the steps: passes, rates of the groups
     loss: dict[str, Any] = field(default_factory=dict)
     weight: Tensor | None = None  # of the classes, in the loss
@@ -63,8 +64,9 @@ class Recorder:
 
     @property
     def on(self) -> bool:
-        """Whether there are steps left to record."""
-        return len(self.taken) < self.steps
+        """Whether there are steps left to record: of the first pass over the data."""
+        last = self.loaders.last
+        return len(self.taken) < self.steps and (last is None or last[0].passes <= 1)
 
     def say(self, problem: str) -> None:
         """Note what can't be followed."""
@@ -95,6 +97,7 @@ class Recorder:
             self.options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         if self.on:
             self.taken.append((self.passes, self._rates()))
+            self.counts += [each.last_epoch for each in schedulers(optimizer)[-1:]]
         self.passes = []
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -127,6 +130,8 @@ def _watch_calls(recorder: Recorder) -> None:
         if not any(each.requires_grad for each in self.parameters()):
             return original(self, *args, **kwargs)
         recorder.depth += 1
+        if torch.get_default_dtype() == torch.float64:  # the plan's; what a file holds may be float32
+            args = tuple(each.double() if _is_float(each) else each for each in args)
         try:
             with _begun(recorder, self, args):
                 outputs = original(self, *args, **kwargs)
@@ -136,6 +141,10 @@ def _watch_calls(recorder: Recorder) -> None:
             recorder.depth -= 1
 
     nn.Module.__call__ = __call__  # type: ignore[method-assign]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _begun(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -180,7 +189,11 @@ def _watch_loss(recorder: Recorder, name: str) -> None:
 
     @functools.wraps(original)
     def loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        value = original(input, target, *args, **kwargs)
+        recorder.depth += 1  # a mode of torch's functions calls this once more
+        try:
+            value = original(input, target, *args, **kwargs)
+        finally:
+            recorder.depth -= 1
         if recorder.depth == 0 and recorder.on and value.requires_grad and recorder.passes:
             last = recorder.passes[-1]
             if last.labels is not None:
@@ -252,6 +265,5 @@ def _watch_seed(recorder: Recorder) -> None:
 
 
 def draws(recorder: Recorder) -> bool:
-    """Whether the model draws in forward, or the optimizer in its step."""
-    plan = recorder.draws.plan if recorder.draws is not None else None
-    return plan is not None or (recorder.optimizer is not None and may_draw(recorder.optimizer))
+    """Whether the model draws in forward."""
+    return recorder.draws is not None and recorder.draws.plan is not None

@@ -1,5 +1,6 @@
 """The recorded samples through Lockstep's own step, from the recorded weights, on several numbers of processes."""
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from lockstep.commands.reproduce.experiment import Experiment, Step
-from lockstep.commands.reproduce.recipe import PARTS
+from lockstep.commands.reproduce.recipe import PARTS, Recipe
 from lockstep.config import Config
 from lockstep.data.augment import Augment
 from lockstep.data.loaders import Batch
 from lockstep.processes.launcher import launch
 from lockstep.processes.world import World
+from lockstep.training import schedules
 from lockstep.training.assemble import Run, assemble
 
 
@@ -30,23 +32,27 @@ class Replayed:
     pixels: float  # largest difference between images as Lockstep prepares them and the recorded ones; -1: not compared
 
 
-def replay(experiment: Experiment, config: Config, folder: Path, nproc: int, pixels: bool) -> Replayed:
+def replay(
+    experiment: Experiment, config: Config, folder: Path, nproc: int, pixels: bool, double: bool = False
+) -> Replayed:
     """Take the recorded steps on `nproc` processes by a config whose parts are in a folder."""
-    config = config.with_execution(nproc=nproc, workers=0, device="cpu", data_dir=config.execution.data_dir)
-    found = launch(_steps, experiment, config, str(folder), pixels, nproc=nproc, execution=config.execution)
-    losses, weights, difference = found[0]
+    config = config.with_execution(nproc=nproc, workers=0, device="cpu")
+    if experiment.record["cuda"]:  # pretended GPUs compute in float32
+        config = replace(config, precision="fp32")
+    what = experiment, config, str(folder), pixels, double
+    losses, weights, difference = launch(_steps, *what, nproc=nproc, execution=config.execution)[0]
     return Replayed(nproc, losses, weights, difference)
 
 
 def _steps(
-    world: World, experiment: Experiment, config: Config, folder: str, pixels: bool
+    world: World, experiment: Experiment, config: Config, folder: str, pixels: bool, double: bool
 ) -> tuple[list[float], float, float]:
     with _modules_of(folder):
-        run = assemble(config, world)
-    state = run.model.state_dict()
-    weights = max(
-        float((state[name].double() - each.double()).abs().max()) for name, each in experiment.initial.items()
-    )
+        run = assemble(config, world, torch.float64 if double else None)
+    state, recorded = run.model.state_dict(), experiment.initial
+    weights = max(float((state[name].double() - each.double()).abs().max()) for name, each in recorded.items())
+    if double:  # the file's are float32
+        run.model.load_state_dict(recorded)
     difference = _pixels(run, experiment.steps) if pixels else -1.0
     _scale(run, experiment.loss_factor)
     losses = []
@@ -113,6 +119,23 @@ def _pixels(run: Run, steps: list[Step]) -> float:
 
 def _same_labels(ours: Tensor, theirs: Tensor) -> bool:
     return theirs.is_floating_point() or torch.equal(ours.long(), theirs.long())
+
+
+def rates_apart(experiment: Experiment, made: Recipe, folder: Path) -> float:
+    """The largest relative difference of the recipe's learning rates and those that were seen; -1: not compared."""
+    config, seen = made.config, experiment.rates
+    if made.scheduler:
+        with _modules_of(str(folder)):
+            ours = importlib.import_module(PARTS).rates(len(experiment.steps))
+        seen = [step.rates[0] for step in experiment.steps]
+    elif made.rates:
+        return 0.0  # they are those that were seen
+    elif any("the schedule" in each for each in made.lost):
+        return -1.0
+    else:
+        factor, n = schedules.factor, experiment.train["length"]
+        ours = [config.lr * factor(config.optim, epoch * n, n, config.epochs) for epoch in range(len(seen))]
+    return max(relative(a, b) for a, b in zip(ours, seen, strict=True))
 
 
 def plain(config: Config) -> Config:

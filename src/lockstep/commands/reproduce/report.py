@@ -1,107 +1,111 @@
-"""From a script to its recipe: the whole way, and what is said of it."""
+"""What is said of a script's experiment: the losses side by side, what differs on purpose, what is not taken over."""
 
-import json
-import tempfile
 from pathlib import Path
-
-from safetensors.torch import save_file
 
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
-from lockstep.commands.reproduce import parts, replay
-from lockstep.commands.reproduce.experiment import Experiment, read
-from lockstep.commands.reproduce.recipe import WEIGHTS, Recipe, as_toml, recipe_of
+from lockstep.commands.reproduce.experiment import Experiment
+from lockstep.commands.reproduce.recipe import WEIGHTS
+from lockstep.commands.reproduce.replay import relative
 from lockstep.commands.reproduce.settings import Reproduce
-from lockstep.commands.reproduce.start import Plan, record
-from lockstep.processes.output import status
-
-_TOLERANCE = 1e-4  # relative, of losses over some steps in float32
+from lockstep.commands.reproduce.way import Found, Proof, reproduced
 
 
 def reproduce(chosen: Reproduce, script: Path, args: list[str]) -> bool:
-    """Record, write, replay and report; whether the losses agree until rounding."""
+    """Record, write, replay and print; whether the losses agree until rounding."""
     out = Path(chosen.out or f"{script.stem}-lockstep").absolute()
-    with tempfile.TemporaryDirectory(prefix="lockstep-reproduce-") as folder:
-        status(f"running {script.name}")
-        records = record(Plan(folder, str(script), chosen.steps, chosen.seconds), args, chosen.nproc)
-        experiment = read(script, Path(folder), records)
-    made = recipe_of(experiment)
-    text = parts.module_text(experiment, made)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "parts.py").write_text(text, encoding="utf-8")
-    (out / "recipe.toml").write_text(as_toml(made.config, [f"What {script.name} trains."]), encoding="utf-8")
-    save_file(experiment.initial, out / WEIGHTS)
-    if experiment.parts:
-        save_file(experiment.parts, out / parts.TENSORS)
-    config = replay.plain(made.config)
-    found = [replay.replay(experiment, config, out, n, not made.random_pixels) for n in chosen.compare]
-    lines, agree = _report(experiment, made, found)
-    print("\n".join(lines))
+    found = reproduced(chosen, script, args, out)
+    print("\n".join(text(found)))
     where = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
-    print(f"\nwritten to {where}: recipe.toml, parts.py, {WEIGHTS}, proof.json")
-    print(f"train it: cd {where} && lockstep train --config recipe.toml")
-    steps = experiment.steps
-    proof = {"script": [step.loss for step in steps], "ids": [step.ids.tolist() for step in steps]}
-    runs = {str(each.processes): each.losses for each in found}
-    (out / "proof.json").write_text(json.dumps(proof | {"lockstep": runs}, indent=1), encoding="utf-8")
-    return agree
+    files = ["recipe.toml", "parts.py", *(["train.py"] if found.made.needs_program else []), WEIGHTS, "proof.json"]
+    command = "python train.py" if found.made.needs_program else "lockstep train --config recipe.toml"
+    print(f"\nwritten to {where}: {', '.join(files)}\ntrain it: cd {where} && {command}")
+    return found.agrees
 
 
-def _report(experiment: Experiment, made: Recipe, found: list[replay.Replayed]) -> tuple[list[str], bool]:
-    steps, record, config = experiment.steps, experiment.record, made.config
-    heads = "".join(f"{f'lockstep N={each.processes}':>16}" for each in found)
+def text(found: Found) -> list[str]:
+    """The report's lines."""
+    first = found.proofs[0]
+    experiment, config = first.experiment, found.made.config
+    epochs = f"{config.epochs} epoch{'s' if config.epochs != 1 else ''}"
     processes = f"{experiment.world} process{'es' if experiment.world != 1 else ''}"
     lines = [
-        f"{experiment.script.name}: {record['model']['name']} on {processes}, {experiment.batch_size} samples a step "
-        f"of {experiment.train['length']:,}, {config.epochs} epochs",
-        "",
-        "losses of the same samples from the same weights",
-        f"{'step':>6}{'script':>14}{heads}  difference",
+        f"{experiment.script.name}: {experiment.record['model']['name']} on {processes}, {experiment.batch_size} "
+        f"samples a step of {experiment.train['length']:,}, {epochs}"
     ]
-    for number, step in enumerate(steps):
-        ours = [each.losses[number] for each in found]
-        worst = max(replay.relative(value, step.loss) for value in ours)
-        row = "".join(f"{value:>16.8f}" for value in ours)
-        lines.append(f"{number + 1:>6}{step.loss:>14.8f}{row}{worst:>12.1e}")
-    departed = [each for each in (replay.departs(one, steps, _TOLERANCE) for one in found) if each >= 0]
-    lines += ["", f"first weights: {_equal(found[0].weights)}"]
-    if found[0].pixels >= 0:
-        lines.append(f"images as the recipe reads them: {_equal(found[0].pixels)}")
+    for proof in found.proofs:
+        lines += ["", *_table(proof)]
+    lines += ["", f"first weights: {_equal(first.replays[0].weights)}"]
+    if first.replays[0].pixels >= 0:
+        lines.append(f"images as the recipe reads them: {_equal(first.replays[0].pixels)}")
     else:
-        lines.append("images: the script's own, as its transforms drew them; the recipe draws its own")
-    if departed:
-        lines.append(f"the losses part at step {min(departed) + 1}: something of the script is not in the recipe")
-    else:
-        lines.append(f"losses: equal until rounding over {len(steps)} steps")
-    lines += _differences(experiment, made)
-    return lines, not departed
+        lines.append("images: as the script's transforms drew them; the recipe draws anew")
+    if found.rates >= 0:
+        lines.append(
+            f"learning rates of {'its steps' if found.made.scheduler else 'all epochs'}: {_equal(found.rates)}"
+        )
+    lines.append(_verdict(found))
+    lines += ["", "different on purpose:"]
+    lines += [f"  {each}" for each in [*_faults(experiment), *_meant(experiment), *found.made.meant]]
+    return [*lines, "", "not taken over:", *(f"  {each}" for each in found.made.lost or ["nothing that was seen"])]
+
+
+def _table(proof: Proof) -> list[str]:
+    kind = " in float64" if proof.double else ""
+    digits, width = (12, 20) if proof.double else (8, 16)
+    heads = "".join(f"{f'lockstep N={each.processes}':>{width}}" for each in proof.replays)
+    title = f"losses of the same samples from the same weights{kind}"
+    lines = [title, f"{'step':>6}{'script':>{width}}{heads}  difference"]
+    for number, step in enumerate(proof.experiment.steps):
+        ours = [each.losses[number] for each in proof.replays]
+        row = "".join(f"{value:>{width}.{digits}f}" for value in (step.loss, *ours))
+        lines.append(f"{number + 1:>6}{row}{max(relative(value, step.loss) for value in ours):>12.1e}")
+    return lines
+
+
+def _verdict(found: Found) -> str:
+    last, count = found.proofs[-1], len(found.proofs[-1].experiment.steps)
+    if found.agrees and last.double:
+        return (
+            f"losses: equal until rounding over {count} steps in float64; in float32 they part at step "
+            f"{found.proofs[0].departed + 1}, as rounding grows from step to step"
+        )
+    if found.agrees:
+        return f"losses: equal until rounding over {count} steps"
+    why = f"; in float64 the script does not run: {found.why_not}" if found.why_not else ""
+    return f"losses: they part at step {last.departed + 1}: something of the script is not in the recipe{why}"
 
 
 def _equal(difference: float) -> str:
+    if difference == float("inf"):
+        return "others"
     return "equal" if difference == 0 else f"{difference:.1e} apart at most"
 
 
-def _differences(experiment: Experiment, made: Recipe) -> list[str]:
-    lines = ["", "different on purpose:"]
-    lines += [f"  {each}" for each in [*_faults(experiment), *_meant(experiment, made)]]
-    lines += ["", "not taken over:", *(f"  {each}" for each in made.lost or ["nothing that was seen"])]
-    return lines
-
-
 def _faults(experiment: Experiment) -> list[str]:
-    """The script's faults, by lint's codes."""
+    """The script's faults, by lint's codes, and those that were seen while it ran."""
+    seen, train, evaluated = dict[str, str](), experiment.train, experiment.evaluated
+    if experiment.loss_factor != 1:
+        seen["LS201"] = f"gradients are {experiment.loss_factor:.3g} times those of the mean"
+    distributed = train["sampler"] == "DistributedSampler"
+    repeated = len(train["firsts"]) > 1 and train["firsts"][0] == train["firsts"][1]
+    if repeated and distributed:
+        seen["LS101"] = "epoch 2 had epoch 1's order"
+    if evaluated and evaluated["sampler"] == "DistributedSampler" and experiment.world > 1:
+        seen["LS104"] = f"a rank evaluated {experiment.sampled[0]:,} of {evaluated['length']:,} samples"
     findings, _ = check([experiment.script], frozenset(RULES))
-    lines = [f"{each.code} line {each.line}: {RULES[each.code].title}" for each in findings]
-    if experiment.loss_factor != 1 and not any(line.startswith("LS201") for line in lines):
-        lines.append(f"LS201: gradients {experiment.loss_factor:.3g} times those of the mean: replayed, not copied")
+    lines = []
+    for each in findings:
+        number = f" ({seen.pop(each.code)})" if each.code in seen else ""
+        lines.append(f"{each.code} line {each.line}: {RULES[each.code].title}{number}")
+    lines += [f"{code}: {RULES[code].title} ({number})" for code, number in seen.items()]
+    if repeated and not distributed:
+        lines.append("order: the script reads the same samples in the same order in each epoch; the recipe shuffles")
     return lines
 
 
-def _meant(experiment: Experiment, made: Recipe) -> list[str]:
-    lines, train = [], experiment.train
-    if len(train["firsts"]) > 1 and train["firsts"][0] == train["firsts"][1]:
-        lines.append("order: the script reads the same samples in the same order in each epoch; the recipe shuffles")
-    lines.append("order: a keyed permutation, the same on any number of processes, instead of torch's sampler")
+def _meant(experiment: Experiment) -> list[str]:
+    lines = ["order: a keyed permutation, the same on any number of processes, instead of torch's sampler"]
     if experiment.record["draws"]:
         lines.append("dropout and what else forward draws: keyed by sample, in both columns; not torch's generator")
     if experiment.world > 1:
@@ -109,4 +113,4 @@ def _meant(experiment: Experiment, made: Recipe) -> list[str]:
             f"--batch-size {experiment.batch_size} is that of all processes together; the script's loader has "
             f"{experiment.per_pass} a process"
         )
-    return lines + made.meant
+    return lines

@@ -19,6 +19,8 @@ class Reproduce:
     """Steps to compare. The script's later epochs are cut to a batch each, for their rates."""
     nproc: int = 0
     """Processes that the script is started with, as by torchrun (0: as `python SCRIPT`)."""
+    gpus: int = 2
+    """Pretended GPUs, for a script that starts a process for each it finds, or runs on none but a GPU."""
     compare: Ints = (1, 2)
     """Numbers of processes that Lockstep takes the same steps on."""
     seconds: float = 600.0

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Plan:
     script: str
     steps: int
     seconds: float  # that the script may take
+    cuda: int = 0  # pretended GPUs; 0: none
+    double: bool = False  # in float64
 
     @classmethod
     def read(cls) -> "Plan":
@@ -34,21 +36,23 @@ class Plan:
         return cls(**json.loads(os.environ[PLAN]))
 
 
-def record(plan: Plan, args: list[str], nproc: int) -> list[dict[str, Any]]:
+def record(plan: Plan, args: list[str], nproc: int, gpus: int = 0) -> list[dict[str, Any]]:
     """Run the script; the records of its ranks, in their order.
 
     `nproc`: start so many processes as torchrun would; 0: one, as `python SCRIPT` would, or as one of torchrun's where
-    the script asks for that.
+    the script asks for that. A script that does without no GPU gets pretended ones: `gpus`, and one for each process.
 
     Raises:
         UserError: where no step was recorded, with the script's own last words.
     """
     output = Path(plan.folder) / "output.txt"
-    _run(plan, args, nproc, output)
-    records = _records(plan)
+    text = Path(plan.script).read_text(encoding="utf-8", errors="replace").lower()
+    records = _run(plan, args, nproc, output)
     if not nproc and not _steps(records) and any("RANK" in record["end"] for record in records):
-        _run(plan, args, 1, output)
-        records = _records(plan)
+        nproc = 1
+        records = _run(plan, args, nproc, output)
+    if not _steps(records) and ("cuda" in text or "nccl" in text):
+        records = _run(replace(plan, cuda=max(1, nproc, gpus)), args, nproc, output)
     if not _steps(records):
         ended = next((record["end"] for record in records), "nothing was recorded")
         said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
@@ -64,7 +68,7 @@ def _steps(records: list[dict[str, Any]]) -> int:
     return min((len(record["steps"]) for record in records), default=0)
 
 
-def _run(plan: Plan, args: list[str], nproc: int, output: Path) -> None:
+def _run(plan: Plan, args: list[str], nproc: int, output: Path) -> list[dict[str, Any]]:
     for path in Path(plan.folder).glob("rank-*"):
         path.unlink()
     env = os.environ | {PLAN: json.dumps(asdict(plan)), "PYTHONUNBUFFERED": "1"}
@@ -90,6 +94,8 @@ def _run(plan: Plan, args: list[str], nproc: int, output: Path) -> None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # what it has spawned, too
                 process.wait()
+
+    return _records(plan)
 
 
 def _records(plan: Plan) -> list[dict[str, Any]]:
