@@ -189,6 +189,31 @@ def main():
     dist.destroy_process_group()
 main()
 """
+PICKLED = """\
+import pickle
+def main(model):
+    with open(PATH, "rb") as file:
+        found = pickle.load(file)
+    return found
+main(Net())
+"""
+GPU = """\
+class Work:
+    def __init__(self, model, gpu_id):
+        self.gpu_id = gpu_id
+        self.model = DDP(model)
+    def keep(self):
+        torch.save(self.model.module.state_dict(), "last.pt")
+    def run(self):
+        if WHEN:
+            self.keep()
+def start(gpu_id, world):
+    dist.init_process_group("gloo", rank=gpu_id, world_size=world)
+    Work(Net(), gpu_id).run()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(start, args=(2,), nprocs=2)
+"""
 CLIPS = """\
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -231,5 +256,9 @@ FIELD: list[tuple[str, dict[str, str]]] = [
     _of("LS310", STOPPED.replace("CHECK", "print(value)")),
     _of("", BANK.replace("NAME", "fill_memory")),
     _of("LS104 LS214", BANK.replace("NAME", "evaluate")),
+    _of("", PICKLED.replace("PATH", '"words.pkl"')),
+    _of("LS405", PICKLED.replace("PATH", '"checkpoint.pkl"')),
+    _of("", GPU.replace("WHEN", "self.gpu_id == 0")),
+    _of("LS401", GPU.replace("WHEN", "True")),
     ("", {"train": CLIPS}),
 ]

@@ -70,7 +70,7 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
             return next((found for value in values if (found := side(program, value, depth))), 0)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             if not (_rank_like(program, left) or _rank_like(program, right)):
-                return 0
+                return int(_first_gpu(left, op, right))
             return -1 if isinstance(op, ast.NotEq | ast.Gt | ast.NotIn | ast.IsNot) else 1
         case ast.Name(id=name) | ast.Attribute(attr=name):
             if isinstance(test, ast.Name) and isinstance(definition(program, test), Function):
@@ -92,6 +92,12 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
             )
             return next((side(program, value, depth + 1) for value in values if depth < 4), 0)
     return 0
+
+
+def _first_gpu(left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool:
+    """`gpu_id == 0`: where each process has a GPU, the first process of a machine."""
+    zero = isinstance(right, ast.Constant) and right.value == 0 and isinstance(op, ast.Eq)
+    return zero and bool(re.search(r"^(local_)?gpu(_?id)?$", last_name(left)))
 
 
 def _rank_like(program: Program, node: ast.AST) -> bool:

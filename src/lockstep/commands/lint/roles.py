@@ -184,13 +184,15 @@ def distributed(program: Program) -> bool:
 
 
 def starts_group(program: Program) -> bool:
-    """Whether the program comes by init_process_group: not in another file's function that it never calls."""
-    for call in program.named.get("init_process_group", []):
-        source = program.owner[call]
-        function = function_of(source, call)
-        if source is program.root or function is None or sites(program, function):
-            return True
-    return False
+    """Whether the program comes by init_process_group."""
+    return any(comes_by(program, call) for call in program.named.get("init_process_group", []))
+
+
+def comes_by(program: Program, call: ast.Call) -> bool:
+    """Whether a call is not in another file's function that the program never calls."""
+    source = program.owner[call]
+    function = function_of(source, call)
+    return source is program.root or function is None or bool(sites(program, function))
 
 
 def _one_device(program: Program, call: ast.Call) -> bool:

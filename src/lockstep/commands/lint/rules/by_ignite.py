@@ -8,7 +8,7 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import constant, given, library
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.source import Function, function_of
 
 
 def engine_step(program: Program, engine: ast.Call) -> Function | None:
@@ -48,8 +48,15 @@ def never_trains(program: Program) -> Iterator[Hit]:
     handlers = [f for source in program.sources for f in source.nodes if isinstance(f, Function) and f.decorator_list]
     places = [*training, *handlers]
     if not any(_named(node, "train") for place in places for node in ast.walk(place)):
-        runs = [call for call, _ in evaluated(program)]
+        runs = [call for call, _ in evaluated(program) if not _after_training(program, call)]
         yield from (Hit(call) for call in runs[:1])
+
+
+def _after_training(program: Program, call: ast.Call) -> bool:
+    """Whether an evaluator runs in a handler of the training's end."""
+    here = function_of(program.owner[call], call)
+    events = " ".join(map(ast.unparse, here.decorator_list)) if here is not None else ""
+    return "Events.COMPLETED" in events
 
 
 def _named(node: ast.AST, name: str) -> bool:

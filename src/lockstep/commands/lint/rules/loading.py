@@ -12,7 +12,7 @@ from lockstep.commands.lint.ranks import guard, guarded, on_rank
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.saving import loads, saves
-from lockstep.commands.lint.source import Function, function_of, statement_of
+from lockstep.commands.lint.source import Function, above, function_of, statement_of
 
 
 @rule(
@@ -67,6 +67,26 @@ def _of_data(program: Program, call: ast.Call) -> bool:
     return bool(re.search(r"dataset|cache|feature|label|vocab", names.lower()))
 
 
+def _of_checkpoint(program: Program, call: ast.Call) -> bool:
+    """Whether what pickle reads is a network's state: by names around, or because it is loaded into one."""
+    source = program.owner[call]
+    near: list[ast.AST] = [statement_of(source, call)]
+    near += [item for each in above(source, call) if isinstance(each, ast.With) for item in each.items]
+    text = " ".join(map(ast.unparse, near)).lower()
+    used = any(call in _origins_of_parts(program, each) for each in program.named.get("load_state_dict", []))
+    return used or bool(re.search(r"checkpoint|ckpt|snapshot|weights|state|model", text))
+
+
+def _origins_of_parts(program: Program, call: ast.Call) -> list[ast.AST]:
+    """Where the arguments of a call come from, an entry standing for the whole."""
+    found = []
+    for each in call.args:
+        while isinstance(each, ast.Subscript):
+            each = each.value
+        found += origins(program, each)
+    return found
+
+
 def _spreads(call: ast.Call) -> bool:
     return any(each.arg is None for each in call.keywords)
 
@@ -95,7 +115,8 @@ def pickle_load(program: Program) -> Iterator[Hit]:
     """
     for name in ("load", "loads"):
         for call in program.named.get(name, []):
-            if qualified(program, call.func) in (f"pickle.{name}", f"dill.{name}", f"cloudpickle.{name}"):
+            pickles = qualified(program, call.func) in (f"pickle.{name}", f"dill.{name}", f"cloudpickle.{name}")
+            if pickles and _of_checkpoint(program, call):
                 yield Hit(call, qualified(program, call.func))
     for call in loads(program):
         value = given(program, call, "weights_only")

@@ -106,8 +106,23 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
         return
     for source in program.sources:
         for node in source.nodes:
-            if (_by_hand(node) or _normalises(program, node)) and _on_batch(program, node):
+            if (
+                (_by_hand(node) or _normalises(program, node))
+                and _on_batch(program, node)
+                and not _chosen(program, node)
+            ):
                 yield Hit(node)
+
+
+def _chosen(program: Program, node: ast.AST) -> bool:
+    """Whether a place is one of several ways, by a word: `elif kind == "imagenet":`."""
+    tests = [each.test for each in above(program.owner[node], node) if isinstance(each, ast.If)]
+    return any(
+        isinstance(one, ast.Constant) and isinstance(one.value, str)
+        for test in tests
+        if isinstance(test, ast.Compare)
+        for one in test.comparators
+    )
 
 
 def _normalises(program: Program, node: ast.AST) -> bool:

@@ -9,7 +9,7 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import given, library, lightning, starts_group, wrapped, wraps
+from lockstep.commands.lint.roles import comes_by, given, library, lightning, starts_group, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, insert, rule
 from lockstep.commands.lint.source import above, class_of, function_of, parameters
 
@@ -41,9 +41,8 @@ def loads(program: Program) -> list[ast.Call]:
 )
 def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     """torch.save in what each rank runs, with no rank in its condition or in the file's name."""
-    if not (wrapped(program) or starts_group(program) or library(program, "horovod", "accelerate")) or lightning(
-        program
-    ):
+    several = any(comes_by(program, each) for each in wrapped(program)) or starts_group(program)
+    if not (several or library(program, "horovod", "accelerate")) or lightning(program):
         return
     for call in saves(program):
         path = given(program, call, "f", 1)

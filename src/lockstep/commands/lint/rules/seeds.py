@@ -139,7 +139,9 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
             yield Hit(call)
     for call in program.named.get("Subset", []) if sharded else []:
         chosen = given(program, call, "indices", 1)
-        if chosen is not None and per_rank(program, call) and depends(program, chosen, _is_permutation):
+        if chosen is None or "range(" in ast.unparse(chosen):
+            continue  # in order; a permutation may stand in the length alone
+        if per_rank(program, call) and depends(program, chosen, _is_permutation):
             yield Hit(call)
     if wrapped(program) or lightning(program) or not unseeded:
         return
