@@ -9,17 +9,16 @@ import re
 import sys
 from pathlib import Path
 
-import jieba  # cuts Chinese into words, for the search
 import sphinx.locale
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.search.zh import SearchChinese
 from sphinx.util.matching import patfilter
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # the reference is this checkout's, installed or not
+from docs.chinese_search import SearchPairs  # noqa: E402
 from docs.from_code.parts import PARTS  # noqa: E402
 
 CHINESE = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
@@ -33,10 +32,6 @@ GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 ZH = tags.has("zh")  # type: ignore[name-defined]  # noqa: F821 (Sphinx's)
 # Where the source is to be read, if the environment knows: then links to it lead there, and otherwise to a copy.
 REPOSITORY = "/".join(os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY")).strip("/")
-
-if ZH:
-    jieba.setLogLevel("WARNING")  # it tells of its dictionary otherwise
-    SearchChinese.language_name = "English"  # whose stemmer it brings along
 
 project = "Lockstep"
 author = "The Lockstep developers"
@@ -160,6 +155,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", anchor_headings, priority=100)
     app.connect("doctree-read", link_outside, priority=100)
     app.connect("html-page-context", switch_language)
+    app.add_search_language(SearchPairs)
     if ZH:
         app.connect("doctree-read", join_lines, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from docs.from_code import errors, escaped, flags, journal
+from docs.from_code import chinese, errors, escaped, flags, journal
 from docs.from_code.parts import PARTS
 
 import lockstep
 from lockstep.cli import COMMANDS
+from lockstep.commands.shared.helping import EVERYDAY
 from lockstep.config.optim import OptimConfig
 from lockstep.errors import UserError
 from lockstep.watch import records
@@ -40,6 +41,24 @@ def test_every_flag_is_there_with_a_help_text(parts: dict[str, str]) -> None:
     rows = [line for line in page.splitlines() if line.startswith("| `--")]
     assert len(rows) > 150
     assert not [row for row in rows if not row.split(" | ")[-1].strip(" |")]
+
+
+def test_what_flags_take_and_the_everyday_ones_do_is_told_in_chinese(parts: dict[str, str]) -> None:
+    """A flag that becomes an everyday one needs its row in docs/from_code/chinese.py, and one that goes leaves none."""
+    everyday = {flag for lines in EVERYDAY.values() for flag in lines}
+    assert everyday == set(chinese.FLAGS)
+    train, page = (
+        text.partition("## lockstep train\n")[2].partition("\n## ")[0]
+        for text in (parts["commands"], flags.commands("zh"))
+    )
+    takes = {row.split(" | ")[1] for row in train.splitlines() if row.startswith("| `--")}
+    assert {each for each in takes if each and "`" not in each} == set(chinese.TAKES)
+    rows = [row for row in page.splitlines() if row.startswith("| `--")]
+    assert len(rows) == len([row for row in train.splitlines() if row.startswith("| `--")])
+    for flag in everyday:
+        (row,) = [row for row in rows if row.startswith(f"| `{flag}`")]
+        assert row.endswith(f"{chinese.FLAGS[flag]} |"), row
+    assert not [row for row in rows if "whole number" in row.split(" | ")[1]]
 
 
 def test_a_flag_without_a_help_text_would_be_seen() -> None:

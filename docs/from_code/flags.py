@@ -9,6 +9,7 @@ import typing
 from typing import Any
 
 from docs.from_code import code, escaped, table
+from docs.from_code.chinese import translated
 from tests.config.frozen import parsers
 
 from lockstep.cli import COMMANDS
@@ -101,15 +102,23 @@ def section(
     """The tables of one command's flags; those that train has too are named, not told again."""
     flags = {flag: cells for group in own.values() for flag, cells in group.items()}
     if command == "train":
-        return "".join(f"### {title}\n\n{table(HEADS[language], [*rows.values()])}\n" for title, rows in own.items())
+        return "".join(
+            f"### {title}\n\n{table(HEADS[language], [said(flag, cells, language) for flag, cells in rows.items()])}\n"
+            for title, rows in own.items()
+        )
     shared = [flag for flag, cells in flags.items() if of_train.get(flag) == cells]
-    rows = [cells for flag, cells in flags.items() if flag not in shared]
+    rows = [said(flag, cells, language, shown=False) for flag, cells in flags.items() if flag not in shared]
     text = f"{table(HEADS[language], rows)}\n" if rows else ""
     if len(shared) > len(of_train) / 2:
         without = ", ".join(code(flag) for flag in of_train if flag not in flags)
         less = f" ({words['but']} {without})" if without else ""
         return f"{text}{words['all']}{less}.\n\n"
     return f"{text}{words['also']}: {', '.join(map(code, shared))}.\n\n" if shared else text
+
+
+def said(flag: str, cells: list[str], language: str, shown: bool = True) -> list[str]:
+    """A flag's row in a language; `shown`: it is the flag of `lockstep train`, for whose help there are words."""
+    return cells if language == "en" else translated(flag if shown else "", cells)
 
 
 def every_flag() -> set[str]:
