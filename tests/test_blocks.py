@@ -54,6 +54,8 @@ COMPARED = {  # (page, how the block begins) -> the test that compares it with w
     ("docs/guide.md", "$ lockstep lr-find"): "tests/test_docs_programs.py::test_the_suggested_rate_is_the_pages",
     ("docs/guide.md", "$ lockstep sweep"): "tests/test_page_output.py::test_a_sweep_prints_the_table_of_the_page",
     ("docs/guide.md", "note: what odd"): "tests/test_page_output.py::test_a_model_that_looks_at_its_whole_batch",
+    ("docs/reproduce.md", "main.py: Net"): "tests/reproduce/test_page.py::test_the_sentences_are_those_of_the_report",
+    ("docs/reproduce.md", "losses of"): "tests/reproduce/test_page.py::test_the_differences_are_those_of_the_losses",
     ("docs/photos.md", "path,label,split"): "tests/test_page_output.py::test_the_tables_are_read_as_the_page_has_them",
     ("docs/photos.md", "frozen: "): "tests/test_page_output.py::test_what_is_frozen_is_said_as_the_page_has_it",
     ("docs/photos.md", "layer decay "): "tests/test_page_output.py::test_smaller_rates_below_are_said",

@@ -112,7 +112,7 @@ def run(rank: int, world: int, local_rank: int, wrong: bool, by_rank: bool) -> N
             else:
                 dropout.draw(size, seed=epoch * len(train) + step)
             if epoch == step == 0:
-                masks = different(dropout.mask, world)
+                masks = different(dropout.mask.to(device), world)
             loss = F.cross_entropy(ddp(images), labels, reduction="sum")
             total += torch.stack([loss.detach(), loss.new_tensor(len(labels))])
             optimizer.zero_grad()

@@ -9,6 +9,8 @@ from lockstep.commands.audit.records import Record, of
 def shared(records: list[Record]) -> Iterator[Finding]:
     """LS303: ranks work on one GPU. LS402: a rank's tensors came from a file onto another rank's GPU."""
     for record in records:
+        if of(record.first, "process") and not record.joined:
+            continue  # processes that know nothing of each other: each has the machine for itself
         uses = {rank: of(events, "device") for rank, events in record.ranks.items()}
         own = {rank: {each["index"] for each in mine if each["how"] != "load"} for rank, mine in uses.items()}
         for index in sorted(set().union(*own.values())) if len(own) > 1 else ():

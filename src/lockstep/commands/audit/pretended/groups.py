@@ -38,6 +38,7 @@ def install(pretend: Pretend) -> None:
             pretend.index(device_id, "init_process_group")
         torch_init(gloo(backend), *args, **kwargs)
         said["backend"] = "nccl" if backend is None or "nccl" in str(backend).lower() else str(backend).lower()
+        said["cpu"] = "" if str(backend).lower() == "nccl" else "gloo"  # with it, where none or both were asked for
 
     @functools.wraps(torch_new)
     def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, *args: Any, **kwargs: Any) -> Any:  # fmt: skip  # noqa: E501
@@ -69,7 +70,7 @@ def _collective(name: str, function: Any, said: dict[str, str]) -> Any:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         tensors = tensors_in((*args, *kwargs.values()))
-        if said.get("backend") == "nccl" and any(place(each) == CPU for each in tensors):
+        if said.get("cpu") == "" and any(place(each) == CPU for each in tensors):
             raise RuntimeError(
                 f"No backend type associated with device type cpu ({name} of a tensor that was not moved to the GPU)"
             )
