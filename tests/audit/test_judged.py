@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.commands.audit import command
 from lockstep.commands.audit.command import main
 from lockstep.commands.audit.findings.every import findings
 from lockstep.commands.audit.judged import judged
@@ -59,6 +60,22 @@ def test_text_and_json_tell_the_same(script: Path) -> None:
     assert "LS101 by lint, confirmed" in told
     assert told.endswith("\n1 finding")
     assert [each["nproc"] for each in plain["runs"]] == [1, 2]
+
+
+def test_exit_codes(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def code(*records: Record) -> int:
+        monkeypatch.setattr(command, "run", lambda *_: list(records))
+        return command.main([str(script)])
+
+    clean = script.with_name("clean.py")
+    clean.write_text("import torch\n")
+    assert code(ran(1, True), ran(2, True)) == 1
+    script = clean
+    assert code(ran(1, False), ran(2, False)) == 0
+    assert code(replace(ran(1, False), ended="failed", codes=(1,), printed=("its last words",))) == 2
+    assert "failed on 1 process:\nits last words" in capsys.readouterr().err
+    assert code(Record(2, {0: [event("process", rank=0, world=2, parent=1, worker=None)]})) == 2
+    assert "took no step of an optimizer" in capsys.readouterr().err
 
 
 def test_what_can_not_be_run_is_refused(tmp_path: Path) -> None:

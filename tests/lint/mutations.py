@@ -167,6 +167,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("ignite", "LS310", "        return loss.detach()", "        return loss.item()"),
     ("ignite", "LS101", "        train_loader.sampler.set_epoch(trainer.state.epoch - 1)", "        pass"),
     ("fabric", "LS108", "    with fabric.rank_zero_first():\n", "    if True:\n"),
+    ("fabric", "LS212", "    fabric.seed_everything(1)\n", "    fabric.seed_everything(1 + fabric.global_rank)\n"),
     ("fabric", "LS201", "fabric.backward(loss / 4)", "fabric.backward(loss)"),
     ("fabric", "LS202", " and i + 1 != len(loader)", ""),
     ("fabric", "LS204", '        sums = fabric.all_reduce(sums, reduce_op="sum")\n', ""),

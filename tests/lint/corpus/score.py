@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from lockstep.commands.lint.check import check, files
@@ -36,10 +37,15 @@ class Score:
         return self.wrong - len(self.missed)
 
 
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def statement(path: Path, line: int) -> tuple[int, int]:
     """First and last line of the innermost statement at a line; of a compound one its head alone."""
     spans = [(line, line)]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.stmt):
             first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
             body = getattr(node, "body", None)

@@ -13,11 +13,12 @@ def main():
     fabric.launch()
     with fabric.rank_zero_first():
         train_set = datasets.MNIST("data", train=True, download=True, transform=transforms.ToTensor())
-    fabric.seed_everything(1 + fabric.global_rank)
+    fabric.seed_everything(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(DataLoader(train_set, batch_size=64 // fabric.world_size, shuffle=True))
+    fabric.seed_everything(1 + fabric.global_rank)  # after the loaders, whose samplers take the seed
     for epoch in range(5):
         model.train()
         sums = torch.zeros(2, device=fabric.device)

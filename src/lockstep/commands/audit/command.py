@@ -9,7 +9,7 @@ from lockstep.commands.audit.judged import judged
 from lockstep.commands.audit.launch import start, starter
 from lockstep.commands.audit.output import as_json, text
 from lockstep.commands.audit.plan import Plan
-from lockstep.commands.audit.records import Record
+from lockstep.commands.audit.records import Record, of
 from lockstep.commands.audit.settings import Audit
 from lockstep.commands.shared.arguments import parse, print_error
 from lockstep.config.flags import split_arguments
@@ -46,6 +46,9 @@ def main(args: list[str]) -> int:
     if failed and all(each.note for each in found):
         how = _ENDED[failed[0].ended].format(chosen.deadline_s)
         print_error(f"{script} {how} on {times(failed[0].nproc, 'process', 'processes')}:\n{_last_words(failed[0])}")
+        return EXIT_USER_ERROR
+    if not found and not any(of(events, "step") for each in records for events in each.ranks.values()):
+        print_error(f"{script} took no step of an optimizer that could be seen: nothing can be said of its training")
         return EXIT_USER_ERROR
     wrong = any(not each.note for each in found) or any(each.verdict == "not observed" for each in static)
     return EXIT_FAILURE if wrong else 0

@@ -33,7 +33,9 @@ _SKIPPED = (
     "*.pyc",
 )
 _CACHES = (".cache", ".config", ".triton", ".nv", "site-packages", "__pycache__")  # parts of paths of libraries' own
-_INNER = ("pymp-*", "torch_*", "torch-*", "torchelastic_*", "*.lock")  # what multiprocessing and torch leave in /tmp
+_INNER = (  # what multiprocessing, torch and tempfile put into /tmp
+    *("pymp-*", "torch_*", "torch-*", "torchelastic_*", "pytorch-errorfile-*", "*.lock", "tmp[a-z0-9_]*"),
+)
 _SYSTEM = ("/dev/", "/proc/", "/sys/", "/run/")
 _FETCHING = {
     "wget",
@@ -138,19 +140,22 @@ class _Guard:
         inside = _within(path, self.home)
         if not inside and any(part in _CACHES for part in Path(path).parts):
             return
-        inner = _within(path, self.temporary) and any(
-            fnmatch.fnmatch(part, each) for part in Path(path).parts for each in _INNER
-        )
-        line = user_line()
-        if inner or not line:
+        refused, line = not inside and self.was_there(path), user_line()
+        if not line or not (inside or refused or self.scripts(path)):
             return
-        refused = not inside and self.was_there(path)
         shown = os.path.relpath(path, self.home) if inside else path
         if (shown, mode) not in self.told and len(self.told) < _MOST:
             self.told.add((shown, mode))
             emit("file", path=shown, mode=mode, elsewhere=not inside, refused=refused, at=line)
         if refused:
             raise PermissionError(f"lockstep audit does not let a script {mode} {path}, which was there before it")
+
+    def scripts(self, path: str) -> bool:
+        """Whether a file outside of the copy isn't one of those that libraries leave in the temporary folder."""
+        if not _within(path, self.temporary):
+            return True
+        below = Path(path).relative_to(self.temporary).parts
+        return bool(below) and not any(fnmatch.fnmatch(part, each) for part in below for each in _INNER)
 
     def was_there(self, path: str) -> bool:
         """Whether a file is older than the audit, whose ranks and earlier runs may write what they have made."""

@@ -8,7 +8,7 @@ from lockstep.commands.lint.calls import callee, definition, method, sites
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.source import Function, Loop, function_of
 
 _REDUCER = re.compile(
@@ -27,7 +27,20 @@ def reduces(program: Program, node: ast.AST) -> bool:
     if is_reduction(node):
         return True
     function = callee(program, node) if isinstance(node, ast.Call) else None
-    if function is None or function.name == "__init__" or "yield" in ast.unparse(function):
+    if (
+        function is None
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and not is_telling(node)
+    ):
+        known = program.methods.get(node.func.attr, []) if not qualified(program, node.func) else []
+        return any(_reduces_at_once(program, each) for each in known if each.name not in ("update", "__init__"))
+    return function is not None and _reduces_at_once(program, function)
+
+
+def _reduces_at_once(program: Program, function: Function) -> bool:
+    """Whether a function puts the ranks' values together, and is no loop over batches or phase of training."""
+    if function.name == "__init__" or "yield" in ast.unparse(function):
         return False
     key = ("reduces", function)
     if key not in program.memo:
@@ -49,9 +62,13 @@ def own_nodes(program: Program, node: ast.AST) -> list[ast.AST]:
     function = function_of(source, node)
     while function is not None and (outer := function_of(source, function)) is not None:
         function = outer  # a function within a function shares its names
-    if function is not None:
-        return list(ast.walk(function))
-    return [each for each in source.nodes if function_of(source, each) is None]
+    key = ("own nodes", function or source.tree)
+    if key not in program.memo:
+        top = [each for each in source.nodes if function_of(source, each) is None] if function is None else []
+        program.memo[key] = top if function is None else list(ast.walk(function))
+    found = program.memo[key]
+    assert isinstance(found, list)
+    return found
 
 
 def root_name(node: ast.AST) -> str:
@@ -107,6 +124,13 @@ def mentions(node: ast.AST, names: set[str]) -> bool:
 
 def is_reduced(program: Program, loop: Loop) -> bool:
     """Whether what a loop adds up is put together over the ranks: in the loop, after it, or by who called it."""
+    key = ("is reduced", loop)
+    if key not in program.memo:
+        program.memo[key] = _is_reduced(program, loop)
+    return bool(program.memo[key])
+
+
+def _is_reduced(program: Program, loop: Loop) -> bool:
     if any(reduces(program, each) for each in inside(program, loop)):
         return True
     nodes = own_nodes(program, loop)

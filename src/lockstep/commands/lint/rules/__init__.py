@@ -6,6 +6,7 @@ from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import evaluation as evaluation
 from lockstep.commands.lint.rules import loading as loading
+from lockstep.commands.lint.rules import means as means
 from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
 from lockstep.commands.lint.rules import preparing as preparing

@@ -11,6 +11,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.accumulation import accumulations
+from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.groups import groups
 from lockstep.commands.lint.source import Loop, above
 
@@ -111,7 +112,7 @@ def no_no_sync(program: Program) -> Iterator[Hit]:
     """Accumulation with DDP in a program that never says no_sync."""
     if (
         not program.whole
-        or not wrapped(program)
+        or not (wrapped(program) or managed(program))
         or any(
             each in source.text
             for source in program.sources
@@ -120,7 +121,7 @@ def no_no_sync(program: Program) -> Iterator[Hit]:
                 "require_backward_grad_sync",
                 "no_backward_sync",
                 "set_requires_gradient_sync",
-                "accelerator.accumulate",
+                ".accumulate(",
             )
         )
     ):

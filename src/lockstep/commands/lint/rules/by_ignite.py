@@ -61,3 +61,42 @@ def _after_training(program: Program, call: ast.Call) -> bool:
 
 def _named(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Call) and last_name(node.func) == name
+
+
+def lacking_in_ignite(program: Program) -> Iterator[Hit]:
+    """Checkpoint's dictionary without the optimizer or the trainer, in a script that loads objects from it."""
+    if not library(program, "ignite") or not program.named.get("load_objects"):
+        return
+    schedules = any(".lr_scheduler." in ast.unparse(call.func) for call in program.calls)
+    kept = []
+    for call in program.named.get("Checkpoint", []):
+        for made in origins(program, call.args[0]) if call.args else []:
+            if isinstance(made, ast.Dict):
+                kept.append((call, " ".join(ast.unparse(each) for each in made.keys if each is not None).lower()))
+    if kept:
+        call, keys = max(kept, key=lambda each: len(each[1]))
+        words = [("optimizer", "opt"), ("epoch", "trainer"), *([("scheduler", "sched")] if schedules else [])]
+        missing = [word for word, part in words if part not in keys]
+        if missing:
+            yield Hit(call, f"without {', '.join(missing)}")
+
+
+def training_mode(program: Program) -> Iterator[Hit]:
+    """An engine's step of the script's that evaluates, without eval()."""
+    for call in program.named.get("Engine", []) if library(program, "ignite") else []:
+        step = engine_step(program, call)
+        nodes = list(ast.walk(step)) if step is not None else []
+        trains = any(_named(each, "backward") or _named(each, "step") for each in nodes)
+        quiet = step is not None and ("no_grad" in ast.unparse(step) or "inference_mode" in ast.unparse(step))
+        if step is not None and quiet and not trains and not any(_named(each, "eval") for each in nodes):
+            inner = [each for each in nodes if isinstance(each, ast.With) and "no_grad" in ast.unparse(each.items[0])]
+            yield Hit(inner[0] if inner else step)
+
+
+def waits(program: Program) -> Iterator[Hit]:
+    """A barrier in an engine's training step."""
+    for call in program.named.get("Engine", []) if library(program, "ignite") else []:
+        step = engine_step(program, call)
+        nodes = list(ast.walk(step)) if step is not None else []
+        if any(_named(each, "backward") for each in nodes):
+            yield from (Hit(each) for each in nodes if _named(each, "barrier"))

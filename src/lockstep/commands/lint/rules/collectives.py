@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition, sites
-from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guard, per_rank, side
 from lockstep.commands.lint.roles import library, wrapped
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, above, function_of
+from lockstep.commands.lint.rules.hidden import hidden
+from lockstep.commands.lint.source import Function, Source, above, function_of, statement_of
 
 _COLLECTIVES = {
     "all_reduce",
@@ -53,23 +53,6 @@ def collectives(program: Program) -> list[ast.Call]:
                 owner.endswith("Function") or text.startswith(("torch.distributed.nn.",))
             ):
                 found.append(call)
-    return found
-
-
-def hidden(program: Program) -> list[ast.Call]:
-    """The calls that are collectives without the name: sharded states gathered, ZeRO's consolidation, torchmetrics."""
-    found = list(program.named.get("consolidate_state_dict", []))
-    sharded = any(program.named.get(name) for name in ("fully_shard", "FullyShardedDataParallel", "FSDP"))
-    for call in program.calls if sharded else []:
-        if re.match(r"torch\.distributed\.checkpoint\.state_dict\.get_\w*state_dict$", qualified(program, call.func)):
-            found.append(call)
-    for call in program.named.get("compute", []) if program.named.get("init_process_group") else []:
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        made = [each for each in origins(program, owner) if isinstance(each, ast.Call)] if owner is not None else []
-        names = [qualified(program, each.func) for each in made]
-        apart = any(each.arg == "sync_on_compute" for one in made for each in one.keywords)
-        if names and all(name.startswith("torchmetrics.") for name in names) and not apart:
-            found.append(call)
     return found
 
 
@@ -121,6 +104,7 @@ def used_before_init(program: Program) -> Iterator[Hit]:
             if not (name == "DistributedSampler" and len(each.args) + len(each.keywords) > 2)
         ),
     ]
+    yield from _before_horovod(program)
     for init in program.named.get("init_process_group", []):
         source = program.owner[init]
         if definition(program, init.func) is not None:
@@ -166,8 +150,25 @@ def used_before_init(program: Program) -> Iterator[Hit]:
                 and call.lineno < init.lineno
                 and not _asks(program, call)
                 and _both_run(program, call, init)
-            ):
+            ) or (same and call.lineno < init.lineno and _beside(source, call, init) and call in collectives(program)):
                 yield Hit(call)
+
+
+def _before_horovod(program: Program) -> Iterator[Hit]:
+    """hvd.rank() above hvd.init()."""
+    asked = [call for call in program.calls if ast.unparse(call.func) in ("hvd.rank", "hvd.size", "hvd.local_rank")]
+    for init in program.named.get("init", []) if library(program, "horovod") else []:
+        home = program.owner[init]
+        for call in asked:
+            same = program.owner[call] is home and function_of(home, call) is function_of(home, init)
+            if same and call.lineno < init.lineno and ast.unparse(init.func) == "hvd.init":
+                yield Hit(call)
+
+
+def _beside(source: Source, one: ast.AST, other: ast.AST) -> bool:
+    """Whether two calls' statements stand in one block, one above the other."""
+    first, second = statement_of(source, one), statement_of(source, other)
+    return source.parents[first] is source.parents[second] and isinstance(source.parents[first], ast.If)
 
 
 def _asks(program: Program, call: ast.Call) -> bool:

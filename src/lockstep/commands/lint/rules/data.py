@@ -9,6 +9,7 @@ from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import (
+    SHARDING,
     constant,
     given,
     lightning,
@@ -39,7 +40,7 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
         return
     around = step_loops(program)
     for loader, loops in training_loaders(program).items():
-        if any(around[loop] for loop in loops):
+        if any(around[loop] for loop in loops) and not _told_by_fabric(program, loader):
             for sampler in sharding(program, loader):
                 if constant(program, given(program, sampler, "shuffle", 3)) is not False:
                     yield Hit(sampler)
@@ -48,9 +49,18 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
     for call in program.named.get("run", []) if not handled else []:  # Ignite's engine
         if call.args and given(program, call, "max_epochs") is not None:
             for made in origins(program, call.args[0]):
+                if isinstance(made, ast.Call) and last_name(made.func) == "DataLoader":
+                    yield from (Hit(each) for each in sharding(program, made))
                 auto = isinstance(made, ast.Call) and last_name(made.func) == "auto_dataloader"
                 if auto and isinstance(made, ast.Call) and constant(program, given(program, made, "shuffle")) is True:
                     yield Hit(made)
+
+
+def _told_by_fabric(program: Program, loader: ast.Call) -> bool:
+    """Fabric sets the epoch of any sampler that has one."""
+    return any(
+        loader in origins(program, each) for call in program.named.get("setup_dataloaders", []) for each in call.args
+    )
 
 
 def _reaches(program: Program, call: ast.Call) -> bool:
@@ -72,6 +82,10 @@ def _own_epochs(program: Program, loader: ast.Call) -> Iterator[ast.Call]:
     for call in made:
         owner = definition(program, call.func) if isinstance(call, ast.Call) else None
         order = method(program, owner, "__iter__") if isinstance(owner, ast.ClassDef) else None
+        sharded = isinstance(owner, ast.ClassDef) and any(last_name(base) in SHARDING for base in owner.bases)
+        if sharded and isinstance(call, ast.Call):
+            yield call
+            continue
         reads = order is not None and any(isinstance(e, ast.Attribute) and e.attr == "epoch" for e in ast.walk(order))
         if not (reads and isinstance(call, ast.Call) and isinstance(owner, ast.ClassDef)):
             continue
@@ -118,7 +132,7 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
             if _whole_and_part(program, dataset, other) or _built_apart(program, dataset, other):
                 yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
                 continue
-            made = all(isinstance(each, ast.Call) for each in [*mine, *theirs])
+            made = all(isinstance(each, ast.Call) and "ampler" not in last_name(each.func) for each in [*mine, *theirs])
             if made and mine and theirs and not set(mine) & set(theirs):
                 yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
 

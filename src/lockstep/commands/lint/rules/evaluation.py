@@ -9,7 +9,7 @@ from lockstep.commands.lint.flow import first_read, is_reduced, own_nodes, text_
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, inside, loaders_of
 from lockstep.commands.lint.program import Program, bindings, last_name
-from lockstep.commands.lint.ranks import is_rank
+from lockstep.commands.lint.ranks import is_rank, on_rank
 from lockstep.commands.lint.roles import (
     constant,
     datasets,
@@ -22,8 +22,10 @@ from lockstep.commands.lint.roles import (
     training_loaders,
 )
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import padded_by_prepare
 from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
+from lockstep.commands.lint.rules.sets import in_hooks, misnamed
 from lockstep.commands.lint.source import Function, Loop, function_of, statement_of
 
 
@@ -44,7 +46,7 @@ def shared_out(program: Program, loader: ast.Call) -> bool:
     node = of_loader(program, loader, "dataset")
     made += [each for each in origins(program, node) if isinstance(each, ast.Call)] if node is not None else []
     known = [each for each in made if last_name(each.func) in ("Subset", "Shares") or each in samplers(program, loader)]
-    return any(is_rank(part) for each in known for argument in each.args for part in ast.walk(argument))
+    return any(on_rank(program, argument) for each in known for argument in each.args)
 
 
 @rule(
@@ -87,6 +89,8 @@ def padding_counted(program: Program) -> Iterator[Hit]:
             for loop in loops:
                 if not calls_in(program, loop, "gather_for_metrics") and not _cut_to_size(program, [loop]):
                     yield from (Hit(call) for call in calls_in(program, loop, "gather"))
+            if not any(_cut_to_size(program, [loop]) for loop in loops):
+                yield from padded_by_prepare(program, loader, loops)
 
 
 def _cut_to_size(program: Program, loops: list[ast.For | ast.AsyncFor | ast.While]) -> bool:
@@ -147,6 +151,8 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
         if not chosen and ((len(own) == len(sets) and (same or wrong)) or named):
             yield Hit(own[0] if wrong and not shared and not named else loader)
     yield from _of_another_length(program)
+    yield from misnamed(program)
+    yield from in_hooks(program)
 
 
 def _uncut(sets: list[ast.Call], program: Program) -> list[ast.Call]:
@@ -163,7 +169,8 @@ def _of_another_length(program: Program) -> Iterator[Hit]:
     """Subset(train, range(rank, len(val), world)): numbers of one set, pictures of another."""
     for call in program.named.get("Subset", []):
         of, chosen = given(program, call, "dataset", 0), given(program, call, "indices", 1)
-        for node in ast.walk(chosen) if isinstance(of, ast.Name) and chosen is not None else []:
+        made = [chosen, *origins(program, chosen)] if chosen is not None and isinstance(of, ast.Name) else []
+        for node in [part for each in made for part in ast.walk(each)]:
             match node:
                 case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=other)]) if isinstance(of, ast.Name):
                     evaluated = re.search(r"test|val", other.lower()) and "train" in of.id.lower()

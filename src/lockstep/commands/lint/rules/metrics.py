@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, tainted, told_after
+from lockstep.commands.lint.origins import made_by
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, qualified
 from lockstep.commands.lint.ranks import guarded
@@ -15,6 +16,8 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.source import Function, Loop, function_of
+
+_BEST = re.compile(r"best|lowest|highest|\b(min|max)_(loss|acc|auc|err|val|score|metric)|record\b")
 
 
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
@@ -49,7 +52,9 @@ def told_unreduced(program: Program) -> Iterator[Hit]:
 
 def _says_own(call: ast.Call) -> bool:
     """Whether what is told says that it is one rank's."""
-    text = ast.unparse(call)
+    words = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    names = [each for each in ast.walk(call) if isinstance(each, ast.FormattedValue)]
+    text = " ".join(words) + " ".join(map(ast.unparse, names))
     return bool(re.search(r"(local|rank|own|its)\b.{0,20}(loss|acc)|\brank\W", text, re.IGNORECASE))
 
 
@@ -73,6 +78,7 @@ def _metrics_apart(program: Program) -> Iterator[Hit]:
 def best_by_one_rank(program: Program) -> Iterator[Hit]:
     """`if accuracy > best` with a number that evaluation made over its own part."""
     yield from watched(program)
+    yield from _plateaus(program)
     for loop, _ in shared_loops(program):
         if is_reduced(program, loop):
             continue
@@ -80,7 +86,7 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
         names = tainted(own_nodes(program, loop), added_up(loop))
         for source in program.sources:
             for node in source.nodes:
-                if isinstance(node, ast.Compare) and "best" in ast.unparse(node).lower():
+                if isinstance(node, ast.Compare) and _BEST.search(ast.unparse(node).lower()):
                     here = (
                         function_of(source, node) is function
                         and program.owner[loop] is source
@@ -88,6 +94,24 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
                     )
                     if here or (function is not None and _comes_from(program, node, function)):
                         yield Hit(node)
+
+
+def _plateaus(program: Program) -> Iterator[Hit]:
+    """ReduceLROnPlateau that is stepped by what a loop over a rank's own part gave: the ranks' rates part."""
+    steps = [
+        call
+        for call in program.named.get("step", [])
+        if call.args and isinstance(call.func, ast.Attribute) and made_by(program, call.func.value, "ReduceLROnPlateau")
+    ]
+    for loop, _ in shared_loops(program) if steps else []:
+        if is_reduced(program, loop):
+            continue
+        function = function_of(program.owner[loop], loop)
+        names = tainted(own_nodes(program, loop), added_up(loop))
+        for call in steps:
+            here = function_of(program.owner[call], call) is function and mentions(call.args[0], names)
+            if here or (function is not None and _comes_from(program, call.args[0], function)):
+                yield Hit(call, "ReduceLROnPlateau: each rank's rate falls by its own number")
 
 
 def _comes_from(program: Program, node: ast.AST, function: Function) -> bool:

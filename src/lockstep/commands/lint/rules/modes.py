@@ -10,7 +10,7 @@ from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, 
 from lockstep.commands.lint.program import Program, qualified
 from lockstep.commands.lint.roles import lightning, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
-from lockstep.commands.lint.rules.by_ignite import never_trains
+from lockstep.commands.lint.rules.by_ignite import never_trains, training_mode
 from lockstep.commands.lint.source import Function, Loop, above, function_of
 
 
@@ -63,6 +63,7 @@ def _mode_calls(program: Program, node: ast.AST, name: str) -> list[ast.Call]:
 )
 def eval_missing(program: Program) -> Iterator[Hit]:
     """An evaluation loop of a program that trains, and no eval() in its function or above."""
+    yield from training_mode(program)
     if not program.whole or not step_loops(program) or lightning(program):
         return
     text = "\n".join(source.text for source in program.sources)

@@ -30,6 +30,10 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         node = of_loader(program, loader, "worker_init_fn")
         made = [*origins(program, node), definition(program, node)] if node is not None else []
+        partial = [
+            each for each in made if isinstance(each, ast.Call) and last_name(each.func) == "partial" and each.args
+        ]
+        made += [definition(program, each.args[0]) for each in partial]
         called = [owner for each in made if each is not None and (owner := instance_of(program, each)) is not None]
         made += [method(program, owner, "__call__") for owner in called]
         for function in dict.fromkeys(each for each in made if isinstance(each, Function | ast.Lambda)):
@@ -150,6 +154,8 @@ def _by_hand(node: ast.AST) -> bool:
     """(x - mean) / std, x.sub_(mean).div_(std)."""
     match node:
         case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
+            if isinstance(mean, ast.Constant) and isinstance(std, ast.Constant):
+                return 0 < float(mean.value if isinstance(mean.value, float) else 0) < 1
             own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
             return not own and "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
         case ast.Call(

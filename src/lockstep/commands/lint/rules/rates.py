@@ -21,6 +21,7 @@ from lockstep.commands.lint.roles import (
     wrapped,
 )
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.rules.reading import meant_for_all
 
@@ -29,7 +30,7 @@ _EACH = re.compile(
     r"|each|_rank|每(张|个|块)|单卡"
 )
 _ONE = re.compile(
-    r"(of|for|on) (one|a single|1) (gpu|device|process|rank|worker)|for (a )?batch(es)?( size)?( of)? \d+"
+    r"(of|for|on|per) (one |a single |1 )?(gpu|device|process|rank|worker)|for (a )?batch(es)?( size)?( of)? \d+"
 )
 
 
@@ -58,7 +59,7 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
     rates = _rates(program)
     if (
         not rates
-        or not (wrapped(program) or library(program, "horovod"))
+        or not (wrapped(program) or library(program, "horovod") or managed(program))
         or any(on_world(program, rate) for rate in rates)
     ):
         return
@@ -66,13 +67,16 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
         return
     for loader in training_loaders(program):
         batch = of_loader(program, loader, "batch_size")
-        if batch is None or not sharding(program, loader) or on_world(program, batch):
+        cut = sharding(program, loader) or prepared(program, loader)
+        if batch is None or not cut or on_world(program, batch):
             continue
         alone = next((rate for rate in rates if _of_one_process(program, rate)), None)
         if alone is not None and not meant_for_all(program, batch):
             yield Hit(alone, f"lr={ast.unparse(alone)}, said to be one process's")
             continue
-        if not (_for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch)):
+        if sharding(program, loader) and not (
+            _for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch)
+        ):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
 
 

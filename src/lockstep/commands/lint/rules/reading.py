@@ -22,7 +22,7 @@ from lockstep.commands.lint.roles import (
 )
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.source import class_of, function_of
+from lockstep.commands.lint.source import above, class_of, function_of
 
 _DOWNLOAD = "download"
 
@@ -41,6 +41,7 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
     if not distributed(program):
         return
     yield from _weights(program)
+    yield from _fetched(program)
     known = [each for each in datasets(program) if constant(program, given(program, each, _DOWNLOAD)) is True]
     if any(guarded(program, each) for each in known):
         return  # one rank goes first, somewhere
@@ -77,6 +78,22 @@ def _pretrained(program: Program, call: ast.Call) -> bool:
     named = weights is not None and "Weights." in ast.unparse(weights)
     named = named or isinstance(constant(program, weights), str)
     return named or constant(program, flag) is True
+
+
+def _fetched(program: Program) -> Iterator[Hit]:
+    """A file that each process fetches to one place."""
+    names = ("urlretrieve", "download_url", "download_and_extract_archive", "download_url_to_file")
+    for name in names if program.named.get("init_process_group") else ():
+        for call in program.named.get(name, []):
+            here = program.owner[call] is program.root and definition(program, call.func) is None
+            known = here and not guarded(program, call)
+            if known and per_rank(program, call) and not _waits(program, call) and not _conditional(program, call):
+                yield Hit(call)
+
+
+def _conditional(program: Program, call: ast.Call) -> bool:
+    tests = [each.test for each in above(program.owner[call], call) if isinstance(each, ast.If)]
+    return any("exists" not in ast.unparse(each) and "__name__" not in ast.unparse(each) for each in tests)
 
 
 def _prepares(program: Program) -> bool:
@@ -122,7 +139,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
         workers = of_loader(program, loader, "num_workers")
         if (
             workers is not None
-            and depends(program, workers, _counts_cores)
+            and (depends(program, workers, _counts_cores) or (_workers_of_all(program, workers) and shared))
             and not depends(program, workers, _caps)
             and not on_world(program, workers)
         ):
@@ -147,6 +164,14 @@ def _of_own_sampler(program: Program, loader: ast.Call) -> Iterator[Hit]:
                 and not on_world(program, each)
             ):
                 yield Hit(each, f"{ast.unparse(each)} of {ast.unparse(sampler.func)}")
+
+
+def _workers_of_all(program: Program, workers: ast.expr) -> bool:
+    """Whether an option's help says that the number of workers is that of the machine, or of all processes."""
+    told = option(program, last_name(workers))[0].lower() if isinstance(workers, ast.Name | ast.Attribute) else ""
+    return bool(re.search(r"machine|\bnode\b|all (processes|gpus|ranks)|in all\b|together|\btotal", told)) and not (
+        re.search(r"per[ _-](process|gpu|rank)|each (process|gpu|rank)", told)
+    )
 
 
 def _caps(node: ast.AST) -> bool:
@@ -174,11 +199,15 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
         told = option(program, name)[0].lower()
         if re.search(r"per[ _-](gpu|device|process|rank)|each (gpu|device|process)", told):
             return False
-        return bool(re.search(r"^(batch_?size|bs)$", name)) and bool(
-            re.search(r"(total|global|overall)\b.*batch|across all|of all (the )?(gpus|processes|ranks)|over all", told)
-        )
+        return bool(re.search(r"^(batch(_?size)?|bs|images_per_step)$", name)) and bool(_ALL.search(told))
 
     return depends(program, node, says)
+
+
+_ALL = re.compile(
+    r"(total|global|overall|whole)\b|(across|over|of|on|for) all\b|in all\b|together|(per|of an?|of one|of each) "
+    r"(optimizer |optimiser )?(step|update)|a step\b"
+)
 
 
 def _split_batches(program: Program) -> bool:

@@ -1,122 +1,13 @@
 """Rules about a reduction and what is done with its result."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition
-from lockstep.commands.lint.flow import added_up, is_reduced, is_reduction, mentions, own_nodes, tainted
-from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import loaders_of
+from lockstep.commands.lint.flow import is_reduction, own_nodes
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.roles import constant, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.by_lightning import uneven_means
-from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.rules.metrics import shared_loops
-from lockstep.commands.lint.source import Binding, Function, Loop, function_of
-
-
-@rule(
-    "LS203",
-    "mean-of-means",
-    "means over unequal batches are averaged",
-    result="samples of the short last batch count more than the others: with 10,000 images in batches of 256, 16 "
-    "images 16 times",
-    why="each batch's mean counts once, whatever its size, before and after the ranks' are averaged",
-    mend="total += loss.detach() * len(labels)\ncount += "
-    "len(labels)\n...\ndist.all_reduce(total)\ndist.all_reduce(count)\nmean = total / count",
-)
-def mean_of_means(program: Program) -> Iterator[Hit]:
-    """Batches' means added up unweighted, divided by the number of batches, and reduced."""
-    yield from uneven_means(program)
-    for loop, cut in shared_loops(program):
-        if any(
-            constant(program, of_loader(program, each, "drop_last")) is True or prepared(program, each) for each in cut
-        ):
-            continue
-        if not is_reduced(program, loop):
-            continue
-        nodes = own_nodes(program, loop)
-        if not any(sharding(program, each) for each in cut):
-            yield from _means_of_shares(program, loop, nodes)
-        for name, place in _unweighted(program, loop):
-            names = tainted(nodes, {name})
-            for node in nodes:
-                if (
-                    isinstance(node, ast.BinOp)
-                    and isinstance(node.op, ast.Div)
-                    and mentions(node.left, names)
-                    and _counts_batches(program, node.right, loop)
-                ):
-                    yield Hit(place)
-                    break
-
-
-def _means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST]) -> Iterator[Hit]:
-    """A rank's own mean handed to all_reduce, of shares that a script cuts itself: they are of unequal sizes."""
-    names = added_up(loop)
-    for node in nodes:
-        if isinstance(node, ast.Call) and last_name(node.func) in ("all_reduce", "allreduce", "reduce") and node.args:
-            for made in [node.args[0], *(b.value for b in _bound(program, node.args[0]) if b.value is not None)]:
-                for each in ast.walk(made):
-                    match each:
-                        case ast.BinOp(left=left, op=ast.Div(), right=right) if mentions(left, names) and mentions(
-                            right, names
-                        ):
-                            yield Hit(node)
-                            return
-
-
-def _bound(program: Program, node: ast.expr) -> list[Binding]:
-    return [b for b in bindings(program, node, node.id) if b.kind == "value"] if isinstance(node, ast.Name) else []
-
-
-def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
-    """`total += loss.item()` where the loss is a mean over the batch."""
-    for node in ast.walk(loop):
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name):
-            value = node.value
-            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not value.args:
-                if value.func.attr == "mean":
-                    yield node.target.id, node
-                value = value.func.value  # .item(), .detach()
-            if isinstance(value, ast.Call) and re.search(r"loss|criterion|cross_entropy", ast.unparse(value.func)):
-                if not _sums(program, value) and "size" not in ast.unparse(node.value):
-                    yield node.target.id, node
-                continue
-            if not isinstance(value, ast.Name) or "loss" not in value.id.lower():
-                continue
-            made = [each for each in origins(program, value) if isinstance(each, ast.Call)]
-            if made and not any(_sums(program, each) for each in made) and len(made) == len(origins(program, value)):
-                yield node.target.id, node
-
-
-def _sums(program: Program, call: ast.Call) -> bool:
-    """Whether a loss is asked for its sum."""
-    calls = [call, *(each for each in origins(program, call.func) if isinstance(each, ast.Call))]
-    return any(
-        keyword.arg == "reduction" and constant(program, keyword.value) != "mean"
-        for each in calls
-        for keyword in each.keywords
-    )
-
-
-def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:
-    """len(loader), or a number that the loop raises by one."""
-    for each in [node, *origins(program, node)]:
-        if isinstance(each, ast.Call) and last_name(each.func) == "len" and each.args:
-            made = [one for one in origins(program, each.args[0]) if one in loaders_of(program, loop)]
-            if made:
-                return True
-    return isinstance(node, ast.Name) and any(
-        isinstance(each, ast.AugAssign)
-        and isinstance(each.target, ast.Name)
-        and each.target.id == node.id
-        and isinstance(each.value, ast.Constant)
-        and each.value.value == 1
-        for each in ast.walk(loop)
-    )
+from lockstep.commands.lint.source import Function, Loop, function_of
 
 
 @rule(
@@ -242,4 +133,4 @@ def _of_a_copy(program: Program, call: ast.Call) -> bool:
     ):
         return False
     first = call.args[0]
-    return isinstance(first, ast.Call) and last_name(first.func) in ("clone", "tensor", "as_tensor")
+    return isinstance(first, ast.Call) and last_name(first.func) in ("clone", "tensor", "as_tensor", "stack", "cat")

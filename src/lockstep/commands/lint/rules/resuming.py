@@ -10,8 +10,11 @@ from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, library, lightning
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import lacking as lacking_in_fabric
+from lockstep.commands.lint.rules.by_fabric import lost_epochs, unregistered
+from lockstep.commands.lint.rules.by_ignite import lacking_in_ignite
 from lockstep.commands.lint.rules.saving import in_memory, loads, saves
-from lockstep.commands.lint.source import above, function_of
+from lockstep.commands.lint.source import above, function_of, parameters
 
 
 @rule(
@@ -25,11 +28,15 @@ from lockstep.commands.lint.source import above, function_of
 )
 def state_not_saved(program: Program) -> Iterator[Hit]:
     """A program that resumes, whose checkpoint has no optimizer, scheduler, scaler or epoch."""
-    if library(program, "accelerate", "deepspeed", "ignite") or lightning(program) or not step_loops(program):
+    yield from lacking_in_fabric(program)
+    yield from unregistered(program)
+    yield from lacking_in_ignite(program)
+    states = bool(program.named.get("save_state"))
+    if states or library(program, "deepspeed", "ignite") or lightning(program) or not step_loops(program):
         return
     if not _resumes(program):
         return
-    written = [(call, _saved_text(program, call)) for call in _writing(program) if not in_memory(program, call)]
+    written = [(call, _saved_text(program, call)) for call in _writers(program) if not in_memory(program, call)]
     if not written or any(text is None for _, text in written):
         return
     told = [(call, _lacking(program, call, text or "")) for call, text in written]
@@ -38,22 +45,13 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
         yield Hit(call, f"without {', '.join(lacking)}")
 
 
-def _writing(program: Program) -> list[ast.Call]:
-    """The calls of torch.save, or, where a function hands its own arguments on to it, the calls of that function."""
-    found = []
-    for call in saves(program):
-        function = function_of(program.owner[call], call)
-        passed = function is not None and bool(call.args) and isinstance(call.args[0], ast.Starred)
-        found += [site.call for site in sites(program, function)] if passed and function is not None else [call]
-    return found
-
-
 def _lacking(program: Program, call: ast.Call, text: str) -> list[str]:
     """What a saved text does not mention of what the program has."""
     lacking = []
     if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text):
         lacking.append("optimizer")
-    if any(".lr_scheduler." in qualified(program, each.func) for each in program.calls) and "sched" not in text:
+    scheduled = any(".lr_scheduler." in qualified(program, each.func) for each in program.calls)
+    if scheduled and not _stepped_again(program) and not re.search(r"sched", text):
         lacking.append("scheduler")
     scalers = [*program.named.get("GradScaler", []), *program.named.get("NativeScaler", [])]
     enabled = any(constant(program, given(program, each, "enabled")) is not False for each in scalers)
@@ -66,9 +64,32 @@ def _lacking(program: Program, call: ast.Call, text: str) -> list[str]:
     return lacking
 
 
+def _stepped_again(program: Program) -> bool:
+    """Whether a loop does nothing but step: a schedule brought to where the run had stopped."""
+    for call in program.named.get("step", []):
+        source = program.owner[call]
+        outer = source.parents[source.parents[call]] if isinstance(source.parents[call], ast.Expr) else None
+        if isinstance(outer, ast.For) and len(outer.body) == 1:
+            return True
+    return False
+
+
+def _writers(program: Program) -> list[ast.Call]:
+    """The calls that write a checkpoint: torch.save's, and in place of a local wrapper's own those of the wrapper."""
+    found = []
+    for call in saves(program):
+        function = function_of(program.owner[call], call)
+        names = [each.arg for each in parameters(function)] if function is not None else []
+        first = call.args[0] if call.args else None
+        handed = isinstance(first, ast.Starred) or (isinstance(first, ast.Name) and first.id == next(iter(names), ""))
+        known = [site.call for site in sites(program, function) if site.call.args] if function is not None else []
+        found += known if handed and known else [call]
+    return found
+
+
 def _saved_text(program: Program, call: ast.Call) -> str | None:
     """What a torch.save writes, as text; None where that can't be told."""
-    if not call.args:
+    if not call.args or isinstance(call.args[0], ast.Starred):
         return None
     parts = [ast.unparse(call.args[0])]
     for made in origins(program, call.args[0]):
@@ -106,7 +127,32 @@ def _resumes(program: Program) -> bool:
             near += " ".join(ast.unparse(made) for arg in call.args for made in _files(program, arg))
             if re.search(r"resume|checkpoint|ckpt|snapshot|restart|continue|last", near.lower()):
                 return True
+            files = [made for arg in call.args for made in _files(program, arg) if isinstance(made, ast.Call)]
+            if any(_own_file(program, made) and _before_training(program, made) for made in files):
+                return True
     return False
+
+
+def _own_file(program: Program, load: ast.Call) -> bool:
+    """Whether a file is read that the program writes."""
+    path = given(program, load, "f", 0)
+    mine = {ast.dump(each) for each in origins(program, path)} if path is not None else set()
+    written = [each for save in saves(program) if (each := given(program, save, "f", 1)) is not None]
+    return any(mine & {ast.dump(one) for one in origins(program, each)} for each in written)
+
+
+def _before_training(program: Program, load: ast.Call) -> bool:
+    """Whether a file is read above the loops over epochs, in their function, or by a function called there."""
+    outer = [loop for around in step_loops(program).values() for loop in around]
+    function = function_of(program.owner[load], load)
+    places = [load, *([site.call for site in sites(program, function)] if function is not None else [])]
+    return any(
+        program.owner[place] is program.owner[loop]
+        and function_of(program.owner[place], place) is function_of(program.owner[loop], loop)
+        and place.lineno <= loop.lineno
+        for place in places
+        for loop in outer
+    )
 
 
 def _handed_over(program: Program, load: ast.AST) -> bool:
@@ -143,23 +189,32 @@ def _files(program: Program, node: ast.AST) -> list[ast.AST]:
 def epochs_start_anew(program: Program) -> Iterator[Hit]:
     """A checkpoint with an epoch is loaded, and the loop over epochs is range(epochs)."""
     yield from _registered(program)
+    yield from lost_epochs(program)
     if not _resumes(program) or lightning(program) or library(program, "ignite"):
         return
-    saved = [_saved_text(program, call) for call in saves(program)]
+    saved = [_saved_text(program, call) for call in _writers(program)]
     if not any(text and re.search(r"epoch", text) for text in saved):
         return
     for loop in {outer for around in step_loops(program).values() for outer in around}:
-        match loop:
-            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[_])):
+        match _counted(program, loop):
+            case ast.Call(func=ast.Name(id="range"), args=[_]):
                 pass
-            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])) if isinstance(start, ast.Constant):
+            case ast.Call(func=ast.Name(id="range"), args=[start, _]) if isinstance(start, ast.Constant):
                 pass
-            case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])) if not _read_back(program, start):
+            case ast.Call(func=ast.Name(id="range"), args=[start, _]) if not _read_back(program, start):
                 pass
             case _:
                 continue
         if not _skips(loop) and (not isinstance(loop, ast.For) or re.search("epoch", ast.unparse(loop.target).lower())):
             yield Hit(loop)
+
+
+def _counted(program: Program, loop: ast.AST) -> ast.AST | None:
+    """What a loop runs over, where that is one range, by a name or not."""
+    if not isinstance(loop, ast.For):
+        return None
+    ranges = [each for each in origins(program, loop.iter) if isinstance(each, ast.Call)]
+    return ranges[0] if len(ranges) == 1 else loop.iter
 
 
 def _registered(program: Program) -> Iterator[Hit]:

@@ -9,7 +9,16 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import comes_by, given, library, lightning, starts_group, wrapped, wraps
+from lockstep.commands.lint.roles import (
+    comes_by,
+    given,
+    library,
+    lightning,
+    optimizers,
+    starts_group,
+    wrapped,
+    wraps,
+)
 from lockstep.commands.lint.rule import Hit, insert, rule
 from lockstep.commands.lint.source import above, class_of, function_of, parameters
 
@@ -42,7 +51,8 @@ def loads(program: Program) -> list[ast.Call]:
 def saved_on_every_rank(program: Program) -> Iterator[Hit]:
     """torch.save in what each rank runs, with no rank in its condition or in the file's name."""
     several = any(comes_by(program, each) for each in wrapped(program)) or starts_group(program)
-    if not (several or library(program, "horovod", "accelerate")) or lightning(program):
+    several = several or bool(program.named.get("Fabric"))
+    if not (several or library(program, "horovod", "accelerate", "ignite.distributed")) or lightning(program):
         return
     for call in saves(program):
         path = given(program, call, "f", 1)
@@ -136,7 +146,10 @@ def _surely_wrapped(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         found = reaching(program, node, bindings(program, node, node.id))
         values = [each.value for each in found]
-        if values and all(isinstance(each, ast.Call) and _is_prepare(each) for each in values):
+        calls = [each for each in origins(program, node) if isinstance(each, ast.Call)]
+        others = [each in optimizers(program) or last_name(each.func).endswith(("LR", "Loader")) for each in calls]
+        model = not any(others)
+        if values and model and all(isinstance(each, ast.Call) and _is_prepare(each) for each in values):
             return True
     made = [each for each in origins(program, node) if not isinstance(each, ast.Constant)]
     around = wraps(program, node)

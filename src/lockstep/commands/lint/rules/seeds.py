@@ -12,6 +12,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import on_rank, per_rank
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import seeded_before_loaders
 from lockstep.commands.lint.source import Function, above, function_of
 
 _SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "seed_all", "set_random_seed")
@@ -98,7 +99,10 @@ def _drops(program: Program) -> Iterator[ast.Call]:
             ):
                 yield call
     for call in program.calls:
-        if _DROPPING.search(qualified(program, call.func)):
+        off = any(
+            constant(program, given(program, call, name)) in (0, 0.0) for name in ("stochastic_depth_prob", "dropout")
+        )
+        if not off and _DROPPING.search(qualified(program, call.func)):
             yield call
 
 
@@ -129,11 +133,13 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
     if not program.whole or not distributed(program):
         return
     yield from _own_orders(program)
+    yield from seeded_before_loaders(program)
     yield from _weights_apart(program)
     unseeded = not any("seed" in source.text for source in program.sources)
     if not unseeded and not _differ(program):
         return
-    sharded = lightning(program) or any(program.named.get(name) for name in ("DistributedSampler", "Accelerator"))
+    cutting = ("DistributedSampler", "Accelerator", "Fabric")
+    sharded = lightning(program) or any(program.named.get(name) for name in cutting)
     for call in program.named.get("random_split", []):
         if sharded and per_rank(program, call) and given(program, call, "generator", 2) is None:
             yield Hit(call)

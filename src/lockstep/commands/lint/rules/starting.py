@@ -41,13 +41,27 @@ def fixed_port(program: Program) -> Iterator[Hit]:
             given_port = next((v for k, v in entries if isinstance(k, ast.Constant) and k.value == "MASTER_PORT"), None)
         if owner.endswith("environ") and given_port is not None and _fixed(program, given_port):
             yield Hit(call, "MASTER_PORT")
+    for call in program.calls:  # idist.Parallel(master_port=2222)
+        chosen = constant(program, given(program, call, "master_port"))
+        if isinstance(chosen, int) and chosen > 0:
+            yield Hit(call, f"master_port={chosen}")
+    for call in program.named.get("FileStore", []):
+        place = constant(program, given(program, call, "file_name", 0))
+        if isinstance(place, str) and place.startswith("/"):
+            yield Hit(call, place)
     for call in program.named.get("TCPStore", []):
         number = constant(program, given(program, call, "port", 1))
         if isinstance(number, int) and number > 0:
             yield Hit(call, f"port {number}")
-    for call in program.named.get("init_process_group", []):
+    started = [
+        call for name in ("init_process_group", "Parallel", "initialize") for call in program.named.get(name, [])
+    ]
+    for call in started:
         method = given(program, call, "init_method", 1)
         place = constant(program, method)
+        ends = method.values[-1] if isinstance(method, ast.JoinedStr) and method.values else None
+        if isinstance(ends, ast.Constant) and re.search(r":[1-9]\d*$", str(ends.value)):
+            yield Hit(call, f"port {str(ends.value).rpartition(':')[2]}")
         if isinstance(place, str) and method is not None and re.match(r"tcp://.*:[1-9]\d*$|file://", place):
             yield Hit(method, place)
 
@@ -106,13 +120,18 @@ def no_main_guard(program: Program) -> Iterator[Hit]:
     for call in program.calls:
         name = qualified(program, call.func)
         spawns = (
-            name.endswith("multiprocessing.spawn")
+            name.endswith(("multiprocessing.spawn", "ignite.distributed.spawn"))
             or name.endswith("multiprocessing.spawn.spawn")
             or (
                 name.endswith("multiprocessing.start_processes")
                 and constant(program, given(program, call, "start_method")) != "fork"
             )
         )
+        started = {
+            constant(program, each.args[0] if each.args else None)
+            for each in [*program.named.get("set_start_method", []), *program.named.get("get_context", [])]
+        }
+        spawns = spawns or (last_name(call.func) == "Process" and bool(started & {"spawn", "forkserver"}))
         if not spawns:
             continue
         if program.owner[call] is program.root:
@@ -169,6 +188,7 @@ def cuda_before_fork(program: Program) -> Iterator[Hit]:
             or (name.endswith("start_processes") and method == "fork")
             or (name.endswith("multiprocessing.Process") and not (spawning & {"spawn", "forkserver", ...}))
             or (last_name(call.func) == "Process" and "fork" in spawning)
+            or (last_name(call.func) == "notebook_launcher" and name.startswith("accelerate"))
         ):
             forks.append(call)
     for fork in forks:

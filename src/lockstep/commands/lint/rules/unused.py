@@ -24,6 +24,7 @@ from lockstep.commands.lint.source import Function
 def unused_parameters(program: Program) -> Iterator[Hit]:
     """find_unused_parameters=True over a local module whose forward has no choice to make, or a torchvision model."""
     yield from unused(program)
+    yield from _by_frameworks(program)
     for call in wrapped(program):
         value = given(program, call, "find_unused_parameters")
         if value is None or constant(program, value) is not True or not call.args:
@@ -31,6 +32,34 @@ def unused_parameters(program: Program) -> Iterator[Hit]:
         made = origins(program, call.args[0])
         if made and all(_straight(program, each) for each in made):
             yield Hit(value)
+
+
+def _by_frameworks(program: Program) -> Iterator[Hit]:
+    """The same option handed to Accelerate, Fabric or Ignite."""
+    models = [
+        made
+        for name in ("prepare", "setup", "setup_module", "auto_model")
+        for call in program.named.get(name, [])
+        for each in call.args
+        for made in origins(program, each)
+        if isinstance(made, ast.Call) and _is_model(program, made)
+    ]
+    if not models or not all(_straight(program, each) for each in models):
+        return
+    for name in ("DistributedDataParallelKwargs", "auto_model", "DDPStrategy"):
+        for call in program.named.get(name, []):
+            value = given(program, call, "find_unused_parameters")
+            if value is not None and constant(program, value) is True:
+                yield Hit(value)
+    for call in program.named.get("Fabric", []):
+        strategy = given(program, call, "strategy")
+        if strategy is not None and str(constant(program, strategy)).endswith("find_unused_parameters_true"):
+            yield Hit(strategy)
+
+
+def _is_model(program: Program, made: ast.Call) -> bool:
+    name = qualified(program, made.func)
+    return isinstance(definition(program, made.func), ast.ClassDef) or ".models." in name or name.endswith("Sequential")
 
 
 def _straight(program: Program, made: ast.AST) -> bool:

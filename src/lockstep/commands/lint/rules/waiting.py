@@ -11,6 +11,7 @@ from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import lightning
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_ignite import engine_step
+from lockstep.commands.lint.rules.by_ignite import waits as waits_by_ignite
 from lockstep.commands.lint.rules.by_lightning import waits_in_steps
 from lockstep.commands.lint.source import Function, above, function_of, statement_of
 
@@ -26,6 +27,10 @@ from lockstep.commands.lint.source import Function, above, function_of, statemen
 )
 def barrier_each_step(program: Program) -> Iterator[Hit]:
     """barrier() or wait_for_everyone() in a step loop, under no condition."""
+    yield from waits_by_ignite(program)
+    for function in program.methods.get("training_step", []) if lightning(program) else []:
+        calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
+        yield from (Hit(each) for each in calls if last_name(each.func) == "barrier")
     for loop in step_loops(program):
         for name in ("barrier", "wait_for_everyone"):
             for call in program.named.get(name, []):

@@ -12,6 +12,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.roles import constant, given, library, wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_fabric import unwrapped_calls
 from lockstep.commands.lint.source import above
 
 
@@ -78,9 +79,14 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
 )
 def unwrapped_in_training(program: Program) -> Iterator[Hit]:
     """In a step loop, a call of the model that DDP was given, or of .module, whose loss runs backward."""
+    yield from unwrapped_calls(program)
     kept = {each for call in wrapped(program) if call.args for each in origins(program, call.args[0])}
     if not kept:
         return
+    for call in program.named.get("create_supervised_trainer", []):
+        model = call.args[0] if call.args else None
+        if model is not None and not wraps(program, model) and set(origins(program, model)) & kept:
+            yield Hit(call)
     for loop in step_loops(program):
         for node in inside(program, loop):
             if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name | ast.Attribute)):
@@ -134,7 +140,7 @@ def _global_rank(node: ast.AST) -> bool:
             return last_name(function) in ("get_rank",) or ast.unparse(function) == "hvd.rank"
         case ast.Constant(value="RANK" | "SLURM_PROCID" | "OMPI_COMM_WORLD_RANK"):
             return True
-        case ast.Attribute(attr="process_index" | "global_rank"):
+        case ast.Attribute(attr="process_index" | "global_rank" | "node_rank") | ast.Name(id="node_rank"):
             return True
     return False
 

@@ -1,0 +1,146 @@
+"""The rule about means of means."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, tainted
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import loaders_of
+from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.roles import constant, of_loader, sharding
+from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_lightning import uneven_means
+from lockstep.commands.lint.rules.evaluation import prepared
+from lockstep.commands.lint.rules.metrics import shared_loops
+from lockstep.commands.lint.source import Binding, Loop
+
+
+@rule(
+    "LS203",
+    "mean-of-means",
+    "means over unequal batches are averaged",
+    result="samples of the short last batch count more than the others: with 10,000 images in batches of 256, 16 "
+    "images 16 times",
+    why="each batch's mean counts once, whatever its size, before and after the ranks' are averaged",
+    mend="total += loss.detach() * len(labels)\ncount += "
+    "len(labels)\n...\ndist.all_reduce(total)\ndist.all_reduce(count)\nmean = total / count",
+)
+def mean_of_means(program: Program) -> Iterator[Hit]:
+    """Batches' means added up unweighted, divided by the number of batches, and reduced."""
+    yield from uneven_means(program)
+    for loop, cut in shared_loops(program):
+        if any(
+            constant(program, of_loader(program, each, "drop_last")) is True or prepared(program, each) for each in cut
+        ):
+            continue
+        if not is_reduced(program, loop):
+            continue
+        nodes = own_nodes(program, loop)
+        if not any(sharding(program, each) for each in cut):
+            yield from _means_of_shares(program, loop, nodes)
+        for name, place in _unweighted(program, loop):
+            names = tainted(nodes, {name})
+            for node in nodes:
+                if _divides_by_batches(program, node, names, loop) or _mean_of_list(node, name, place):
+                    yield Hit(place)
+                    break
+
+
+def _divides_by_batches(program: Program, node: ast.AST, names: set[str], loop: Loop) -> bool:
+    """total / len(loader)."""
+    match node:
+        case ast.BinOp(op=ast.Div(), left=left, right=right):
+            return mentions(left, names) and _counts_batches(program, right, loop)
+    return False
+
+
+def _mean_of_list(node: ast.AST, name: str, place: ast.AST) -> bool:
+    """np.mean(losses), sum(losses) / len(losses), torch.stack(losses).mean(), of a list that a loop fills."""
+    if not isinstance(place, ast.Call):
+        return False
+    match node:
+        case ast.Call(func=function) if last_name(function) in ("mean", "fmean", "nanmean"):
+            return mentions(node, {name})
+        case ast.BinOp(op=ast.Div(), left=left, right=ast.Call(func=ast.Name(id="len"), args=[counted])):
+            return mentions(left, {name}) and mentions(counted, {name})
+    return False
+
+
+def _means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST]) -> Iterator[Hit]:
+    """A rank's own mean handed to all_reduce, of shares that a script cuts itself: they are of unequal sizes."""
+    names = added_up(loop)
+    for node in nodes:
+        if isinstance(node, ast.Call) and last_name(node.func) in ("all_reduce", "allreduce", "reduce") and node.args:
+            for made in [node.args[0], *(b.value for b in _bound(program, node.args[0]) if b.value is not None)]:
+                for each in ast.walk(made):
+                    match each:
+                        case ast.BinOp(left=left, op=ast.Div(), right=right) if mentions(left, names) and mentions(
+                            right, names
+                        ):
+                            yield Hit(node)
+                            return
+
+
+def _bound(program: Program, node: ast.expr) -> list[Binding]:
+    return [b for b in bindings(program, node, node.id) if b.kind == "value"] if isinstance(node, ast.Name) else []
+
+
+def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
+    """`total += loss.item()`, or a list of such, where the loss is a mean over the batch."""
+    for node in ast.walk(loop):
+        match node:
+            case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=value):
+                pass
+            case ast.AugAssign(op=ast.Add(), target=ast.Subscript(value=ast.Name(id=name)), value=value):
+                pass
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]):
+                pass
+            case _:
+                continue
+        if _is_mean(program, value):
+            yield name, node
+
+
+def _is_mean(program: Program, whole: ast.expr) -> bool:
+    """Whether a value is one batch's mean: a loss that is asked for no sum, or what .mean() gives."""
+    value = whole
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not value.args:
+        if value.func.attr == "mean":
+            return True
+        value = value.func.value  # .item(), .detach()
+    if isinstance(value, ast.Call) and re.search(r"loss|criterion|cross_entropy", ast.unparse(value.func)):
+        return not _sums(program, value) and "size" not in ast.unparse(whole)
+    if not isinstance(value, ast.Name) or not re.search("loss|acc|error", value.id.lower()):
+        return False
+    found = origins(program, value)
+    made = [each for each in found if isinstance(each, ast.Call)]
+    if "loss" not in value.id.lower():
+        return bool(made) and all(last_name(each.func) == "mean" for each in found if isinstance(each, ast.Call))
+    return bool(made) and not any(_sums(program, each) for each in made) and len(made) == len(found)
+
+
+def _sums(program: Program, call: ast.Call) -> bool:
+    """Whether a loss is asked for its sum."""
+    calls = [call, *(each for each in origins(program, call.func) if isinstance(each, ast.Call))]
+    return any(
+        keyword.arg == "reduction" and constant(program, keyword.value) != "mean"
+        for each in calls
+        for keyword in each.keywords
+    )
+
+
+def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:
+    """len(loader), or a number that the loop raises by one."""
+    for each in [node, *origins(program, node)]:
+        if isinstance(each, ast.Call) and last_name(each.func) == "len" and each.args:
+            made = [one for one in origins(program, each.args[0]) if one in loaders_of(program, loop)]
+            if made:
+                return True
+    return isinstance(node, ast.Name | ast.Subscript) and any(
+        isinstance(each, ast.AugAssign)
+        and ast.unparse(each.target) == ast.unparse(node)
+        and isinstance(each.value, ast.Constant)
+        and each.value.value == 1
+        for each in ast.walk(loop)
+    )
