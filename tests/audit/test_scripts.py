@@ -8,8 +8,10 @@ import pytest
 
 from lockstep.commands.audit.findings.finding import Finding
 from tests.audit.recorded import SCRIPTS, Expected, Process, audited, row, starting, table
+from tests.subprocesses import run_lockstep
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "audit.md").read_text(encoding="utf-8")
 ROWS = table()
 
 
@@ -61,3 +63,13 @@ def test_what_is_said_of_a_script_on_several_processes(expected: Expected, proce
         at = rows_of("audit.md")
         for line in row(expected, found).splitlines():
             assert line in at, f"{line}\nis not on the page: python -m tests.audit.recorded {expected.path.stem}"
+
+
+@pytest.mark.slow
+def test_a_hang_is_told_as_on_the_page() -> None:
+    (block,) = re.findall(r"^```console\n(\$ lockstep audit --nproc 2 .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    command, *lines = block.splitlines()
+    ended = run_lockstep(*command.split()[2:], cwd=DOCS.parent, timeout=200)
+    assert ended.code == 1, ended.text
+    assert ended.out.splitlines()[1:] == lines[1:], ended.text
+    assert ended.out.partition("; stalled in ")[0] == lines[0].partition("; stalled in ")[0]

@@ -795,4 +795,29 @@ if __name__ == "__main__":
     mp.spawn(demo, args=(world, "."), nprocs=world, join=True)
 """,
     ),
+    (
+        "LS205",
+        """\
+def main():
+    dist.init_process_group("gloo")
+    ds = make(64)
+    sampler = DistributedSampler(ds)
+    loader = DataLoader(ds, batch_size=8 // dist.get_world_size(), sampler=sampler)
+    model = DDP(Net())
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(())
+        for x, y in loader:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            total += loss.detach()
+        scheduler.step(total)
+    dist.destroy_process_group()
+main()
+""",
+    ),
 ]

@@ -19,7 +19,7 @@ from lockstep.processes.temporary import temporary_folder
 _ENDED = {
     "failed": "failed",
     "stalled": "came to a standstill",
-    "deadline": "was not done after --deadline-s {:g}",
+    "deadline": "was not done after --timeout {:g}",
 }
 
 
@@ -44,7 +44,7 @@ def main(args: list[str]) -> int:
     static = judged(path, found, records)
     print((as_json if chosen.format == "json" else text)(path, records, found, static))
     if failed and all(each.note for each in found):
-        how = _ENDED[failed[0].ended].format(chosen.deadline_s)
+        how = _ENDED[failed[0].ended].format(chosen.timeout)
         print_error(f"{script} {how} on {times(failed[0].nproc, 'process', 'processes')}:\n{_last_words(failed[0])}")
         return EXIT_USER_ERROR
     if not found and not any(of(events, "step") for each in records for events in each.ranks.values()):
@@ -61,7 +61,7 @@ def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
         for nproc in sorted(set(chosen.nproc)):
             plan = Plan(
                 "", (), "", "", "", nproc, cuda=chosen.cuda, samples=chosen.samples, epochs=chosen.epochs,
-                deadline_s=chosen.deadline_s, begun=begun,
+                deadline_s=chosen.timeout, begun=begun,
             )  # fmt: skip
             records.append(start(process, script, arguments, plan, Path(folder) / str(nproc)))
             if records[-1].ended != "done":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from lockstep.config.fields import Ints
+from lockstep.config.fields import Ints, require
 from lockstep.errors import UserError
 
 
@@ -21,7 +21,7 @@ class Audit:
     """The most samples that are kept of a data set."""
     epochs: int = 2
     """Training epochs after which the script is ended."""
-    deadline_s: float = 600.0
+    timeout: float = 600.0
     """Seconds that the script has on each number of processes."""
     format: str = "text"
     """How findings are written: text or json."""
@@ -29,7 +29,8 @@ class Audit:
     def __post_init__(self) -> None:
         if not self.nproc or min(self.nproc) < 1:
             raise UserError("--nproc takes numbers of processes from 1", "As --nproc 1,2,4.")
-        if self.samples < 1 or self.epochs < 1 or self.deadline_s <= 0:
-            raise UserError("--samples, --epochs and --deadline-s are positive", "Leave them out for usual values.")
+        require(self.samples >= 1, f"--samples {self.samples} leaves nothing to train on", "Use 1 or more.")
+        require(self.epochs >= 1, f"--epochs {self.epochs} trains nothing", "Use 1 or more.")
+        require(self.timeout > 0, f"--timeout {self.timeout:g} is not positive", "Give seconds, as 600.")
         if self.format not in ("text", "json"):
             raise UserError(f"there is no format {self.format!r}", "text or json.")

@@ -23,11 +23,11 @@ class Reproduce:
     """Pretended GPUs, for a script that starts a process for each it finds, or runs on none but a GPU."""
     compare: Ints = (1, 2)
     """Numbers of processes that Lockstep takes the same steps on."""
-    seconds: float = 600.0
-    """Time that the script may take."""
+    timeout: float = 600.0
+    """Seconds that the script may take."""
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, f"--steps {self.steps} compares nothing", "Use 1 or more.")
         require(self.nproc >= 0, f"--nproc {self.nproc} is negative", "Use 0 for a script that no launcher starts.")
         require(bool(self.compare) and min(self.compare) >= 1, "--compare names no processes", "Give it as 1,2.")
-        require(self.seconds > 0, f"--seconds {self.seconds:g} is no time", "Give seconds, as 600.")
+        require(self.timeout > 0, f"--timeout {self.timeout:g} is not positive", "Give seconds, as 600.")

@@ -54,7 +54,7 @@ class Found:
 def reproduced(chosen: Reproduce, script: Path, args: list[str], out: Path) -> Found:
     """Write a script's experiment to a folder, and prove it."""
     with tempfile.TemporaryDirectory(prefix="lockstep-reproduce-") as folder:
-        plan = Plan(folder, str(script), chosen.steps, chosen.seconds)
+        plan = Plan(folder, str(script), chosen.steps, chosen.timeout)
         experiment = _recorded(plan, chosen, args)
         made = recipe_of(experiment)
         _write(experiment, made, out)
