@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.subprocesses import Command
 
 BEGIN = """
@@ -205,6 +207,7 @@ def _run(program: str, folder: Path, ranks: int = 1) -> list[list[dict[str, Any]
     return [json.loads(each.out.splitlines()[-1]) for each in ended]
 
 
+@pytest.mark.slow
 def test_devices_tensors_and_random_states_are_those_of_two_gpus(tmp_path: Path) -> None:
     _run(DEVICES, tmp_path)
 
@@ -213,6 +216,7 @@ def test_a_mixed_precision_training_runs_and_its_files_say_where_tensors_were(tm
     _run(TRAINING, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_ranks_with_nccl_ddp_and_synchronised_batch_norm(tmp_path: Path) -> None:
     events = _run(RANKS, tmp_path, ranks=2)
     assert [{each["index"] for each in mine} for mine in events] == [{0}, {1}]

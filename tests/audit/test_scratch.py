@@ -60,6 +60,7 @@ def digest(folder: Path) -> str:
     return hashed.hexdigest()
 
 
+@pytest.mark.slow
 def test_a_script_changes_nothing_but_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, outside = tmp_path / "mine", tmp_path / "outside"
     for folder in (mine / "data", mine / "gone/deep", mine / ".git", outside):

@@ -14,6 +14,7 @@ from tests.lint.test_rules import EVERY
 FLOORS = {"open": 212, "held out": 102}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", FLOORS)
 def test_faults_are_found_and_right_scripts_are_clean(part: str) -> None:
     result = score(lockstep_lint, codes(), also(), part)

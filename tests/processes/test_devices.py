@@ -48,7 +48,10 @@ ALLOWED = {
 }
 
 
-CHECKS_NVIDIA_S = "src/lockstep/commands/doctor/"  # whether driver, CUDA, NCCL and torch agree has no generic name
+NVIDIA_S = (  # folders below
+    "src/lockstep/commands/doctor/",  # whether driver, CUDA, NCCL and torch agree has no generic name
+    *(f"src/lockstep/commands/{each}/" for each in ("lint", "audit", "reproduce")),  # about scripts written for CUDA
+)
 
 
 def nvidia(source: str) -> Iterator[tuple[int, str]]:
@@ -79,7 +82,7 @@ def test_nvidia_s_own_calls_stand_only_where_nothing_generic_does_the_same() -> 
         )
         for line, what in nvidia(path.read_text())
     }
-    strange = [where for key, where in found.items() if key not in ALLOWED and not key[0].startswith(CHECKS_NVIDIA_S)]
+    strange = [where for key, where in found.items() if key not in ALLOWED and not key[0].startswith(NVIDIA_S)]
     assert not strange, f"use torch.accelerator or torch.get_device_module(device): {strange}"
     assert not set(ALLOWED) - set(found), "no longer in use"
 
