@@ -66,3 +66,17 @@ def test_a_right_script_is_clean_and_a_wrong_one_is_told_in_numbers(tmp_path: Pa
     }
     assert not ended.orphans
     assert sorted(each.name for each in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", [True, False])
+def test_an_address_is_fixed_where_it_stands_in_the_script(tmp_path: Path, typed: bool) -> None:
+    path, address = script(tmp_path, RIGHT), "tcp://127.0.0.1:23456"
+    method = "__import__('sys').argv[1]" if typed else repr(address)
+    ranks = 'rank=int(__import__("os").environ["RANK"]), world_size=int(__import__("os").environ["WORLD_SIZE"])'
+    path.write_text(path.read_text().replace('group("gloo")', f'group("gloo", init_method={method}, {ranks})'))
+    arguments = [address] if typed else []
+    ended = run_lockstep(
+        "audit", "--nproc", "1,2", "--format", "json", str(path), *arguments, cwd=tmp_path, timeout=300
+    )
+    assert [each["code"] for each in json.loads(ended.out)["findings"]] == ([] if typed else ["LS305"]), ended.text

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.commands.reproduce.command import _split
 from lockstep.commands.reproduce.recipe import _pixels
+from lockstep.commands.reproduce.settings import Reproduce
 from lockstep.commands.reproduce.source import excerpt
+from lockstep.commands.shared.arguments import script_among
 from lockstep.config.recipes import recipe
 from lockstep.config.toml import applied, read_values
 from tests.reproduce import scripts
@@ -79,10 +80,14 @@ def test_a_plain_script_with_dropout_and_stairs(tmp_path: Path) -> None:
 
 
 def test_flags_stand_before_the_script() -> None:
-    assert _split(["--steps", "3", "train.py", "--steps", "5"]) == (["--steps", "3"], "train.py", ["--steps", "5"])
-    assert _split(["train.py", "3"]) == ([], "train.py", ["3"])
-    assert _split(["--steps=3", "train.py"]) == (["--steps=3"], "train.py", [])
-    assert _split(["--help"]) == (["--help"], "", [])
+    assert script_among(["--steps", "3", "train.py", "--steps", "5"], Reproduce) == (
+        ["--steps", "3"],
+        "train.py",
+        ["--steps", "5"],
+    )
+    assert script_among(["train.py", "3"], Reproduce) == ([], "train.py", ["3"])
+    assert script_among(["--steps=3", "train.py"], Reproduce) == (["--steps=3"], "train.py", [])
+    assert script_among(["--help"], Reproduce) == (["--help"], "", [])
 
 
 def test_a_script_that_trains_nothing_is_told(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from lockstep.commands.audit.output import as_json, text
 from lockstep.commands.audit.plan import Plan
 from lockstep.commands.audit.records import Record, of
 from lockstep.commands.audit.settings import Audit
-from lockstep.commands.shared.arguments import parse, print_error
-from lockstep.config.flags import split_arguments
+from lockstep.commands.shared.arguments import parse, print_error, script_among
 from lockstep.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from lockstep.processes.output import status
 from lockstep.processes.temporary import temporary_folder
 
 _ENDED = {
@@ -25,7 +25,7 @@ _ENDED = {
 
 def main(args: list[str]) -> int:
     """Run a script on several numbers of processes; 0: nothing found, 1: findings, 2: it could not be run."""
-    own, script, arguments = _split(args)
+    own, script, arguments = script_among(args, Audit)
     about = (
         "Run a training script of anybody's, unchanged and in a copy of its folder, on several numbers of processes of "
         "this machine with small data, and say with numbers what N changes. Flags come before SCRIPT, its own "
@@ -59,6 +59,7 @@ def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
     records, begun = [], time.time()
     with temporary_folder("audit-") as folder, starter(script) as process:
         for nproc in sorted(set(chosen.nproc)):
+            status(f"{script.name} on {times(nproc, 'process', 'processes')}, {chosen.timeout:g} s at most")
             plan = Plan(
                 "", (), "", "", "", nproc, cuda=chosen.cuda, samples=chosen.samples, epochs=chosen.epochs,
                 deadline_s=chosen.timeout, begun=begun,
@@ -67,15 +68,6 @@ def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
             if records[-1].ended != "done":
                 break
     return records
-
-
-def _split(args: list[str]) -> tuple[list[str], str, list[str]]:
-    """Flags before the script, the script, and what comes after it."""
-    for place in range(len(args)):
-        names, _ = split_arguments(args[: place + 1], Audit) if not args[place].startswith("-") else ([], [])
-        if names:
-            return args[:place], args[place], args[place + 1 :]
-    return args, "", []
 
 
 def _last_words(record: Record) -> str:

@@ -9,7 +9,7 @@ event       fields
 process     parent (pid), rank and world (as the environment has them, or null), worker (a loader's worker's number, or
             null); a process's first line
 group       rank, world, backend (as the user wrote it), init_method, port (MASTER_PORT), own_port (whether the script
-            set it): a process group was made
+            set it): a process group was made; what came in the script's arguments is told as if left out
 group-end   it was destroyed
 dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
 loader      loader (its number), dataset (a digest of the set behind all subsets), kind (its class), full (its length),

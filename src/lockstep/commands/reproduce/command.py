@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from lockstep.commands.reproduce.settings import Reproduce
-from lockstep.commands.shared.arguments import parse, refuse_launched
-from lockstep.config.flags import split_arguments
+from lockstep.commands.shared.arguments import parse, refuse_launched, script_among
 from lockstep.errors import EXIT_FAILURE, UserError
 
 
 def main(args: list[str]) -> int:
     """Write a script's experiment as a recipe, with proof; 0: the losses agree, 1: they don't, 2: not of that shape."""
-    own, script, theirs = _split(args)
+    own, script, theirs = script_among(args, Reproduce)
     about = (
         "Run a training script for a few steps, recorded, and write the same experiment as a recipe of Lockstep's, "
         "with proof: the same first weights, the same samples in the same order, and the losses of the first steps "
@@ -26,23 +25,3 @@ def main(args: list[str]) -> int:
     from lockstep.commands.reproduce.report import reproduce
 
     return 0 if reproduce(chosen, Path(script).absolute(), theirs) else EXIT_FAILURE
-
-
-def _split(args: list[str]) -> tuple[list[str], str, list[str]]:
-    """Our flags, the script, and its arguments: what follows the first word that is neither a flag nor its value."""
-    for at, word in enumerate(args):
-        if word.startswith("-"):
-            continue
-        names, _ = split_arguments(args[: at + 1], Reproduce) if _whole(args[:at]) else ([], [])
-        if names:
-            return args[:at], word, args[at + 1 :]
-    return args, "", []
-
-
-def _whole(words: list[str]) -> bool:
-    """Whether no flag at the end of these words still wants its value."""
-    try:
-        split_arguments(words, Reproduce)
-    except UserError as error:
-        return "without its value" not in error.message
-    return True

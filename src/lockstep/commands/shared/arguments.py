@@ -55,6 +55,26 @@ def one_name(command: str, what: str, names: list[str]) -> str:
     return names[0] if names else ""
 
 
+def script_among(args: list[str], cls: type) -> tuple[list[str], str, list[str]]:
+    """The flags of `cls` that stand before a script, the script (empty: none is named), and all that follows, its own.
+
+    The script is the first word that is neither a flag nor a flag's value.
+    """
+    for place, word in enumerate(args):
+        if not word.startswith("-") and _whole(args[:place], cls) and split_arguments(args[: place + 1], cls)[0]:
+            return args[:place], word, args[place + 1 :]
+    return args, "", []
+
+
+def _whole(words: list[str], cls: type) -> bool:
+    """Whether no flag at the end of these words still wants its value."""
+    try:
+        split_arguments(words, cls)
+    except UserError as error:
+        return "without its value" not in error.message
+    return True
+
+
 def parse(cls: type, default: Any, args: list[str], prog: str, description: str) -> Any:
     """The dataclass that the flags make of `default`; prints the help and ends where they ask for it."""
     topic = helping.asked(args)

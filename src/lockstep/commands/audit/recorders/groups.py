@@ -23,8 +23,10 @@ def install(plan: Plan) -> None:
         backend = given(args, kwargs, 0, "backend")
         method = given(args, kwargs, 1, "init_method")
         made = original(*args, **kwargs)
-        port = os.environ.get("MASTER_PORT", "")
-        told = {"port": port, "own_port": port != str(plan.port), "init_method": method, "backend": backend}
+        port, said = os.environ.get("MASTER_PORT", ""), " ".join(plan.arguments)
+        own = port != str(plan.port) and port not in said  # what the user typed can be typed otherwise for another run
+        method = None if method and str(method) in said else method
+        told = {"port": port, "own_port": own, "init_method": method, "backend": backend}
         emit("group", told, rank=dist.get_rank(), world=dist.get_world_size())
         return made
 
