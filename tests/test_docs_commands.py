@@ -35,6 +35,8 @@ def commands(page: Path) -> Iterator[str]:
         for fence, *lines in section.blocks:
             if fence in ("```", "```bash", "```console"):
                 for line in lines:
+                    if fence == "```console" and not line.startswith("$ "):
+                        continue  # what it prints
                     words = re.split(r"\s{2,}|\s#", line.removeprefix("$ "))[0]
                     if re.match(r"lockstep [a-z]|(torchrun|mpirun|srun) .*lockstep [a-z]", words):
                         yield words

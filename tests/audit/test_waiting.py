@@ -100,7 +100,8 @@ def test_a_rank_that_left_is_told_and_one_that_failed_by_itself_is_not() -> None
 def test_stacks_are_the_users_lines_and_what_they_called(tmp_path: Path) -> None:
     text = '  File "/lib/torch.py", line 7 in inner\n  File "/lib/d.py", line 8 in all_reduce\n'
     text += f'  File "{tmp_path}/a.py", line 9 in f\n'
-    (tmp_path / "12.stack").write_text(f'Stack (most recent call first):\n{text}  File "/lib/x", line 1 in go\n')
+    text += '  File "/lib/x", line 1 in go\n'
+    (tmp_path / "12.stack").write_text(f"Stack (most recent call first):\n{text}" * 2)
     (tmp_path / "13.stack").write_text("")
     assert stacks(tmp_path, str(tmp_path)) == {12: {"stack": ["a.py:9"], "inside": ["inner", "all_reduce"]}}
 

@@ -121,6 +121,20 @@ def test_a_non_finite_slice_is_seen_by_all_ranks_alike() -> None:
     assert {kept for _, kept in skipped} == {"kept"}  # the scaler's decision is one for all
 
 
+def step_of_one(world: World) -> str:
+    """The last batch of an epoch has one sample, and the step over it is the process's first, as after a resume."""
+    config = changed(model={"model": "mlp"}, data={"fraction": 0.0341})
+    run = assemble(dataclasses.replace(config, batch_size=24, precision="fp16"), world)
+    (batch,) = run.train.epoch(0, 2)
+    assert batch.count == 1
+    run.step(batch)
+    return digest(run.model)
+
+
+def test_a_rank_without_a_slice_in_its_first_step_has_a_scale_as_well() -> None:
+    assert len({each for n in (1, 2, 3) for each in run_ranks(step_of_one, n)}) == 1
+
+
 def configured(world: World) -> None:
     vars(repeatable)["device_name"] = lambda _: ("Xeon", "EPYC")[world.rank]
     repeatable.configure(world)

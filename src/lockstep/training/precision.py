@@ -60,7 +60,11 @@ def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
     It decides to skip a step from the gradients after their reduction, so all ranks decide alike.
     """
     _require_known(precision)
-    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
+    if precision != "fp16":
+        return None
+    made = torch.amp.GradScaler(device.type)
+    made.scale(torch.zeros((), device=device))  # it makes its state here; a rank may have no piece in its first step
+    return made
 
 
 def _require_known(precision: str) -> None:

@@ -15,7 +15,8 @@ from typing import TextIO
 from lockstep.commands.audit.plan import Plan
 
 SIGNAL = signal.SIGRTMIN + 7  # of none of the usual schedulers and launchers
-_ANSWER_S = 3.0  # that a process has for writing its stack: on a busy machine, microseconds otherwise
+_ANSWER_S = 10.0  # that a process has for writing its stack: on a busy machine, milliseconds otherwise
+_HEAD = "Stack (most recent call first):"  # faulthandler's
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _keep: list[TextIO] = []  # faulthandler writes to the descriptor, and holds no file
 
@@ -28,13 +29,20 @@ def install(plan: Plan) -> None:
 
 
 def ask(folder: Path, alive: set[int]) -> None:
-    """Ask the processes of a folder of events that are alive for their stacks, and wait until they are written."""
+    """Ask the processes of a folder of events that are alive for their stacks, and wait until they are written.
+
+    Each is asked twice, as real-time signals queue: a stack comes line by line, and is whole when a second one begins.
+    """
     asked = [path for path in folder.glob("*.stack") if int(path.stem) in alive]
-    for path in asked:
+    for path in (*asked, *asked):
         os.kill(int(path.stem), SIGNAL)
     deadline = time.monotonic() + _ANSWER_S
-    while any(not path.stat().st_size for path in asked) and time.monotonic() < deadline:
+    while any(_read(path).count(_HEAD) < 2 for path in asked) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def stacks(folder: Path, home: str) -> dict[int, dict[str, list[str]]]:
@@ -44,7 +52,8 @@ def stacks(folder: Path, home: str) -> dict[int, dict[str, list[str]]]:
     """
     found, begins = {}, f"{home.rstrip('/')}/"
     for path in folder.glob("*.stack"):
-        frames = _FRAME.findall(path.read_text(encoding="utf-8", errors="replace"))
+        _, _, text = _read(path).partition(_HEAD)
+        frames = _FRAME.findall(text.partition(_HEAD)[0])
         users = [place for place, (name, _, _) in enumerate(frames) if name.startswith(begins)]
         if frames:
             first = users[0] if users else len(frames)
