@@ -50,8 +50,9 @@ class _Server:
                         case ["send"]:
                             connection.sendall(bytes(BULK))
                         case ["all-reduce", int() | float() as seconds]:
-                            own = connection.getsockname()[0]
-                            self._all_reduce(asker, host, own, min(seconds, _MOST_S))
+                            own, limit = connection.getsockname()[0], min(seconds, _MOST_S)
+                            connection.settimeout(self.seconds + limit)  # this rank may be refused, theirs kept waiting
+                            self._all_reduce(asker, host, own, limit)
                         case _:
                             raise ValueError(f"an unknown question {question!r}")
         except (OSError, ValueError, LookupError, TypeError) as error:
