@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lockstep.commands.verify import agreement, rows
+from lockstep.commands.verify.agreement import Comparison
+from lockstep.commands.verify.diagnose import _from_traces
 from lockstep.commands.verify.plan import Plan
 from lockstep.commands.verify.probes import fingerprint
 from lockstep.commands.verify.record import trace_all
 from lockstep.commands.verify.report import Report
+from lockstep.commands.verify.rows import Row
 from lockstep.commands.verify.run import verify
 from lockstep.commands.verify.switches import ExpectedDraws, even_batch
 from lockstep.commands.verify.switching import candidates
@@ -453,3 +457,16 @@ def test_expected_dropout_is_the_identity_and_gradients_pass() -> None:
         nn.Dropout(0.9)(x).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("ledger", "skipped", "cause"), [(2, 2, "overflow"), (0, 2, "overflow"), (2, 3, "order"), (2, 0, "order")]
+)
+def test_a_step_that_one_n_leaves_out_is_an_overflow_though_its_samples_are_not_in_the_ledger(
+    ledger: int, skipped: int, cause: str
+) -> None:
+    steps = {"ledger": ledger, "skipped steps": skipped, "shares": 0, "replicas": 0}
+    rows = [Row(name, "different" if step else "equal", step=step) for name, step in steps.items()]
+    base, other = (SimpleNamespace(processes=n, skipped=[n == 1] * 3, steps_per_epoch=2) for n in (1, 2))
+    (found,) = _from_traces(Comparison(base, other, rows))  # type: ignore[arg-type]
+    assert found.suspects == (cause,)

@@ -60,7 +60,9 @@ def diagnose(
 def _from_traces(comparison: Comparison) -> list[Cause]:
     """What makes everything after it differ and needs no re-run."""
     ledger, replicas, base = comparison.row("ledger"), comparison.row("replicas"), comparison.base
-    if not ledger.holds:
+    skipped = comparison.row("skipped steps")
+    left_out = not skipped.holds and skipped.step <= ledger.step  # its samples are not in the ledger then
+    if not ledger.holds and not left_out:
         epoch = (ledger.step - 1) // max(base.steps_per_epoch, 1) + 1
         late = f": epoch 1 is the same, the reshuffle of epoch {epoch} is not" if epoch > 1 else ""
         return [Cause((causes.ORDER,), f"the samples of a step depend on N from step {ledger.step} on{late}")]
@@ -69,7 +71,7 @@ def _from_traces(comparison: Comparison) -> list[Cause]:
     if not replicas.holds:
         suspect = causes.ORDER if replicas.where.startswith("ledger") else causes.REPLICAS
         return [Cause((suspect,), f"{replicas.where} differ within one run from step {replicas.step} on")]
-    if not (skipped := comparison.row("skipped steps")).holds:
+    if not skipped.holds:
         who = comparison.base if comparison.base.skipped[skipped.step - 1] else comparison.other
         finding = f"step {skipped.step} is left out with N = {who.processes} alone: a gradient was not finite"
         return [Cause((causes.OVERFLOW,), finding)]
