@@ -8,7 +8,7 @@ from lockstep.commands.lint.calls import callee, definition, method, sites
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function, Loop, function_of
 
 _REDUCER = re.compile(
@@ -62,13 +62,15 @@ def own_nodes(program: Program, node: ast.AST) -> list[ast.AST]:
     function = function_of(source, node)
     while function is not None and (outer := function_of(source, function)) is not None:
         function = outer  # a function within a function shares its names
-    key = ("own nodes", function or source.tree)
-    if key not in program.memo:
-        top = [each for each in source.nodes if function_of(source, each) is None] if function is None else []
-        program.memo[key] = top if function is None else list(ast.walk(function))
-    found = program.memo[key]
-    assert isinstance(found, list)
-    return found
+    return _nodes_of(program, function or source.tree)
+
+
+@remembered
+def _nodes_of(program: Program, scope: Function | ast.Module) -> list[ast.AST]:
+    if isinstance(scope, Function):
+        return list(ast.walk(scope))
+    source = program.owner[scope]
+    return [each for each in source.nodes if function_of(source, each) is None]
 
 
 def root_name(node: ast.AST) -> str:
@@ -122,15 +124,9 @@ def mentions(node: ast.AST, names: set[str]) -> bool:
     return False
 
 
+@remembered
 def is_reduced(program: Program, loop: Loop) -> bool:
     """Whether what a loop adds up is put together over the ranks: in the loop, after it, or by who called it."""
-    key = ("is reduced", loop)
-    if key not in program.memo:
-        program.memo[key] = _is_reduced(program, loop)
-    return bool(program.memo[key])
-
-
-def _is_reduced(program: Program, loop: Loop) -> bool:
     if any(reduces(program, each) for each in inside(program, loop)):
         return True
     nodes = own_nodes(program, loop)

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import argument, callee, default, definition, sites
-from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.source import Binding, Function, Source, class_of, function_of
 
@@ -255,16 +255,12 @@ def is_ddp(program: Program, call: ast.Call) -> bool:
     return qualified(program, call.func).endswith(".DistributedDataParallel")
 
 
+@remembered
 def returns(program: Program, function: Function) -> list[ast.expr | None]:
     """What a function returns, in the order of the text; its inner functions' returns are not its own."""
-    key = ("returns", function)
-    if key not in program.memo:
-        source = program.owner[function]
-        nodes = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
-        program.memo[key] = [each.value for each in nodes if function_of(source, each) is function]
-    found = program.memo[key]
-    assert isinstance(found, list)
-    return found
+    source = program.owner[function]
+    nodes = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
+    return [each.value for each in nodes if function_of(source, each) is function]
 
 
 def made_by(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.origins import is_ddp, origins
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function, Loop, above, function_of
 
 LOADERS = ("DataLoader", "MultiEpochsDataLoader", "StatefulDataLoader", "create_loader", "auto_dataloader")
@@ -31,21 +31,17 @@ def loops(program: Program, node: ast.AST, depth: int = 0) -> list[list[Loop]]:
     return [here + rest for call in calls[:6] for rest in loops(program, call, depth + 1)][:16]
 
 
+@remembered
 def inside(program: Program, node: ast.AST) -> list[ast.AST]:
     """All nodes within a statement, and within the local functions that it calls."""
-    key = ("inside", node)
-    if key not in program.memo:
-        found, waiting, seen = [], [node], {node}
-        while waiting:
-            for each in ast.walk(waiting.pop()):
-                found.append(each)
-                if isinstance(each, ast.Call) and (function := callee(program, each)) and function not in seen:
-                    seen.add(function)
-                    waiting.append(function)
-        program.memo[key] = found
-    known = program.memo[key]
-    assert isinstance(known, list)
-    return known
+    found, waiting, seen = [], [node], {node}
+    while waiting:
+        for each in ast.walk(waiting.pop()):
+            found.append(each)
+            if isinstance(each, ast.Call) and (function := callee(program, each)) and function not in seen:
+                seen.add(function)
+                waiting.append(function)
+    return found
 
 
 def calls_in(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:
@@ -69,17 +65,9 @@ def backwards(program: Program) -> list[ast.Call]:
     ] + scaled
 
 
+@remembered
 def loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
     """The calls that made the loaders which a loop runs over, through enumerate, tqdm, next() and the like."""
-    key = ("loaders", loop)
-    if key not in program.memo:
-        program.memo[key] = _loaders_of(program, loop)
-    known = program.memo[key]
-    assert isinstance(known, list)
-    return known
-
-
-def _loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
     waiting: list[ast.AST] = list(_drawn(loop))
     if isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension):
         waiting.append(loop.iter)
@@ -135,29 +123,23 @@ def _counted(whole: ast.expr, node: ast.AST) -> bool:
     )
 
 
+@remembered
 def step_loops(program: Program) -> dict[Loop, list[Loop]]:
     """The loops over training batches -> the loops around each, from the inside out."""
-    if "step_loops" not in program.memo:
-        found: dict[Loop, list[Loop]] = {}
-        for call in backwards(program):
-            for path in loops(program, call):
-                if path:
-                    place = next((n for n, loop in enumerate(path) if over_loader(program, loop)), 0)
-                    known = found.setdefault(path[place], [])
-                    known.extend(loop for loop in path[place + 1 :] if loop not in known)
-        program.memo["step_loops"] = found
-    known_loops = program.memo["step_loops"]
-    assert isinstance(known_loops, dict)
-    return known_loops
+    found: dict[Loop, list[Loop]] = {}
+    for call in backwards(program):
+        for path in loops(program, call):
+            if path:
+                place = next((n for n, loop in enumerate(path) if over_loader(program, loop)), 0)
+                known = found.setdefault(path[place], [])
+                known.extend(loop for loop in path[place + 1 :] if loop not in known)
+    return found
 
 
+@remembered
 def evaluation_loops(program: Program) -> list[Loop]:
     """The loops over batches that call a model, and run no backward pass."""
-    if "evaluation_loops" not in program.memo:
-        program.memo["evaluation_loops"] = list(_evaluation_loops(program))
-    found = program.memo["evaluation_loops"]
-    assert isinstance(found, list)
-    return found
+    return list(_evaluation_loops(program))
 
 
 def _evaluation_loops(program: Program) -> Iterator[Loop]:

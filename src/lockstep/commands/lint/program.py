@@ -1,13 +1,16 @@
 """A program: a file with the local modules that it imports; what names mean, and who calls which function."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from lockstep.commands.lint.source import Binding, Function, Source, parse
 
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
 _MOST_FILES = 60  # of one program; past it, what is imported counts as a library
 
 
@@ -52,6 +55,19 @@ class Program:
     def modules(self) -> dict[Path, Source]:
         """The files by path."""
         return {source.path: source for source in self.sources}
+
+
+def remembered(work: Callable[Concatenate[Program, _Given], _Found]) -> Callable[Concatenate[Program, _Given], _Found]:
+    """A function of a program and of things in it, worked out once for each; its result is not to be changed."""
+
+    @wraps(work)
+    def known(program: Program, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+        key: Hashable = (work, args, *kwargs.items())
+        if key not in program.memo:
+            program.memo[key] = work(program, *args, **kwargs)
+        return cast(_Found, program.memo[key])
+
+    return known
 
 
 def last_name(node: ast.AST) -> str:

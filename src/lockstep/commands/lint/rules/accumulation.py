@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.places import backwards, calls_in, over_loader, step_loops
-from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name, remembered
 from lockstep.commands.lint.roles import constant, library
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.groups import groups, whole_windows
@@ -25,13 +25,10 @@ class Accumulation:
     backward: ast.Call
 
 
+@remembered
 def accumulations(program: Program) -> list[Accumulation]:
     """The loops in which backward runs in each pass, and the optimizer's step under `i % k == 0`."""
-    if "accumulations" not in program.memo:
-        program.memo["accumulations"] = list(_accumulations(program))
-    found = program.memo["accumulations"]
-    assert isinstance(found, list)
-    return found
+    return list(_accumulations(program))
 
 
 def _accumulations(program: Program) -> Iterator[Accumulation]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.places import backwards, inside, loops, model_calls, over_loader
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.source import Loop
 
 
@@ -19,13 +19,10 @@ class Group:
     backward: ast.Call
 
 
+@remembered
 def groups(program: Program) -> list[Group]:
     """The loops whose passes each run forward and backward over a batch of their own, and that a step follows."""
-    if "groups" not in program.memo:
-        program.memo["groups"] = list(_groups(program))
-    found = program.memo["groups"]
-    assert isinstance(found, list)
-    return found
+    return list(_groups(program))
 
 
 def _groups(program: Program) -> Iterator[Group]:

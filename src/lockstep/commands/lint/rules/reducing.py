@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.flow import is_reduction, own_nodes
-from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Function, Loop, function_of
 
@@ -89,12 +89,7 @@ def _returns_reduced(program: Program, call: ast.Call) -> bool:
     ):
         return True
     function = callee(program, call)
-    if function is None:
-        return False
-    key = ("returns reduced", function)
-    if key not in program.memo:
-        program.memo[key] = _reduces_a_copy(function)
-    return bool(program.memo[key])
+    return function is not None and _reduces_a_copy(program, function)
 
 
 def _writes_back(node: ast.AST) -> bool:
@@ -104,7 +99,8 @@ def _writes_back(node: ast.AST) -> bool:
     return isinstance(node, ast.Assign) and any(isinstance(each, ast.Subscript) for each in node.targets)
 
 
-def _reduces_a_copy(function: Function) -> bool:
+@remembered
+def _reduces_a_copy(_: Program, function: Function) -> bool:
     """Whether a function is about a reduction of a copy, and returns it."""
     nodes = list(ast.walk(function))
     if not any(is_reduction(each) for each in nodes):

@@ -8,7 +8,7 @@ from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import on_rank, per_rank
 from lockstep.commands.lint.roles import constant, distributed, given, library, lightning, wrapped
 from lockstep.commands.lint.rule import Hit, rule
@@ -74,12 +74,13 @@ def _used(program: Program, call: ast.Call) -> bool:
     outer = [each for each in above(source, call) if isinstance(each, Function | ast.ClassDef)]
     if not outer:
         return True
-    if "read names" not in program.memo:
-        nodes = [node for each in program.sources for node in each.nodes]
-        program.memo["read names"] = {last_name(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
-    names = program.memo["read names"]
-    assert isinstance(names, set)
-    return outer[-1].name in names
+    return outer[-1].name in _read_names(program)
+
+
+@remembered
+def _read_names(program: Program) -> set[str]:
+    nodes = [node for each in program.sources for node in each.nodes]
+    return {last_name(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
 
 
 def _drops(program: Program) -> Iterator[ast.Call]:
