@@ -124,7 +124,12 @@ def test_real_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
     assert found.says.startswith(
         "rank 3 never calls the 20th all_reduce (hang.py:8), in which ranks 0, 1 and 2 wait"
     ), found
-    assert "rank 3 waits in barrier at hang.py:11, its 1st" in lines(record)
+    assert lines(record) == [
+        "rank 0 waits in all_reduce at hang.py:8, its 20th",
+        "rank 1 waits in all_reduce at hang.py:8, its 20th",
+        "rank 2 waits in all_reduce at hang.py:8, its 20th",
+        "rank 3 waits in barrier at hang.py:11, its 1st",
+    ]
     record = _ran(tmp_path / "two", "uneven", 2)
     assert record.ended == "stalled", record.printed
     (found,) = apart([record])

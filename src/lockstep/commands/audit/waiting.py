@@ -4,6 +4,7 @@ Asked for by a signal, whose handler is faulthandler's: it runs while the main t
 in Python would, and needs neither a thread nor the interpreter's lock.
 """
 
+import ctypes
 import faulthandler
 import os
 import re
@@ -23,19 +24,21 @@ _keep: list[TextIO] = []  # faulthandler writes to the descriptor, and holds no 
 
 def install(plan: Plan) -> None:
     """Have this process write its stack, to a file of its own in the folder of events, whenever it is asked to."""
-    file = (Path(plan.events) / f"{os.getpid()}.stack").open("w", encoding="utf-8")
-    _keep.append(file)
-    faulthandler.register(SIGNAL, file=file, all_threads=False)
+    path = Path(plan.events) / f"{os.getpid()}.registering"
+    _keep.append(path.open("w", encoding="utf-8"))
+    faulthandler.register(SIGNAL, file=_keep[-1], all_threads=False)
+    path.rename(path.with_suffix(".stack"))  # who has one may be asked: without a handler the signal would kill
 
 
 def ask(folder: Path, alive: set[int]) -> None:
     """Ask the processes of a folder of events that are alive for their stacks, and wait until they are written.
 
     Each is asked twice, as real-time signals queue: a stack comes line by line, and is whole when a second one begins.
+    The main thread itself is asked: what is sent to a process any thread may get, and gloo's have no Python stack.
     """
     asked = [path for path in folder.glob("*.stack") if int(path.stem) in alive]
     for path in (*asked, *asked):
-        os.kill(int(path.stem), SIGNAL)
+        ctypes.CDLL(None).tgkill(int(path.stem), int(path.stem), SIGNAL)
     deadline = time.monotonic() + _ANSWER_S
     while any(_read(path).count(_HEAD) < 2 for path in asked) and time.monotonic() < deadline:
         time.sleep(0.02)
