@@ -23,9 +23,10 @@ from lockstep.data.sources import load
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training import groups
-from lockstep.training.assemble import loaders, train_loader
+from lockstep.training.assemble import train_loader
 from lockstep.training.class_losses import loss_of
 from lockstep.training.freezing import freeze
+from lockstep.training.own_loop import loaders
 from lockstep.watch import desync
 from tests.subprocesses import run_lockstep
 from tests.test_blocks import BLOCK

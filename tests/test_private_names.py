@@ -107,7 +107,7 @@ USED = {
         lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_orig_mod": Use(
-        ("commands/reproduce/recorder.py", "parallel/data_parallel.py", "parallel/strategy.py"),
+        ("commands/reproduce/watching.py", "parallel/data_parallel.py", "parallel/strategy.py"),
         "the module inside what torch.compile(module) returned",
         lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
     ),

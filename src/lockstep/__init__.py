@@ -24,7 +24,7 @@ _PUBLIC = {
     "evaluate": "lockstep.training.evaluation",
     "launch": "lockstep.processes.launcher",
     "load": "lockstep.inference.loading",
-    "loaders": "lockstep.training.assemble",
+    "loaders": "lockstep.training.own_loop",
     "parallelize": "lockstep.parallel.strategy",
     "recipe": "lockstep.config.recipes",
     "train": "lockstep.training.loop",
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from lockstep.processes.failures import WorkerFailed as WorkerFailed
     from lockstep.processes.launcher import launch as launch
     from lockstep.processes.world import World as World
-    from lockstep.training.assemble import loaders as loaders
     from lockstep.training.evaluation import Metrics as Metrics
     from lockstep.training.evaluation import evaluate as evaluate
     from lockstep.training.loop import train as train
+    from lockstep.training.own_loop import loaders as loaders
     from lockstep.training.step import TrainStep as TrainStep
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
+from lockstep.commands.report.spent import rollbacks, spent
 from lockstep.commands.report.values import count, texts
 from lockstep.watch.outside import group, number, text
 
@@ -79,7 +79,8 @@ def story(records: Sequence[Mapping[str, Any]], damaged: int = 0) -> Story:
         attempt.seconds = ended - began
         told.attempts.append(attempt)
         _tell(told, part, number_, bound)
-        _spend(told, part, bound)
+        for what, seconds in spent(part, attempt.resumed_from, attempt.seconds, bound).items():
+            told.spent[what] = told.spent.get(what, 0.0) + seconds
         at, before = at + attempt.seconds, ended
     told.spent["between attempts"] = sum(attempt.pause for attempt in told.attempts)
     told.end = attempts[-1][-1] if attempts and attempts[-1][-1].get("kind") == "end" else None
@@ -155,7 +156,7 @@ def _tell(told: Story, part: Sequence[Mapping[str, Any]], place: int, bound: int
         event("resume", attempt.resumed_from, attempt.at, f"goes on from step {attempt.resumed_from}{on}")
     else:
         event("start", 0, attempt.at, f"starts{on}")
-    rolled_back = _rollbacks(part)
+    rolled_back = rollbacks(part)
     for index, record in enumerate(part):
         kind, step = record.get("kind"), count(record, "step")
         when = number(record, "time")
@@ -181,16 +182,6 @@ def _tell(told: Story, part: Sequence[Mapping[str, Any]], place: int, bound: int
     if bound is not None and bound < attempt.last_step:
         attempt.kept_to = bound
     event(*_ending(attempt, last=bound is None))
-
-
-def _rollbacks(part: Sequence[Mapping[str, Any]]) -> list[float]:
-    """For each record the step beyond which a rollback after it takes everything back."""
-    lowest, found = float("inf"), []
-    for record in reversed(part):
-        found.append(lowest)
-        if record.get("fault") == "rollback" and (back := count(record, "back_to")) is not None:
-            lowest = min(lowest, back)
-    return found[::-1]
 
 
 def _fault(record: Mapping[str, Any]) -> str:
@@ -223,56 +214,6 @@ def _ending(attempt: Attempt, last: bool) -> tuple[str, int, float, str]:
     if last:
         return "lost", step, seconds, "no end is recorded: it still runs, or was killed"
     return "lost", step, seconds, f"ended without a word, as what is killed does{again}"
-
-
-def _spend(told: Story, part: Sequence[Mapping[str, Any]], bound: int | None) -> None:
-    """Add up where one attempt's time went, by its step windows and the times between records."""
-    attempt, spent = told.attempts[-1], told.spent
-    rolled_back, known = _rollbacks(part), 0.0
-
-    def add(what: str, seconds: float) -> None:
-        nonlocal known
-        seconds = max(0.0, min(seconds, attempt.seconds - known))  # never more than there was
-        spent[what] = spent.get(what, 0.0) + seconds
-        known += seconds
-
-    step, samples = attempt.resumed_from, None if attempt.resumed_from else 0
-    for index, record in enumerate(part):
-        kind, here = record.get("kind"), count(record, "step")
-        if kind == "step" and here and (speed := number(record, "images_per_s")):
-            seen = count(record, "samples") or 0
-            steps = max(0, here - step)
-            # the samples where an attempt began are in no record of its own: about as many a step as all have
-            trained = seen / here * steps if samples is None else max(0, seen - samples)
-            seconds = trained / max(speed, 1e-9)
-            waits = {
-                "waiting for data": (number(record, "data_wait_ms") or 0.0) * steps / 1e3,
-                "waiting for gradients of others": (number(record, "comm_wait_ms") or 0.0) * steps / 1e3,
-            }
-            step, samples = here, seen
-            if (bound is not None and here > bound) or here > rolled_back[index]:
-                add("training that was done again", seconds)
-                continue
-            for what, wait in waits.items():
-                add(what, min(wait, seconds))
-            add("training", seconds - min(seconds, sum(waits.values())))
-        elif kind == "checkpoint":
-            add("checkpoint stalls", (number(record, "stall_ms") or 0.0) / 1e3)
-        elif kind == "fault" and record.get("fault") == "hang" and index:
-            times = [number(each, "time") for each in (part[index - 1], record)]
-            add("hanging", (times[1] or 0.0) - (times[0] or 0.0))
-    add("evaluation", sum(_evaluations(part)))
-    spent["other"] = spent.get("other", 0.0) + max(0.0, attempt.seconds - known)
-
-
-def _evaluations(part: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Seconds of each: from the step record before it, at the epoch's end, to its own."""
-    return [
-        max(0.0, after - before)
-        for one, other in pairwise(r for r in part if r.get("kind") in ("step", "eval"))
-        if one.get("kind") == "step" and other.get("kind") == "eval"
-        if (before := number(one, "time")) is not None and (after := number(other, "time")) is not None
-    ]
 
 
 def _last_of_each(series: Series) -> Series:

@@ -22,6 +22,7 @@ from lockstep.commands.reproduce import made
 from lockstep.commands.reproduce.loaders import Enough, Loaders
 from lockstep.commands.reproduce.recorder import Recorder
 from lockstep.commands.reproduce.start import Plan
+from lockstep.commands.reproduce.watching import watch
 from lockstep.commands.reproduce.written import write, write_json
 
 _CHILD = "from lockstep.commands.reproduce.inside import child; child(); "  # what a spawned interpreter does first
@@ -37,7 +38,7 @@ def install(plan: Plan) -> Recorder:
     made.note_calls()
     recorder = Recorder(plan.steps, Loaders(plan.steps, time.monotonic() + plan.seconds))
     recorder.loaders.install()
-    recorder.install()
+    watch(recorder)
     _keep_files(Path(plan.folder) / "saved")
     _follow_spawn()
     _installed[:] = [recorder]
