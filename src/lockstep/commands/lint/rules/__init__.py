@@ -5,6 +5,7 @@ from lockstep.commands.lint.rules import backward as backward
 from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import evaluation as evaluation
+from lockstep.commands.lint.rules import handing as handing
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import means as means
 from lockstep.commands.lint.rules import metrics as metrics
@@ -19,6 +20,7 @@ from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
+from lockstep.commands.lint.rules import unpickling as unpickling
 from lockstep.commands.lint.rules import unused as unused
 from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping
