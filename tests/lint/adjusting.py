@@ -152,7 +152,11 @@ ADJUSTING: list[tuple[str, str, str]] = [
         "LOADER(64); RATE(0.1); s = lr_scheduler.LambdaLR(opt, climb(5 * len(loader)))",
         "LOADER(64); RATE(0.1); s = lr_scheduler.LambdaLR(opt, climb_by(5 * len(loader), world))",
     ),
-    ("LS208", "LOADER(64); RATE(0.1)", "LOADER(64); RATE(0.1); s = lr_scheduler.CyclicLR(opt, 0.01, max_lr=0.1 * world)"),
+    (
+        "LS208",
+        "LOADER(64); RATE(0.1)",
+        "LOADER(64); RATE(0.1); s = lr_scheduler.CyclicLR(opt, 0.01, max_lr=0.1 * world)",
+    ),
     (
         "LS208",
         "per_gpu = 64; LOADER(per_gpu); lr = 0.1 * per_gpu / 256; RATE(lr)",

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import entering
-from lockstep.commands.lint.origins import origins, returns
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import is_world
 from lockstep.commands.lint.roles import given, optimizers
