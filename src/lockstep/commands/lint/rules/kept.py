@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import argument, definition, instance_of, method, sites
 from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.origins import origins, returns
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.roles import optimizers
 from lockstep.commands.lint.rules.saving import in_memory, saves
