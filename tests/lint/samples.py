@@ -1,4 +1,4 @@
-"""Sets that loops read, in shapes of real code: (name, code, program with @@ in it, what is wrong there, what right)."""
+"""Sets that loops read, in shapes of real code: (name, code, program with @@ in it, the wrong piece, the right one)."""
 
 MAIN = """
 def fit(model, loader, opt):

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import argument, callee, default, definition, sites
-from lockstep.commands.lint.origins import returns
+from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.source import Binding, Function, above, function_of

@@ -60,7 +60,8 @@ def _named(program: Program, made: Made, function: ast.expr, depth: int) -> obje
     meaning = qualified(program, function) if function in program.owner else ""
     if meaning or not isinstance(function, ast.Attribute):
         return meaning or ast.unparse(function)
-    return (key(program, within(made, function.value), depth + 1), function.attr)
+    base = key(program, within(made, function.value), depth + 1)
+    return None if base is None else (base, function.attr)
 
 
 def _of_parts(

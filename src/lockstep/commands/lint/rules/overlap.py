@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.instances import resolve
 from lockstep.commands.lint.keys import Key
-from lockstep.commands.lint.origins import made_by, origins, returns
+from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.places import LOADERS, collects, evaluation_loops, step_loops
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.roles import given, library, of_loader
