@@ -9,6 +9,7 @@ from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
 from tests.lint.field import FIELD
 from tests.lint.mutations import OWN, RIGHT, WRONG
+from tests.lint.schedules import SCHEDULES
 from tests.lint.shapes import BEFORE, SHAPES
 
 HERE = Path(__file__).parent
@@ -56,6 +57,13 @@ def test_scripts_of_their_own(codes: str, text: str, tmp_path: Path) -> None:
 )
 def test_other_shapes(codes: str, text: str, tmp_path: Path) -> None:
     assert codes_in(BEFORE + text, tmp_path) == sorted(codes.split())
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"), SCHEDULES, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(SCHEDULES)]
+)
+def test_schedules(codes: str, text: str, tmp_path: Path) -> None:
+    assert codes_in(BEFORE + text, tmp_path) == codes.split()
 
 
 @pytest.mark.parametrize(
