@@ -9,12 +9,13 @@ from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
 from tests.lint.field import FIELD
 from tests.lint.mutations import OWN, RIGHT, WRONG
-from tests.lint.schedules import SCHEDULES
 from tests.lint.shapes import BEFORE, SHAPES
+from tests.lint.values import VALUES
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE / "right").glob("*.py"))
 EVERY = frozenset(RULES)
+PROGRAMS = [*FIELD, *VALUES]
 
 
 def codes_in(text: str, folder: Path) -> list[str]:
@@ -60,14 +61,9 @@ def test_other_shapes(codes: str, text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "text"), SCHEDULES, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(SCHEDULES)]
-)
-def test_schedules(codes: str, text: str, tmp_path: Path) -> None:
-    assert codes_in(BEFORE + text, tmp_path) == codes.split()
-
-
-@pytest.mark.parametrize(
-    ("codes", "files"), FIELD, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(FIELD)]
+    ("codes", "files"),
+    PROGRAMS,
+    ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(PROGRAMS)],
 )
 def test_what_real_code_does(codes: str, files: dict[str, str], tmp_path: Path) -> None:
     for name, text in files.items():
