@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from lockstep.commands.lint.flow import option
+from lockstep.commands.lint.learning import is_n
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import guard
 from lockstep.commands.lint.roles import constant, distributed, given
@@ -11,7 +12,6 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_accelerate import steps_of_all
 from lockstep.commands.lint.rules.by_lightning import wrong_interval
 from lockstep.commands.lint.rules.lengths import Lengths, lengths, schedulers
-from lockstep.commands.lint.rules.rates import is_n
 from lockstep.commands.lint.rules.stepping import Step, epoch_loops, steps
 from lockstep.commands.lint.rules.units import last_of
 from lockstep.commands.lint.source import Loop, above
