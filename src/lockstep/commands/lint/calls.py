@@ -90,13 +90,43 @@ def _callee(program: Program, call: ast.Call) -> Function | None:
     if isinstance(call.func, ast.Attribute):
         own = class_of(program.owner[call], call)
         if isinstance(call.func.value, ast.Name) and call.func.value.id == "self" and own:
-            return method(program, own, call.func.attr)
+            return _own_or_heirs(program, own, call.func.attr)
         known = program.methods.get(call.func.attr, [])
         if known and (owner := instance_of(program, call.func.value)) is not None:
             return method(program, owner, call.func.attr)
         if len(known) == 1 and call.func.attr not in _COMMON and not qualified(program, call.func):
             return known[0]
     return None
+
+
+def _own_or_heirs(program: Program, own: ast.ClassDef, name: str) -> Function | None:
+    """The method that self.name() runs: where the class leaves it open, that of the one class that fills it in."""
+    found = method(program, own, name)
+    if found is not None and not _left_open(found):
+        return found
+    heirs = []
+    for each in program.methods.get(name, []):
+        owner = class_of(program.owner[each], each)
+        if owner is not None and owner is not own and _descends(program, owner, own) and not _left_open(each):
+            heirs.append(each)
+    return heirs[0] if len(heirs) == 1 else found
+
+
+def _left_open(function: Function) -> bool:
+    """Whether a method has no body but words, `pass`, `...` or `raise NotImplementedError`."""
+    return all(
+        isinstance(each, ast.Pass)
+        or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        or (isinstance(each, ast.Raise) and "NotImplemented" in ast.unparse(each))
+        for each in function.body
+    )
+
+
+def _descends(program: Program, owner: ast.ClassDef, base: ast.ClassDef, depth: int = 0) -> bool:
+    found = [definition(program, each) for each in owner.bases] if depth < 5 else []
+    return base in found or any(
+        isinstance(each, ast.ClassDef) and _descends(program, each, base, depth + 1) for each in found
+    )
 
 
 def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
