@@ -1,15 +1,11 @@
-"""Rules about the process group: its life, who takes part in a collective, and waits in each step."""
+"""The calls in which all ranks of a group have to take part."""
 
 import ast
 import re
-from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.origins import made_by
-from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import library, wrapped
-from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Source, above, function_of, statement_of
+from lockstep.commands.lint.program import Program, qualified
 
 _COLLECTIVES = {
     "all_reduce",
@@ -34,9 +30,6 @@ _COLLECTIVES = {
 }
 
 
-_ASKING = ("torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.barrier")
-
-
 def collectives(program: Program) -> list[ast.Call]:
     """The calls in which all ranks of a group have to take part."""
     found = []
@@ -59,133 +52,3 @@ def _of_manager(program: Program, call: ast.Call) -> bool:
     known = program.named.get("Accelerator") or program.named.get("Fabric")
     owner = call.func.value if isinstance(call.func, ast.Attribute) and known else None
     return owner is not None and bool(made_by(program, owner, "Accelerator", "Fabric"))
-
-
-@rule(
-    "LS306",
-    "init-without-end",
-    "the process group is never destroyed",
-    result="with NCCL a warning at each end, and now and then a hang or an abort after the last line of the training",
-    why="init_process_group starts threads that destroy_process_group ends",
-    mend="dist.destroy_process_group()  # the last line of what each rank runs",
-)
-def init_without_end(program: Program) -> Iterator[Hit]:
-    """init_process_group in a program that never says destroy_process_group."""
-    if (
-        any("destroy_process_group" in source.text for source in program.sources)
-        or library(program, "deepspeed")
-        or not program.whole
-    ):
-        return
-    calls = [each for each in program.named.get("init_process_group", []) if definition(program, each.func) is None]
-    for call in calls[:1]:
-        source = program.owner[call]
-        started = any(program.owner[each] is program.root for each in calls) or len(program.sources) > 1
-        if started and (_is_program(program) or source is program.root):
-            yield Hit(call)
-
-
-def _is_program(program: Program) -> bool:
-    return "__main__" in program.root.text
-
-
-@rule(
-    "LS307",
-    "used-before-init",
-    "the process group is used before it is there",
-    result="ValueError: Default process group has not been initialized, in each process",
-    why="the call stands before init_process_group",
-    mend="dist.init_process_group(backend)\nrank = dist.get_rank()",
-)
-def used_before_init(program: Program) -> Iterator[Hit]:
-    """A collective, get_rank() or DDP above init_process_group in one block."""
-    users = [
-        *collectives(program),
-        *wrapped(program),
-        *(
-            each
-            for name in ("get_rank", "get_world_size", "DistributedSampler")
-            for each in program.named.get(name, [])
-            if not (name == "DistributedSampler" and len(each.args) + len(each.keywords) > 2)
-        ),
-    ]
-    yield from _before_horovod(program)
-    for init in program.named.get("init_process_group", []):
-        source = program.owner[init]
-        if definition(program, init.func) is not None:
-            continue
-        function = function_of(source, init)
-        started = [site.call for site in sites(program, function) if not site.spawned] if function is not None else []
-        for place in started:  # a function that starts the group, called too late
-            outer = function_of(program.owner[place], place)
-            for call in users:
-                beside = program.owner[call] is program.owner[place] and function_of(program.owner[call], call) is outer
-                asks = _asks(program, call) or any(
-                    isinstance(each, ast.If) for each in above(program.owner[place], place)
-                )
-                ours = qualified(program, call.func).startswith("torch.")
-                if (
-                    beside
-                    and ours
-                    and outer is not None
-                    and call.lineno < place.lineno
-                    and not asks
-                    and len(started) == 1
-                ):
-                    yield Hit(call)
-        if function is not None:
-            for call in users:
-                top = function_of(program.owner[call], call) is None and program.owner[call] is program.root
-                if (
-                    top
-                    and qualified(program, call.func) in _ASKING
-                    and not _asks(program, call)
-                    and not any(
-                        site.call.lineno < call.lineno and function_of(program.owner[site.call], site.call) is None
-                        for site in sites(program, function)
-                    )
-                ):
-                    yield Hit(call)
-        for call in users:
-            same = program.owner[call] is source and function_of(source, call) is function
-            torchs = last_name(call.func) != "get_rank" or qualified(program, call.func).startswith("torch.distributed")
-            if (
-                same
-                and torchs
-                and call.lineno < init.lineno
-                and not _asks(program, call)
-                and _both_run(program, call, init)
-            ) or (same and call.lineno < init.lineno and _beside(source, call, init) and call in collectives(program)):
-                yield Hit(call)
-
-
-def _before_horovod(program: Program) -> Iterator[Hit]:
-    """hvd.rank() above hvd.init()."""
-    asked = [call for call in program.calls if ast.unparse(call.func) in ("hvd.rank", "hvd.size", "hvd.local_rank")]
-    for init in program.named.get("init", []) if library(program, "horovod") else []:
-        home = program.owner[init]
-        for call in asked:
-            same = program.owner[call] is home and function_of(home, call) is function_of(home, init)
-            if same and call.lineno < init.lineno and ast.unparse(init.func) == "hvd.init":
-                yield Hit(call)
-
-
-def _beside(source: Source, one: ast.AST, other: ast.AST) -> bool:
-    """Whether two calls' statements stand in one block, one above the other."""
-    first, second = statement_of(source, one), statement_of(source, other)
-    return source.parents[first] is source.parents[second] and isinstance(source.parents[first], ast.If)
-
-
-def _asks(program: Program, call: ast.Call) -> bool:
-    """Whether a condition above asks whether the group is there, or another library started it."""
-    for outer in above(program.owner[call], call):
-        if isinstance(outer, ast.If | ast.IfExp | ast.Try | ast.Lambda):
-            return True
-    return False
-
-
-def _both_run(program: Program, one: ast.Call, other: ast.Call) -> bool:
-    """Whether two calls stand in blocks that run one after the other."""
-    inits = program.named.get("init_process_group", [])
-    earlier = any(each.lineno < one.lineno and each is not other for each in inits)
-    return not earlier and not any(isinstance(each, ast.If) for each in above(program.owner[other], other))

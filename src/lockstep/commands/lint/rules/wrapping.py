@@ -5,12 +5,11 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition
-from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded
-from lockstep.commands.lint.roles import constant, given, library, wrapped, wraps
+from lockstep.commands.lint.roles import wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import unwrapped_calls
 from lockstep.commands.lint.source import above
@@ -131,117 +130,3 @@ def _trains(program: Program, node: ast.Call, loop: ast.AST) -> bool:
 
 def _reduced_by_hand(program: Program) -> bool:
     return any(".grad" in ast.unparse(call) for call in program.named.get("all_reduce", []))
-
-
-def _global_rank(node: ast.AST) -> bool:
-    """dist.get_rank(), RANK, hvd.rank(), or a process's index over all machines."""
-    match node:
-        case ast.Call(func=function):
-            return last_name(function) in ("get_rank",) or ast.unparse(function) == "hvd.rank"
-        case ast.Constant(value="RANK" | "SLURM_PROCID" | "OMPI_COMM_WORLD_RANK"):
-            return True
-        case ast.Attribute(attr="process_index" | "global_rank" | "node_rank") | ast.Name(id="node_rank"):
-            return True
-    return False
-
-
-@rule(
-    "LS303",
-    "rank-as-device",
-    "the rank over all machines is taken for a device's number",
-    result="on the second machine rank 8 asks for GPU 8 of 8: CUDA raises invalid device ordinal; on one machine "
-    "nothing shows",
-    why="RANK and get_rank() count over all machines, devices count on each",
-    mend='local_rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(local_rank)',
-)
-def rank_as_device(program: Program) -> Iterator[Hit]:
-    """set_device, device() or device_ids of get_rank() or RANK, with no count of devices in it."""
-    for node in _device_numbers(program):
-        if not depends(program, node, _global_rank) or _is_local(program, node):
-            continue
-        yield Hit(node)
-        return
-
-
-def _is_local(program: Program, node: ast.AST) -> bool:
-    """Whether a number is cut to a machine's devices, or a local rank enters it, as a fallback does."""
-
-    def wanted(each: ast.AST) -> bool:
-        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
-            return True
-        text = each.value if isinstance(each, ast.Constant) else last_name(each)
-        return isinstance(text, str) and bool(re.search("local|LOCAL", text))
-
-    return depends(program, node, wanted)
-
-
-def _device_numbers(program: Program) -> Iterator[ast.expr]:
-    for call in program.calls:
-        name = last_name(call.func)
-        if name == "set_device" and call.args:
-            yield call.args[0]
-        elif name == "device" and len(call.args) == 2 and qualified(program, call.func) == "torch.device":
-            yield call.args[1]
-        elif (
-            name == "device"
-            and call.args
-            and isinstance(call.args[0], ast.JoinedStr)
-            and "cuda" in ast.unparse(call.args[0])
-        ) or (
-            name == "cuda" and call.args and isinstance(call.func, ast.Attribute) and not qualified(program, call.func)
-        ):
-            yield call.args[0]
-        for keyword in call.keywords:
-            if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List) and len(keyword.value.elts) == 1:
-                yield keyword.value.elts[0]
-
-
-@rule(
-    "LS304",
-    "local-rank-argument",
-    "the local rank is taken from the command line",
-    result="under torchrun each process has the default: all ranks use GPU 0 (or fail on an unknown argument)",
-    why="torchrun sets LOCAL_RANK in the environment, and passes no --local_rank",
-    mend='local_rank = int(os.environ["LOCAL_RANK"])',
-)
-def local_rank_argument(program: Program) -> Iterator[Hit]:
-    """An option --local_rank in a program that never reads LOCAL_RANK."""
-    if not program.whole or any(
-        re.search(r"LOCAL_RANK|LOCAL_PROCESS|SLURM_LOCALID|get_node_local_rank|deepspeed", source.text)
-        for source in program.sources
-    ):
-        return
-    if not any(re.search(r"(?<!def )(\.|\[['\"])local_rank\b", source.text) for source in program.sources):
-        return  # nobody reads it
-    for call in program.named.get("add_argument", []):
-        names = [each.value for each in call.args if isinstance(each, ast.Constant)]
-        if {"--local_rank", "--local-rank"} & set(names):
-            yield Hit(call)
-
-
-@rule(
-    "LS316",
-    "nccl-on-cpu",
-    "the backend is NCCL, and everything is on the CPU",
-    result="init_process_group or the first collective fails: NCCL reduces tensors of GPUs alone",
-    why="nothing in the program asks for a GPU",
-    mend='dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
-)
-def nccl_on_cpu(program: Program) -> Iterator[Hit]:
-    """backend nccl in a program whose text has no cuda, or that names the CPU as its device alone."""
-    if library(program, "accelerate", "lightning", "deepspeed", "apex", "ignite") or len(program.sources) > 20:
-        return
-    texts = "\n".join(ast.unparse(source.tree) for source in program.sources)
-    if re.search(
-        r"cuda|accelerator|device_ids=\[|\.gpu\b|npu|xpu|\.to\((rank|local_rank|gpu|args\.\w+)\b|set_device", texts
-    ):
-        return
-    for call in program.named.get("init_process_group", []):
-        backend = given(program, call, "backend", 0)
-        if backend is not None and constant(program, backend) == "nccl" and _knows_all(program):
-            yield Hit(call)
-
-
-def _knows_all(program: Program) -> bool:
-    """Whether the program itself makes a model and its data: nothing that others give could hold a device."""
-    return bool(wrapped(program)) or bool(program.named.get("all_reduce"))
