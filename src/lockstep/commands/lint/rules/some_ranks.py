@@ -66,7 +66,11 @@ def _of_part(program: Program, call: ast.Call) -> bool:
     """Whether a collective is a part's of the ranks: given a group, or a mesh."""
     if last_name(call.func) == "new_group":
         return False
-    given = [each.value for each in call.keywords if each.arg in ("group", "process_group", "pg", "device_mesh")]
+    given = [
+        each.value
+        for each in call.keywords
+        if each.arg in ("group", "process_group", "pg", "device_mesh", "process_set")
+    ]
     given = [each for each in given if not isinstance(each, ast.Constant)]
     return bool(given) or any(
         re.search(r"(^|_)(group|pg|mesh|comm)$", last_name(each)) or made_by(program, each, "new_group")
