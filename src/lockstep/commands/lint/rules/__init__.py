@@ -23,6 +23,7 @@ from lockstep.commands.lint.rules import seeds as seeds
 from lockstep.commands.lint.rules import some_ranks as some_ranks
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
+from lockstep.commands.lint.rules import twice as twice
 from lockstep.commands.lint.rules import unused as unused
 from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.learning import is_n
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import LOADERS, loops, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
@@ -12,7 +13,6 @@ from lockstep.commands.lint.ranks import on_world
 from lockstep.commands.lint.roles import constant, given, library
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import wrong_interval
-from lockstep.commands.lint.rules.rates import is_n
 
 
 def _schedulers(program: Program) -> list[ast.Call]:
