@@ -3,7 +3,6 @@
 from lockstep.commands.lint.rules import accumulation as accumulation
 from lockstep.commands.lint.rules import backends as backends
 from lockstep.commands.lint.rules import backward as backward
-from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import devices as devices
 from lockstep.commands.lint.rules import evaluation as evaluation
@@ -22,6 +21,7 @@ from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
 from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
+from lockstep.commands.lint.rules import some_ranks as some_ranks
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
 from lockstep.commands.lint.rules import twice as twice
