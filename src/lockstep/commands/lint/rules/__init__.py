@@ -3,11 +3,12 @@
 from lockstep.commands.lint.rules import accumulation as accumulation
 from lockstep.commands.lint.rules import backends as backends
 from lockstep.commands.lint.rules import backward as backward
+from lockstep.commands.lint.rules import beginning as beginning
 from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import devices as devices
+from lockstep.commands.lint.rules import ending as ending
 from lockstep.commands.lint.rules import evaluation as evaluation
-from lockstep.commands.lint.rules import lifetime as lifetime
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import means as means
 from lockstep.commands.lint.rules import meeting as meeting
