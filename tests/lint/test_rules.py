@@ -10,10 +10,12 @@ from lockstep.commands.lint.rule import RULES
 from tests.lint.field import FIELD
 from tests.lint.mutations import OWN, RIGHT, WRONG
 from tests.lint.shapes import BEFORE, SHAPES
+from tests.lint.values import VALUES
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE / "right").glob("*.py"))
 EVERY = frozenset(RULES)
+PROGRAMS = [*FIELD, *VALUES]
 
 
 def codes_in(text: str, folder: Path) -> list[str]:
@@ -59,7 +61,9 @@ def test_other_shapes(codes: str, text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "files"), FIELD, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(FIELD)]
+    ("codes", "files"),
+    PROGRAMS,
+    ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(PROGRAMS)],
 )
 def test_what_real_code_does(codes: str, files: dict[str, str], tmp_path: Path) -> None:
     for name, text in files.items():

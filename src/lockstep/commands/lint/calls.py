@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function, class_of, parameters
+from lockstep.commands.lint.words import COMMON
 
 
 def definition(program: Program, node: ast.AST) -> Function | ast.ClassDef | None:
@@ -15,9 +16,12 @@ def definition(program: Program, node: ast.AST) -> Function | ast.ClassDef | Non
     if not colon:
         return None
     source = program.modules.get(Path(path))
+    name, _, inner = name.partition(".")
     for binding in source.names.get(source.tree, {}).get(name, []) if source else []:
+        if inner and isinstance(binding.value, ast.ClassDef):
+            return method(program, binding.value, inner)  # Class.method
         if isinstance(binding.value, Function | ast.ClassDef):
-            return binding.value
+            return None if inner else binding.value
     for binding in bindings(program, node, name) if node in program.owner else []:
         if isinstance(binding.value, Function | ast.ClassDef):
             return binding.value
@@ -36,39 +40,57 @@ def method(program: Program, owner: ast.ClassDef, name: str, depth: int = 0) -> 
     return None
 
 
-_COMMON = {
-    "add",
-    "all_reduce",
-    "append",
-    "apply",
-    "backward",
-    "barrier",
-    "close",
-    "cuda",
-    "eval",
-    "forward",
-    "get",
-    "item",
-    "items",
-    "load",
-    "load_state_dict",
-    "log",
-    "mean",
-    "print",
-    "reset",
-    "save",
-    "set_epoch",
-    "size",
-    "split",
-    "state_dict",
-    "step",
-    "sum",
-    "to",
-    "train",
-    "update",
-    "write",
-    "zero_grad",
-}
+@remembered
+def lineage(program: Program, owner: ast.ClassDef) -> list[ast.ClassDef]:
+    """A local class and its local bases, in the order in which Python asks them (depth first)."""
+    found, waiting = [owner], list(owner.bases)
+    while waiting and len(found) < 12:
+        above = definition(program, waiting.pop(0))
+        if isinstance(above, ast.ClassDef) and above not in found:
+            found.append(above)
+            waiting[:0] = above.bases
+    return found
+
+
+@remembered
+def _children(program: Program) -> dict[ast.ClassDef, list[ast.ClassDef]]:
+    found: dict[ast.ClassDef, list[ast.ClassDef]] = {}
+    for source in program.sources:
+        for node in source.nodes:
+            for base in node.bases if isinstance(node, ast.ClassDef) else []:
+                above = definition(program, base)
+                if isinstance(above, ast.ClassDef) and isinstance(node, ast.ClassDef):
+                    found.setdefault(above, []).append(node)
+    return found
+
+
+def descendants(program: Program, owner: ast.ClassDef) -> list[ast.ClassDef]:
+    """The local classes that a local class is a base of, near or far."""
+    found, waiting, known = list[ast.ClassDef](), [owner], _children(program)
+    while waiting:
+        for each in known.get(waiting.pop(0), []):
+            if each not in found and each is not owner:
+                found.append(each)
+                waiting.append(each)
+    return found
+
+
+def _of_self(program: Program, own: ast.ClassDef, name: str) -> Function | None:
+    """The method behind self.name(): where the class has none, or an empty one, that of the one class that fills it."""
+    found = method(program, own, name)
+    if found is not None and not _empty(found):
+        return found
+    filled = [each for one in descendants(program, own) for each in one.body if isinstance(each, Function)]
+    filled = [each for each in filled if each.name == name and not _empty(each)]
+    return filled[0] if len(filled) == 1 else found
+
+
+def _empty(function: Function) -> bool:
+    """`pass`, `...`, a docstring, raise NotImplementedError: for others to fill."""
+    return all(
+        isinstance(each, ast.Pass | ast.Raise) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        for each in function.body
+    )
 
 
 def callee(program: Program, call: ast.Call) -> Function | None:
@@ -90,11 +112,14 @@ def _callee(program: Program, call: ast.Call) -> Function | None:
     if isinstance(call.func, ast.Attribute):
         own = class_of(program.owner[call], call)
         if isinstance(call.func.value, ast.Name) and call.func.value.id == "self" and own:
-            return method(program, own, call.func.attr)
+            return _of_self(program, own, call.func.attr)
+        if own and isinstance(call.func.value, ast.Call) and last_name(call.func.value.func) == "super":
+            bases = [each for each in lineage(program, own)[1:] if method(program, each, call.func.attr)]
+            return method(program, bases[0], call.func.attr) if bases else None
         known = program.methods.get(call.func.attr, [])
         if known and (owner := instance_of(program, call.func.value)) is not None:
             return method(program, owner, call.func.attr)
-        if len(known) == 1 and call.func.attr not in _COMMON and not qualified(program, call.func):
+        if len(known) == 1 and call.func.attr not in COMMON and not qualified(program, call.func):
             return known[0]
     return None
 
@@ -155,7 +180,11 @@ def _sites(program: Program, call: ast.Call) -> Iterator[Site]:
     if function is not None:
         bound = isinstance(program.owner[function].parents[function], ast.ClassDef)
         static = any(last_name(each) == "staticmethod" for each in function.decorator_list)
-        yield Site(call, function, list(call.args), int(bound and not static))
+        filled = bound and not static
+        if filled and isinstance(call.func, ast.Attribute) and last_name(call.func) != "__init__":
+            through = isinstance(definition(program, call.func.value), ast.ClassDef)
+            filled = not through or any(last_name(each) == "classmethod" for each in function.decorator_list)
+        yield Site(call, function, list(call.args), int(filled))
     name = last_name(call.func)
     keywords = {each.arg: each.value for each in call.keywords}
     target = keywords.get("target") or keywords.get("fn") or (call.args[0] if call.args else None)

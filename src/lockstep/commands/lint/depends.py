@@ -4,7 +4,8 @@ import ast
 from collections.abc import Callable, Iterator
 
 from lockstep.commands.lint.calls import argument, callee, sites
-from lockstep.commands.lint.origins import DEPTH, returns
+from lockstep.commands.lint.origins import DEPTH
+from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, bindings
 from lockstep.commands.lint.source import Function
 

@@ -4,49 +4,13 @@ import ast
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import argument, callee, default, definition, sites
-from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
+from lockstep.commands.lint.parts import entries, members, of_self, returns, yielded
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.source import Binding, Function, Source, class_of, function_of
+from lockstep.commands.lint.source import Binding, Function, class_of, function_of
+from lockstep.commands.lint.words import PREPARE, SAME
 
 DEPTH = 14  # names, calls and returns followed in a row
-
-# methods and functions whose result is the object that they are given, as far as a rule asks
-_SAME = {
-    "to",
-    "cuda",
-    "cpu",
-    "half",
-    "float",
-    "double",
-    "bfloat16",
-    "train",
-    "eval",
-    "requires_grad_",
-    "apply",
-    "share_memory",
-    "compile",
-    "convert_sync_batchnorm",
-    "convert_syncbn_model",
-    "auto_model",
-    "auto_optim",
-    "DistributedOptimizer",
-    "iter",
-    "cycle",
-    "MpDeviceLoader",
-    "device_loader",
-}
-_PREPARE = {
-    "prepare",
-    "setup",
-    "setup_dataloaders",
-    "setup_module",
-    "setup_optimizers",
-    "prepare_model",
-    "prepare_data_loader",
-    "prepare_optimizer",
-    "prepare_scheduler",
-    "initialize",
-}
 
 
 def origins(program: Program, node: ast.AST, depth: int = 0) -> list[ast.AST]:
@@ -91,16 +55,11 @@ def _origins(program: Program, node: ast.AST, depth: int) -> Iterator[ast.AST]:
 
 def _subscript(program: Program, node: ast.AST, value: ast.expr, index: str | int, depth: int) -> Iterator[ast.AST]:
     """An entry of a dictionary or a tuple that is written out."""
-    for made in origins(program, value, depth + 1):
-        if isinstance(made, ast.Dict):
-            for name, entry in zip(made.keys, made.values, strict=True):
-                if isinstance(name, ast.Constant) and name.value == index:
-                    yield from origins(program, entry, depth + 1)
-                    return
-        elif isinstance(made, ast.Tuple | ast.List) and isinstance(index, int) and index < len(made.elts):
-            yield from origins(program, made.elts[index], depth + 1)
-            return
-    yield node
+    known = [each for made in origins(program, value, depth + 1) for each in entries(program, made, index)]
+    for entry, path in known:
+        yield from _along(program, entry, path, depth)
+    if not known:
+        yield node
 
 
 def _of_name(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
@@ -113,13 +72,23 @@ def _of_name(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
                 assert binding.value is not None
                 yield from _along(program, binding.value, binding.path, depth)
             case "item":
-                yield binding.node  # an element of something
+                yield from _of_item(program, binding, depth)
             case "param":
                 yield from _of_parameter(program, node, binding, depth)
             case "import":
                 yield from _imported(program, node, depth)
             case _:
                 yield binding.node
+
+
+def _of_item(program: Program, binding: Binding, depth: int) -> Iterator[ast.AST]:
+    """An element of a tuple or a list that is written out, one after the other; else the loop itself."""
+    written = binding.value
+    if isinstance(written, ast.Tuple | ast.List) and 0 < len(written.elts) < 8:
+        for each in written.elts:
+            yield from _along(program, each, binding.path, depth)
+        return
+    yield binding.node
 
 
 def _imported(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
@@ -181,31 +150,44 @@ def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> Iterator
     found = source.attributes.get(text, [])
     if text.startswith("self."):
         own = class_of(source, node)
-        found = [each for each in found if class_of(source, each.node) is own]
-    elif not found and depth < DEPTH:
-        found = list(_of_instance(program, node, depth))
+        found = of_self(program, own, text) if own is not None else []
     found = [each for each in found if node not in ast.walk(each.node)] if len(found) < 8 else found
-    if not found and node.attr == "module":
-        for made in origins(program, node.value, depth + 1):
-            inner = isinstance(made, ast.Call) and is_ddp(program, made) and made.args
-            yield from origins(program, inner[0], depth + 1) if inner else [node]
-        return
     if not found:
-        yield node
-    same = [each for each in found if function_of(source, each.node) is function_of(source, node)] if found else []
-    for binding in _latest(source, same or found, node):
+        yield from _of_owner(program, node, depth)
+        return
+    same = [each for each in found if function_of(source, each.node) is function_of(source, node)]
+    for binding in _latest(program, same or found, node):
         if binding.kind in ("value", "with") and binding.value is not None:
             yield from _along(program, binding.value, binding.path, depth)
         else:
             yield binding.node
 
 
-def _latest(source: Source, found: list[Binding], node: ast.AST) -> list[Binding]:
+def _of_owner(program: Program, node: ast.Attribute, depth: int) -> Iterator[ast.AST]:
+    """What an attribute is by the object that it is read from: a wrapped model, a local class's, a dataclass's."""
+    owners: list[ast.AST] = origins(program, node.value, depth + 1) if depth < DEPTH else []
+    own = class_of(program.owner[node], node)
+    if isinstance(node.value, ast.Name) and node.value.id == "self" and own is not None:
+        owners = [own]  # a class's own names
+    elif node.attr == "module":
+        for made in owners:
+            inner = isinstance(made, ast.Call) and is_ddp(program, made) and made.args
+            yield from origins(program, inner[0], depth + 1) if inner else [node]
+        return
+    known = [part for made in owners for part in members(program, made, node.attr)]
+    for value, path in known:
+        yield from _along(program, value, path, depth)
+    if not known:
+        yield node
+
+
+def _latest(program: Program, found: list[Binding], node: ast.AST) -> list[Binding]:
     """Of an attribute's bindings in one function those that hold at its end, or above a place of the same function."""
+    source = program.owner[found[0].node]
     functions = {function_of(source, each.node) if each.node in source.scopes else None for each in found}
     if len(functions) != 1 or None in functions:
         return found
-    here = function_of(source, node) in functions
+    here = node in source.scopes and function_of(source, node) in functions
     kept: list[Binding] = []
     for each in reversed(found):
         if here and getattr(each.node, "lineno", 0) >= getattr(node, "lineno", 0):
@@ -216,32 +198,27 @@ def _latest(source: Source, found: list[Binding], node: ast.AST) -> list[Binding
     return kept or found
 
 
-def _of_instance(program: Program, node: ast.Attribute, depth: int) -> Iterator[Binding]:
-    """What a local class's methods assign to an attribute of self."""
-    for made in origins(program, node.value, depth + 1):
-        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
-        if isinstance(owner, ast.ClassDef):
-            home = program.owner[owner]
-            for binding in home.attributes.get(f"self.{node.attr}", []):
-                if class_of(home, binding.node) is owner:
-                    yield binding
-
-
 def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
     function, name = callee(program, call), last_name(call.func)
     if function is not None and function.name != "__init__" and depth < DEPTH:
         returned = [each for each in returns(program, function) if each is not None]
         for value in returned:
             yield from _along(program, value, path, depth + 1)
-        if not returned:
+        managed = any(last_name(each) == "contextmanager" for each in function.decorator_list)
+        for value in yielded(program, function) if managed else []:
+            yield from _along(program, value, path, depth + 1)
+        if not returned and not managed:
             yield call
         return
-    if name in _PREPARE and call.args and isinstance(call.func, ast.Attribute):
+    if name == "get" and len(call.args) in (1, 2) and isinstance(call.func, ast.Attribute):
+        yield from _got(program, call, path, depth)
+        return
+    if name in PREPARE and call.args and isinstance(call.func, ast.Attribute):
         place = path[0] if path else 0
         if place < len(call.args) and (path or len(call.args) == 1):
             yield from origins(program, call.args[place], depth + 1)
             return
-    if name in _SAME and not path:
+    if name in SAME and not path:
         method = isinstance(call.func, ast.Attribute) and not qualified(program, call.func)
         inner = call.func.value if method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
         if inner is not None and not isinstance(inner, ast.Starred):
@@ -250,17 +227,24 @@ def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int
     yield call
 
 
+def _got(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
+    """`settings.get("train", other)` of a dictionary that is written out."""
+    key = call.args[0]
+    assert isinstance(call.func, ast.Attribute)
+    if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+        yield call
+        return
+    made = origins(program, call.func.value, depth + 1)
+    known = [(value, [*inner, *path]) for each in made for value, inner in entries(program, each, key.value)]
+    for value, place in known:
+        yield from _along(program, value, tuple(place), depth)
+    if not known:
+        yield call
+
+
 def is_ddp(program: Program, call: ast.Call) -> bool:
     """Whether a call is DistributedDataParallel's, by whatever name it was imported."""
     return qualified(program, call.func).endswith(".DistributedDataParallel")
-
-
-@remembered
-def returns(program: Program, function: Function) -> list[ast.expr | None]:
-    """What a function returns, in the order of the text; its inner functions' returns are not its own."""
-    source = program.owner[function]
-    nodes = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
-    return [each.value for each in nodes if function_of(source, each) is function]
 
 
 def made_by(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:

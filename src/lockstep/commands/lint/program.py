@@ -71,9 +71,11 @@ def remembered(work: Callable[Concatenate[Program, _Given], _Found]) -> Callable
 
 
 def last_name(node: ast.AST) -> str:
-    """`c` of `a.b.c`, and of `a().c`; nothing for what has no name."""
+    """`c` of `a.b.c`, and of `a().c`; nothing for what has no name. What is imported under another name has its own."""
     match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
+        case ast.Name(id=name):
+            return str(node.__dict__.get("imported", name))
+        case ast.Attribute(attr=name):
             return name
     return ""
 

@@ -50,7 +50,22 @@ def parse(path: Path, text: str) -> Source:
     _place(source, source.tree, source.tree)
     for node in source.nodes:
         _bind(source, node)
+    _rename(source)
     return source
+
+
+def _rename(source: Source) -> None:
+    """Calls of `from torch.utils.data import DataLoader as Loader` keep the name it has where it comes from."""
+    renamed = {}
+    for name, found in source.names.get(source.tree, {}).items():
+        real = found[0].target.rpartition(":")[2]
+        if len(found) == 1 and found[0].kind == "import" and ":" in found[0].target and real != name:
+            renamed[name] = real
+    for node in source.nodes if renamed else []:
+        if isinstance(node, ast.Call):
+            for each in [node.func, *node.args[:1]]:
+                if isinstance(each, ast.Name) and each.id in renamed:
+                    each.__dict__["imported"] = renamed[each.id]
 
 
 def _place(source: Source, top: ast.AST, scope: ast.AST) -> None:

@@ -99,9 +99,10 @@ def _rate_is_set(program: Program) -> bool:
 def _of_one_process(program: Program, rate: ast.expr) -> bool:
     """Whether a rate is called that of one process, or of a batch that is named, by its option's help or a comment."""
     names = [last_name(each) for each in ast.walk(rate) if isinstance(each, ast.Name | ast.Attribute)]
-    source = program.owner[rate]
     words = [option(program, name)[0] for name in names]
-    words.append(source.lines[rate.lineno - 1].partition("#")[2])
+    for each in [rate, *origins(program, rate)]:
+        if isinstance(each, ast.expr):
+            words.append(program.owner[each].lines[each.lineno - 1].partition("#")[2])
     return any(_ONE.search(each.lower()) for each in words)
 
 

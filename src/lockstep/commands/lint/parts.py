@@ -1,0 +1,165 @@
+"""What an object holds: attributes that a local class's methods set, a dataclass's fields, a dictionary's entries."""
+
+import ast
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import definition, descendants, lineage, method
+from lockstep.commands.lint.program import Program, bindings, last_name, remembered
+from lockstep.commands.lint.source import Binding, Function, class_of, function_of
+
+Part = tuple[ast.AST, tuple[int, ...]]  # an expression, and the way into it where it is a tuple that is unpacked
+_BAGS = {"SimpleNamespace", "Namespace", "dict", "OrderedDict", "EasyDict", "AttrDict", "DotDict", "Munch", "Bunch"}
+
+
+def of_self(program: Program, own: ast.ClassDef, text: str) -> list[Binding]:
+    """What a class binds to `self.x`: itself, else its local bases, else the local classes that it is a base of."""
+    for family in (lineage(program, own), descendants(program, own)):
+        for each in family:
+            if found := _assigned(program, each, text):
+                return found
+    return []
+
+
+@remembered
+def _assigned(program: Program, owner: ast.ClassDef, text: str) -> list[Binding]:
+    home = program.owner[owner]
+    return [each for each in home.attributes.get(text, []) if class_of(home, each.node) is owner]
+
+
+def members(program: Program, made: ast.AST, name: str) -> list[Part]:
+    """What `.name` of an object may be, by the call that made it, or by the class or the module that it is."""
+    if isinstance(made, ast.ClassDef):
+        return _of_class(program, made, name)
+    if not isinstance(made, ast.Call):
+        return []
+    owner = definition(program, made.func)
+    if isinstance(owner, ast.ClassDef):
+        known = method(program, owner, name)
+        if known is not None:
+            shown = any("property" in last_name(each) for each in known.decorator_list)
+            returned = [each.value for each in ast.walk(known) if isinstance(each, ast.Return)] if shown else []
+            return [(each, ()) for each in returned if each is not None]
+        bound = of_self(program, owner, f"self.{name}")
+        found = [(each.value, each.path) for each in bound if each.kind in ("value", "with") and each.value is not None]
+        return found or _field(program, owner, made, name) or _of_class(program, owner, name)
+    if owner is None and last_name(made.func) in _BAGS:
+        return [(each.value, ()) for each in made.keywords if each.arg == name]
+    return _of_tuple(program, made, name)
+
+
+def _of_class(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:
+    for each in lineage(program, owner):
+        bound = program.owner[each].names.get(each, {}).get(name, [])
+        found = [(one.value, one.path) for one in bound if one.kind == "value" and one.value is not None]
+        if found:
+            return found
+    return []
+
+
+def _field(program: Program, owner: ast.ClassDef, made: ast.Call, name: str) -> list[Part]:
+    """The argument that a dataclass, or a NamedTuple, was given for a field."""
+    bases = [last_name(each) for one in lineage(program, owner) for each in one.bases]
+    marks = [each.func if isinstance(each, ast.Call) else each for each in owner.decorator_list]
+    if not (any(last_name(each) in ("dataclass", "define", "frozen") for each in marks) or "NamedTuple" in bases):
+        return []
+    fields = [
+        each.target.id
+        for one in reversed(lineage(program, owner))
+        for each in one.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    ]
+    return _given(made, fields, name)
+
+
+def _of_tuple(program: Program, made: ast.Call, name: str) -> list[Part]:
+    """The field of what namedtuple("Loaders", "train test") made."""
+    if not isinstance(made.func, ast.Name):
+        return []
+    for binding in bindings(program, made.func, made.func.id):
+        call = binding.value
+        if isinstance(call, ast.Call) and last_name(call.func) == "namedtuple" and len(call.args) > 1:
+            match call.args[1]:
+                case ast.Constant(value=str(text)):
+                    return _given(made, text.replace(",", " ").split(), name)
+                case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                    return _given(made, [getattr(each, "value", "") for each in parts], name)
+    return []
+
+
+def _given(made: ast.Call, fields: list[str], name: str) -> list[Part]:
+    for keyword in made.keywords:
+        if keyword.arg == name:
+            return [(keyword.value, ())]
+    place = fields.index(name) if name in fields else len(made.args)
+    if place < len(made.args) and not any(isinstance(each, ast.Starred) for each in made.args):
+        return [(made.args[place], ())]
+    return []
+
+
+def entries(program: Program, made: ast.AST, index: str | int) -> list[Part]:
+    """What stands at a key or a place of a dictionary or a tuple, where it is made and by assignments after that."""
+    found: list[Part] = []
+    match made:
+        case ast.Dict():
+            pairs = zip(made.keys, made.values, strict=True)
+            known = [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == index]
+            found = [(value, ()) for value in known[-1:]]
+        case ast.DictComp(value=value):
+            found = [(value, ())]
+        case ast.Call() if last_name(made.func) in _BAGS and definition(program, made.func) is None:
+            found = [(each.value, ()) for each in made.keywords if each.arg == index]
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) if isinstance(index, int):
+            straight = not any(isinstance(each, ast.Starred) for each in parts)
+            return [(parts[index], ())] if straight and -len(parts) <= index < len(parts) else []
+        case ast.Call() if last_name(made.func) not in ("defaultdict", "ModuleDict"):
+            return []
+        case ast.Call():
+            pass
+        case _:
+            return []
+    return [*found, *_set_later(program, made, index)]
+
+
+def _set_later(program: Program, made: ast.AST, index: str | int) -> Iterator[Part]:
+    """`loaders["train"] = ...` after `loaders = {}`, and `loaders[split] = ...` where no key is written out."""
+    source = program.owner[made]
+    parent = source.parents[made]
+    targets = parent.targets if isinstance(parent, ast.Assign) else [getattr(parent, "target", None)]
+    for target in targets:
+        if isinstance(target, ast.Name | ast.Attribute):
+            for binding in source.attributes.get(f"{ast.unparse(target)}[{index!r}]", []):
+                if binding.value is not None and _same_place(program, target, binding):
+                    yield binding.value, binding.path
+            for binding in _by_variable(program, made, ast.unparse(target)):
+                if binding.value is not None and _same_place(program, target, binding):
+                    yield binding.value, binding.path
+
+
+def _same_place(program: Program, target: ast.Name | ast.Attribute, binding: Binding) -> bool:
+    source = program.owner[target]
+    if isinstance(target, ast.Attribute):
+        return class_of(source, target) is class_of(source, binding.node)
+    return function_of(source, target) is function_of(source, binding.node)
+
+
+@remembered
+def _by_variable(program: Program, made: ast.AST, text: str) -> list[Binding]:
+    """The assignments to `text[name]`, where the name is a variable."""
+    found = program.owner[made].attributes.items()
+    known = [bound for key, bound in found if key.startswith(f"{text}[") and key[len(text) + 1 : -1].isidentifier()]
+    return [each for bound in known for each in bound]
+
+
+def yielded(program: Program, function: Function) -> list[ast.expr]:
+    """What a generator yields one by one."""
+    source = program.owner[function]
+    found = [each for each in ast.walk(function) if isinstance(each, ast.Yield) and each.value is not None]
+    return [each.value for each in found if each.value is not None and function_of(source, each) is function]
+
+
+@remembered
+def returns(program: Program, function: Function) -> list[ast.expr | None]:
+    """What a function returns, in the order of the text; its inner functions' returns are not its own."""
+    source = program.owner[function]
+    nodes = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
+    return [each.value for each in nodes if function_of(source, each) is function]
