@@ -106,9 +106,7 @@ def _catches(node: ast.Try) -> bool:
     )
 
 
-def _import(
-    walk: _Walk, node: ast.Import | ast.ImportFrom, frame: _Frame, under: Under
-) -> Iterator[Step]:
+def _import(walk: _Walk, node: ast.Import | ast.ImportFrom, frame: _Frame, under: Under) -> Iterator[Step]:
     for source in _imported(walk.program, node):
         if (source.tree, True) not in walk.seen:
             walk.seen.add((source.tree, True))
