@@ -29,8 +29,17 @@ def rank_as_device(program: Program) -> Iterator[Hit]:
     for node in _device_numbers(program):
         kinds = _kinds(program, node)
         if "global" in kinds and kinds <= {"global", "constant"}:
-            yield Hit(node)
+            yield Hit(_place(program, node))
             return
+
+
+def _place(program: Program, node: ast.expr) -> ast.AST:
+    """Where a device was made of the number, if that is elsewhere."""
+    for made in origins(program, node):
+        named = isinstance(made, ast.Call) and last_name(made.func) in ("device", "format")
+        if named or isinstance(made, ast.JoinedStr) or (isinstance(made, ast.BinOp) and "cuda" in ast.unparse(made)):
+            return made
+    return node
 
 
 def _kinds(program: Program, node: ast.AST, depth: int = 0) -> set[str]:
