@@ -4,7 +4,6 @@ from lockstep.commands.lint.rules import accumulation as accumulation
 from lockstep.commands.lint.rules import backends as backends
 from lockstep.commands.lint.rules import backward as backward
 from lockstep.commands.lint.rules import beginning as beginning
-from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import devices as devices
 from lockstep.commands.lint.rules import ending as ending
@@ -23,8 +22,10 @@ from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
 from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
+from lockstep.commands.lint.rules import some_ranks as some_ranks
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
+from lockstep.commands.lint.rules import twice as twice
 from lockstep.commands.lint.rules import unused as unused
 from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping
