@@ -29,7 +29,7 @@ def _assigned(program: Program, owner: ast.ClassDef, text: str) -> list[Binding]
 def members(program: Program, made: ast.AST, name: str) -> list[Part]:
     """What `.name` of an object may be, by the call that made it, or by the class or the module that it is."""
     if isinstance(made, ast.ClassDef):
-        return _shown(program, made, name) or _of_class(program, made, name)
+        return _shown(program, made, name) or _of_any(program, made, name)
     if not isinstance(made, ast.Call):
         return []
     owner = definition(program, made.func)
@@ -42,6 +42,24 @@ def members(program: Program, made: ast.AST, name: str) -> list[Part]:
     if owner is None and last_name(made.func) in _BAGS:
         return [(each.value, ()) for each in made.keywords if each.arg == name]
     return _of_tuple(program, made, name)
+
+
+def _of_any(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:
+    """What a class says of a name itself, and what those who make a dataclass of it give for the field."""
+    made = _made(program).get(owner, [])
+    given = [part for call in made for part in _field(program, owner, call, name)]
+    return given if given and len(given) == len(made) else [*given, *_of_class(program, owner, name)]
+
+
+@remembered
+def _made(program: Program) -> dict[ast.ClassDef, list[ast.Call]]:
+    """The calls that make an object of each local class."""
+    found: dict[ast.ClassDef, list[ast.Call]] = {}
+    for call in program.calls:
+        owner = definition(program, call.func)
+        if isinstance(owner, ast.ClassDef):
+            found.setdefault(owner, []).append(call)
+    return found
 
 
 def _shown(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:

@@ -8,6 +8,7 @@ from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import devices as devices
 from lockstep.commands.lint.rules import ending as ending
 from lockstep.commands.lint.rules import evaluation as evaluation
+from lockstep.commands.lint.rules import handing as handing
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import means as means
 from lockstep.commands.lint.rules import meeting as meeting
@@ -26,6 +27,7 @@ from lockstep.commands.lint.rules import some_ranks as some_ranks
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
 from lockstep.commands.lint.rules import twice as twice
+from lockstep.commands.lint.rules import unpickling as unpickling
 from lockstep.commands.lint.rules import unused as unused
 from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping
