@@ -6,6 +6,7 @@ from lockstep.commands.lint.rules import backward as backward
 from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import devices as devices
+from lockstep.commands.lint.rules import epochs as epochs
 from lockstep.commands.lint.rules import evaluation as evaluation
 from lockstep.commands.lint.rules import lifetime as lifetime
 from lockstep.commands.lint.rules import loading as loading
