@@ -109,6 +109,8 @@ def _callee(program: Program, call: ast.Call) -> Function | None:
         return method(program, found, "__init__")
     if found is not None:
         return found
+    if "__call__" in program.methods and (owner := instance_of(program, call.func)) is not None:
+        return method(program, owner, "__call__") if not isinstance(call.func, ast.Call) else None
     if isinstance(call.func, ast.Attribute):
         own = class_of(program.owner[call], call)
         if isinstance(call.func.value, ast.Name) and call.func.value.id == "self" and own:

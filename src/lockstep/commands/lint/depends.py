@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from lockstep.commands.lint.calls import argument, callee, sites
 from lockstep.commands.lint.origins import DEPTH
 from lockstep.commands.lint.parts import returns
-from lockstep.commands.lint.program import Program, bindings
-from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.source import Function, class_of
 
 
 def depends(
@@ -21,12 +21,13 @@ def depends(
         if each in seen or depth > DEPTH or not isinstance(each, ast.Name | ast.Attribute | ast.Call):
             continue
         seen.add(each)
-        if any(depends(program, value, wanted, depth + 1, seen) for value in _sources(program, each)):
+        if any(depends(program, value, wanted, depth + 1, seen) for value in entering(program, each)):
             return True
     return False
 
 
-def _sources(program: Program, node: ast.AST) -> Iterator[ast.AST]:
+def entering(program: Program, node: ast.AST) -> Iterator[ast.AST]:
+    """What a name, an attribute or a local function's call gets its value from."""
     match node:
         case ast.Name(id=name):
             for binding in bindings(program, node, name):
@@ -43,8 +44,23 @@ def _sources(program: Program, node: ast.AST) -> Iterator[ast.AST]:
             for source in program.sources:
                 for binding in source.attributes.get(ast.unparse(node), []):
                     if binding.value is not None:
-                        yield binding.value
+                        yield binding.node if binding.kind == "aug" else binding.value  # with its operator
+            yield from _of_property(program, node)
         case ast.Call():
             called = callee(program, node)
             if called is not None and called.name != "__init__":
                 yield from (value for value in returns(program, called) if value is not None)
+
+
+def _of_property(program: Program, node: ast.Attribute) -> Iterator[ast.AST]:
+    """What the property of that name of a local class returns: of its own class, or of the only one that has it."""
+    known = [each for each in program.methods.get(node.attr, []) if any(map(_is_property, each.decorator_list))]
+    if isinstance(node.value, ast.Name) and node.value.id == "self" and len(known) > 1:
+        own = class_of(program.owner[node], node)
+        known = [each for each in known if program.owner[each].parents[each] is own]
+    if len(known) == 1:
+        yield from (value for value in returns(program, known[0]) if value is not None)
+
+
+def _is_property(node: ast.expr) -> bool:
+    return last_name(node) in ("property", "cached_property")

@@ -3,11 +3,11 @@
 from lockstep.commands.lint.rules import accumulation as accumulation
 from lockstep.commands.lint.rules import backends as backends
 from lockstep.commands.lint.rules import backward as backward
-from lockstep.commands.lint.rules import collectives as collectives
 from lockstep.commands.lint.rules import data as data
 from lockstep.commands.lint.rules import devices as devices
 from lockstep.commands.lint.rules import epochs as epochs
 from lockstep.commands.lint.rules import evaluation as evaluation
+from lockstep.commands.lint.rules import handing as handing
 from lockstep.commands.lint.rules import lifetime as lifetime
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import means as means
@@ -22,8 +22,11 @@ from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
 from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
+from lockstep.commands.lint.rules import some_ranks as some_ranks
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
+from lockstep.commands.lint.rules import twice as twice
+from lockstep.commands.lint.rules import unpickling as unpickling
 from lockstep.commands.lint.rules import unused as unused
 from lockstep.commands.lint.rules import waiting as waiting
 from lockstep.commands.lint.rules import wrapping as wrapping

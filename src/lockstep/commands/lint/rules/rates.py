@@ -2,23 +2,31 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
+from lockstep.commands.lint.learning import (
+    counts_ranks,
+    factors,
+    made_of,
+    peaks,
+    rates,
+    set_later,
+)
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_world, on_world
 from lockstep.commands.lint.roles import (
+    constant,
+    distributed,
     given,
-    library,
     lightning,
     loaders,
     of_loader,
-    optimizers,
+    samplers,
     sharding,
     training_loaders,
-    wrapped,
 )
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
@@ -30,18 +38,8 @@ _EACH = re.compile(
     r"|each|_rank|每(张|个|块)|单卡"
 )
 _ONE = re.compile(
-    r"(of|for|on|per) (one |a single |1 )?(gpu|device|process|rank|worker)|for (a )?batch(es)?( size)?( of)? \d+"
+    r"(of|for|on|per) (one |a single |1 |each )?(gpu|device|process|rank|worker)|for (a )?batch(es)?( size)?( of)? \d+"
 )
-
-
-def _rates(program: Program) -> list[ast.expr]:
-    """The learning rates that optimizers are given."""
-    found = []
-    for call in optimizers(program):
-        rate = given(program, call, "lr", 1)
-        if rate is not None:
-            found.append(rate)
-    return found
 
 
 @rule(
@@ -55,24 +53,20 @@ def _rates(program: Program) -> list[ast.expr]:
     "SGD(model.parameters(), lr=lr * world_size)  # or another one, on purpose",
 )
 def not_adjusted(program: Program) -> Iterator[Hit]:
-    """Shared-out training with DDP whose batch, rate and names never mention N or a process."""
-    rates = _rates(program)
-    if (
-        not rates
-        or not (wrapped(program) or library(program, "horovod") or managed(program))
-        or any(on_world(program, rate) for rate in rates)
-    ):
+    """Shared-out training whose batch, rate and names never mention N or a process."""
+    known = rates(program)
+    if not known or not (distributed(program) or managed(program)) or _rate_knows(program):
         return
-    if _rate_is_set(program):
-        return
-    for loader in training_loaders(program):
-        batch = of_loader(program, loader, "batch_size")
-        cut = sharding(program, loader) or prepared(program, loader)
-        if batch is None or not cut or on_world(program, batch):
+    for loader in loaders(program) if lightning(program) else training_loaders(program):
+        batch = batch_of(program, loader)
+        cut = lightning(program) or sharding(program, loader) or prepared(program, loader)
+        if batch is None or not cut or on_world(program, batch) or last_name(loader.func) == "auto_dataloader":
             continue
-        alone = next((rate for rate in rates if _of_one_process(program, rate)), None)
-        if alone is not None and not meant_for_all(program, batch):
-            yield Hit(alone, f"lr={ast.unparse(alone)}, said to be one process's")
+        alone = next((rate for rate in [*peaks(program), *known] if _of_one_process(program, rate)), None)
+        if alone is not None and not meant_for_all(program, batch) and not split_batches(program):
+            yield Hit(_written(program, alone), f"lr={ast.unparse(alone)}, said to be one process's")
+            if lightning(program):
+                return
             continue
         if sharding(program, loader) and not (
             _for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch)
@@ -80,29 +74,63 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
 
 
-def _rate_is_set(program: Program) -> bool:
-    """Whether something sets a rate by N later: a group's lr, a schedule's lambda."""
+def _written(program: Program, rate: ast.expr) -> ast.AST:
+    """Where a rate was computed: the value that its name was given."""
+    found = bindings(program, rate, rate.id) if isinstance(rate, ast.Name) else []
+    value = found[0].value if len(found) == 1 and found[0].kind == "value" and not found[0].path else None
+    return value or rate
+
+
+def batch_of(program: Program, loader: ast.Call) -> ast.expr | None:
+    """A loader's batch size, its own or its batch sampler's."""
+    batch = of_loader(program, loader, "batch_size")
+    if batch is None:
+        made = [each for each in samplers(program, loader) if last_name(each.func) == "BatchSampler"]
+        batch = given(program, made[0], "batch_size", 1) if made else None
+    return batch
+
+
+def _rate_knows(program: Program) -> bool:
+    """Whether the number of processes enters a rate: at once, by a schedule's peak or factor, or set later."""
+    later = [each.value for each in set_later(program) if each.value is not None]
+    if any(counts_ranks(program, each) for each in [*rates(program), *peaks(program), *factors(program), *later]):
+        return True
     for call in program.calls:
-        if re.search(r"LambdaLR|SequentialLR|WarmUp|warmup", last_name(call.func)) and any(
-            on_world(program, each) for each in call.args
+        if re.search(r"WarmUp|warmup", last_name(call.func)) and any(
+            is_world(each) for part in call.args for each in ast.walk(part)
         ):
             return True
-    for source in program.sources:
-        for text, bindings in source.attributes.items():
-            if ("'lr'" in text or text.endswith((".lr", ".learning_rate"))) and any(
-                b.value is not None and on_world(program, b.value) for b in bindings
-            ):
-                return True
-    return False
+    return any(
+        binding.value is not None and on_world(program, binding.value)
+        for source in program.sources
+        for text, found in source.attributes.items()
+        if text.endswith((".lr", ".learning_rate"))
+        for binding in found
+    )
+
+
+def split_batches(program: Program) -> bool:
+    """Accelerator(split_batches=True): a loader's batch is that of all processes."""
+    return any(
+        constant(program, keyword.value) is True
+        for call in program.calls
+        for keyword in call.keywords
+        if keyword.arg == "split_batches"
+    )
 
 
 def _of_one_process(program: Program, rate: ast.expr) -> bool:
-    """Whether a rate is called that of one process, or of a batch that is named, by its option's help or a comment."""
-    names = [last_name(each) for each in ast.walk(rate) if isinstance(each, ast.Name | ast.Attribute)]
-    words = [option(program, name)[0] for name in names]
-    for each in [rate, *origins(program, rate)]:
-        if isinstance(each, ast.expr):
-            words.append(program.owner[each].lines[each.lineno - 1].partition("#")[2])
+    """Whether a rate, or the batch that it is made of, is called that of one process, or of a batch that is named.
+
+    By its name, its option's help, or a comment beside it.
+    """
+    parts = made_of(program, rate)
+    named = [each for each in parts if isinstance(each, ast.Name | ast.Attribute)]
+    constants = [one for each in named for one in origins(program, each) if isinstance(one, ast.Constant)]
+    names = {last_name(each) for each in named}
+    words = [option(program, name)[0] for name in names] + [each.replace("_", " ") for each in names]
+    lines = {(program.owner[each], each.lineno) for each in [*parts, *constants] if isinstance(each, ast.expr)}
+    words += [source.lines[line - 1].partition("#")[2] for source, line in lines]
     return any(_ONE.search(each.lower()) for each in words)
 
 
@@ -137,64 +165,3 @@ def _line_says(program: Program, node: ast.expr) -> bool:
         for n in (line, line - 1)
         if n >= 1 and (n == line or source.lines[n - 1].strip().startswith("#"))
     )
-
-
-@rule(
-    "LS209",
-    "adjusted-twice",
-    "batch size and learning rate are both adjusted to N",
-    result="the global batch stays as it was, and the rate is N times too high: on 8 processes 8 times, which diverges "
-    "or trains badly",
-    why="the batch was divided by N, so a step sees as many samples as before; the rate belongs to that number",
-    mend="SGD(model.parameters(), lr=lr)  # with batch_size // world_size",
-)
-def adjusted_twice(program: Program) -> Iterator[Hit]:
-    """A batch divided by N beside a rate multiplied by N; a rate multiplied twice."""
-    divided = False
-    for loader in loaders(program) if lightning(program) else training_loaders(program):
-        batch = of_loader(program, loader, "batch_size")
-        shared = sharding(program, loader) or prepared(program, loader)
-        if batch is not None and (shared or library(program, "horovod") or lightning(program)):
-            divided = divided or depends(program, batch, _by_world(ast.Div, ast.FloorDiv))
-    for rate in _rates(program):
-        times = depends(program, rate, _by_world(ast.Mult))
-        if (divided and times and not _mentions_batch(program, rate)) or (times and _twice(program, rate)):
-            yield Hit(rate, f"lr={ast.unparse(rate)}")
-
-
-def _by_world(*operators: type[ast.operator]) -> Callable[[ast.AST], bool]:
-    def wanted(node: ast.AST) -> bool:
-        match node:
-            case ast.BinOp(left=left, op=op, right=right) if isinstance(op, operators):
-                return is_n(right) or (isinstance(op, ast.Mult) and is_n(left))
-            case ast.AugAssign(op=op, value=value) if isinstance(op, operators):
-                return is_n(value)
-        return False
-
-    return wanted
-
-
-def is_n(node: ast.AST) -> bool:
-    """The number of processes itself, through int() and the like."""
-    while isinstance(node, ast.Call) and last_name(node.func) in ("int", "float", "max") and node.args:
-        node = node.args[-1]
-    return is_world(node)
-
-
-def _mentions_batch(program: Program, node: ast.expr) -> bool:
-    return depends(
-        program, node, lambda each: isinstance(each, ast.Name | ast.Attribute) and "batch" in last_name(each).lower()
-    )
-
-
-def _twice(program: Program, rate: ast.expr) -> bool:
-    """`lr * N` of a value that was multiplied by N where it was bound."""
-    direct = isinstance(rate, ast.BinOp) and isinstance(rate.op, ast.Mult) and (is_n(rate.right) or is_n(rate.left))
-    if not isinstance(rate, ast.BinOp) or not direct:
-        return False
-    rest = rate.left if is_n(rate.right) else rate.right
-    return depends(program, rest, _by_world(ast.Mult)) and not _sqrt(program, rate)
-
-
-def _sqrt(program: Program, rate: ast.expr) -> bool:
-    return depends(program, rate, lambda each: isinstance(each, ast.Call) and last_name(each.func) == "sqrt")

@@ -1,0 +1,19 @@
+"""Shapes in pairs: the wrong one is found and nothing else, its right twin comes out clean."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.lint.adjusting import ADJUSTING, SHORT, START
+from tests.lint.shapes import BEFORE
+from tests.lint.test_rules import codes_in
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong", "right"), ADJUSTING, ids=[f"{each[0]}-{n}" for n, each in enumerate(ADJUSTING)]
+)
+def test_batch_and_rate(code: str, wrong: str, right: str, tmp_path: Path) -> None:
+    for name, text in SHORT.items():
+        wrong, right = wrong.replace(name, text), right.replace(name, text)
+    assert codes_in(BEFORE + START.replace("BODY", wrong), tmp_path) == [code]
+    assert codes_in(BEFORE + START.replace("BODY", right), tmp_path) == []
