@@ -12,7 +12,7 @@ class Env:
         return cls(int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]))
     @property
     def device(self):
-        return torch.device("cuda", self.rank)
+        return torch.device("cuda", self.here)
 def begin():
     dist.init_process_group("nccl")
     return dist.get_rank(), int(os.environ["LOCAL_RANK"])
@@ -120,11 +120,11 @@ TAKES = [
     ('named["all"]', 'named["here"]', 'model.to("cuda:{{}}".format({}))'),
     ("rank", "here", 'torch.load("a.pt", map_location=f"cuda:{{{}}}", weights_only=True)'),
     ("rank", "here", 'os.environ["CUDA_VISIBLE_DEVICES"] = str({})'),
-    ("env.device", "torch.device(here)", "model.to({})"),
 ]
 PROCESSES: list[tuple[str, dict[str, str]]] = [
     *(_of("LS303", RANKED, "TAKE", take.format(wrong)) for wrong, _, take in TAKES),
     _of("", RANKED, "TAKE", "\n    ".join(take.format(right) for _, right, take in TAKES)),
+    _of("LS303", RANKED, "self.here", "self.rank", "TAKE", "model.to(env.device)"),
     _of("LS303", NODES, "NUMBER", "rank"),
     _of("", NODES, "NUMBER", "gpu"),
     _of("", ONE_MACHINE),
@@ -147,5 +147,4 @@ PROCESSES: list[tuple[str, dict[str, str]]] = [
     _of("", INHERITED, "FIRST", "super().__init__()", "THEN", "self.rank = dist.get_rank()"),
     _of("LS307", PARENT, "COUNT", "dist.get_world_size()"),
     _of("", PARENT, "COUNT", "2"),
-    _of("LS307", "import conf\n" + ORDER, "ASK", "first", "BEFORE", "pass", conf="RANK = dist.get_rank()\n"),
 ]
