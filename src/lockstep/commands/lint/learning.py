@@ -122,7 +122,7 @@ def set_later(program: Program) -> list[Binding]:
         binding
         for source in program.sources
         for text, found in source.attributes.items()
-        if re.search(r"\['(lr|lr0|base_lr|learning_rate)'\]$", text)
+        if text.endswith("['lr']")
         for binding in found
         if binding.value is not None
     ]
@@ -137,8 +137,8 @@ def made_of(program: Program, node: ast.AST) -> list[ast.AST]:
         if isinstance(each, ast.Call) and re.search(r"^len$|Loader$|Sampler$|^Subset$", last_name(each.func)):
             continue
         inner = [] if isinstance(each, ast.Attribute) else list(ast.iter_child_nodes(each))
-        if isinstance(each, ast.Subscript) and (entry := origins(program, each)) and each not in entry:
-            inner = entry  # of a dictionary that is written out, not its other entries
+        if isinstance(each, ast.Subscript) and (entries := [one for one in _entries(program, each) if one is not each]):
+            inner = entries  # of a dictionary that is written out, not its other entries
         if isinstance(each, ast.Name | ast.Attribute | ast.Call):
             inner += entering(program, each)
         waiting += [one for one in inner if one not in seen]
