@@ -150,7 +150,7 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
         flag = any(_is_more(node) for part in each.meant for node in ast.walk(part))
         if flag or re.search(r"len\(|last|num_batches|total|end\b|final", text) or _whole_groups(program, each):
             continue
-        if not (_goes_on(program, each) or _after(program, each)):
+        if not (_otherwise(program, each) or _goes_on(program, each) or _after(program, each)):
             told.add(each.when)
             yield Hit(each.when)
 
@@ -167,6 +167,17 @@ def _after(program: Program, each: Accumulation) -> bool:
         for one in own_nodes(program, each.loop)
         if isinstance(one, ast.Call)
     )
+
+
+def _otherwise(program: Program, each: Accumulation) -> bool:
+    """Whether a name in the condition has another meaning too, in another branch, which counts in another way."""
+    for name in each.meant:
+        known = bindings(program, name, name.id) if isinstance(name, ast.Name) else []
+        values = [one.value for one in known if one.kind == "value" and one.value is not None]
+        counts = [any(isinstance(part, ast.Mod) for part in ast.walk(value)) for value in values]
+        if len(values) > 1 and any(counts) and not all(counts):
+            return True
+    return False
 
 
 def _goes_on(program: Program, each: Accumulation) -> bool:
