@@ -14,6 +14,7 @@ from lockstep.commands.lint.rules import means as means
 from lockstep.commands.lint.rules import meeting as meeting
 from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
+from lockstep.commands.lint.rules import per_process as per_process
 from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
 from lockstep.commands.lint.rules import reading as reading
