@@ -182,7 +182,7 @@ def train_forgotten(program: Program) -> Iterator[Hit]:
 
 def _left_in_evaluation(program: Program) -> Iterator[Hit]:
     """A model whose parameters an optimizer has, called in a training step after eval() and an evaluation."""
-    found = run(program) if program.whole and program.named.get("eval") and not lightning(program) else None
+    found = run(program) if program.whole and not lightning(program) else None
     hits = []
     for each in found.passes if found is not None else []:
         if found is None or not each.backward:
