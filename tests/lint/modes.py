@@ -6,7 +6,8 @@ MODES: list[tuple[str, str, str]] = [
         "teacher-eval-elsewhere",
         """\
 def teacher():
-    t = Deep(); t.load_state_dict(torch.load("t.pt", map_location="cpu", weights_only=True)); return t.requires_grad_(False).eval()
+    t = Deep(); t.load_state_dict(torch.load("t.pt", map_location="cpu", weights_only=True))
+    return t.requires_grad_(False).eval()
 def validate(model, loader):
     right = torch.zeros(2)
     model.eval()  # right
