@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.calls import Site, argument, callee, definition, instance_of
+from lockstep.commands.lint.calls import Site, argument, callee, definition
+from lockstep.commands.lint.dispatch import hooks, hooks_run
 from lockstep.commands.lint.places import backwards, step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified, remembered
+from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.ranks import is_first, rank_like
 from lockstep.commands.lint.roles import library, lightning
 from lockstep.commands.lint.rules.by_ignite import engine_step
-from lockstep.commands.lint.source import Function, class_of, parameters
+from lockstep.commands.lint.source import Function, parameters
 
 _SEVERAL = re.compile(
     r"is_(dist_?)?(avail\w*|initialized|distributed)|world(_size)?(\(\))? > 1|^(\w+\.)?distributed$|is_dist"
@@ -83,7 +84,7 @@ class _Walk:
         if function is not None:
             self.run(function, node)
         elif isinstance(node.func, ast.Attribute):
-            for each in _hooks(self.program, node, node.func.attr):
+            for each in hooks_run(self.program, node):
                 self.run(each, None)
 
     def run(self, function: Function, call: ast.Call | None) -> None:
@@ -92,10 +93,16 @@ class _Walk:
         if key in self.seen:
             return
         self.seen.add(key)
+        if _evaluates(function) and not self.holds(function):
+            return  # once in an epoch, whose loop is the step's where one batch holds all
         self.block(function.body)
         for name in names:
-            for each in _made(self.program, name):
+            for each in hooks(self.program, name):
                 self.run(each, None)
+
+
+def _evaluates(function: Function) -> bool:
+    return any(isinstance(each, ast.Call) and last_name(each.func) == "eval" for each in ast.walk(function))
 
 
 def about_ranks(program: Program, test: ast.expr) -> bool:
@@ -118,40 +125,6 @@ def about_ranks(program: Program, test: ast.expr) -> bool:
 
 def _leaves(condition: ast.If) -> bool:
     return bool(condition.body) and isinstance(condition.body[-1], ast.Continue | ast.Return)
-
-
-def _hooks(program: Program, call: ast.Call, name: str) -> list[Function]:
-    """`hook.after_step(self)`: the methods of that name, where nothing says whose it is."""
-    known = program.methods.get(name, [])
-    if not known or qualified(program, call.func) or not isinstance(call.func, ast.Attribute):
-        return []
-    if not re.match(r"on_|after_|before_|post_|pre_", name) or instance_of(program, call.func.value) is not None:
-        return []
-    return _made(program, name)
-
-
-def _made(program: Program, name: str) -> list[Function]:
-    """The methods of a name whose class the program makes objects of."""
-    found = []
-    for each in program.methods.get(name, []):
-        owner = class_of(program.owner[each], each)
-        if owner is not None and owner in _classes(program):
-            found.append(each)
-    return found
-
-
-@remembered
-def _classes(program: Program) -> set[ast.AST]:
-    """The local classes that are called somewhere, and their local bases."""
-    found: set[ast.AST] = set()
-    waiting = [made for call in program.calls if isinstance(made := definition(program, call.func), ast.ClassDef)]
-    while waiting:
-        owner = waiting.pop()
-        if owner not in found:
-            found.add(owner)
-            bases = [definition(program, each) for each in owner.bases]
-            waiting += [each for each in bases if isinstance(each, ast.ClassDef)]
-    return found
 
 
 def _dispatched(program: Program, function: Function, call: ast.Call) -> list[str]:

@@ -32,7 +32,7 @@ def barrier_each_step(program: Program) -> Iterator[Hit]:
     barriers = [call for name in _BARRIERS for call in program.named.get(name, [])]
     told = set[ast.AST]()
     for _, nodes in each_step(program) if barriers else []:
-        known: set[ast.AST] = {*barriers} & {*nodes}
+        known = {*nodes} & {*barriers}
         for node in nodes if known else []:
             inner = _only_waits(program, node, known)
             if inner in told or node in told or not (inner or node in known) or _of_one_rank(program, node):
@@ -134,7 +134,7 @@ def _call_waits(program: Program, call: ast.Call) -> bool:
             program, owner
         )
     if qualified(program, call.func) == "torch.cuda.synchronize":
-        return True
+        return not _measured(program, call)
     values = [*call.args, *(each.value for each in call.keywords)]
     if isinstance(call.func, ast.Name) and name in ("print", "float", "int", "bool", "str"):
         named = any(
@@ -149,6 +149,17 @@ def _call_waits(program: Program, call: ast.Call) -> bool:
         torchs = qualified(program, call.func).startswith("torch.") or ast.unparse(call.func).startswith("torch.")
         return not torchs and any(is_tensor(program, each) for each in values)
     return False
+
+
+def _measured(program: Program, call: ast.Call) -> bool:
+    """Whether the function of a call measures time: then it waits on purpose. Or takes no step of an optimizer."""
+    source = program.owner[call]
+    function = function_of(source, call)
+    calls = [each for each in ast.walk(function or source.tree) if isinstance(each, ast.Call)]
+    timed = any(
+        last_name(each.func) in ("time", "perf_counter", "monotonic", "record", "elapsed_time") for each in calls
+    )
+    return timed or not any(last_name(each.func) == "step" for each in calls)
 
 
 def _words(call: ast.Call) -> bool:
