@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, default, sites
 from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, reduces, root_name, tainted
-from lockstep.commands.lint.origins import origins, returns
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.places import loaders_of
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import constant, of_loader, sharding
