@@ -82,9 +82,9 @@ def _written(program: Program) -> Iterator[tuple[ast.Call, ast.expr | None]]:
                 known.append((call, call.args[1]))
     for call in program.named.get("save_pretrained", []):
         keys = {each.arg for each in call.keywords}
-        if call.args and isinstance(call.func, ast.Attribute) and not keys & {"is_main_process", None}:
-            if "token" not in ast.unparse(call.func.value) and "processor" not in ast.unparse(call.func.value):
-                known.append((call, call.args[0]))
+        of_words = re.search("token|processor", ast.unparse(call.func))
+        if call.args and not of_words and not keys & {"is_main_process", None}:
+            known.append((call, call.args[0]))
     for call, path in known:
         function = function_of(program.owner[call], call)
         if not lightning(program) or (function is not None and function.name.startswith("on_")):
