@@ -37,19 +37,28 @@ def entering(program: Program, node: ast.AST) -> Iterator[ast.AST]:
                         given = [argument(site, name) for site in sites(program, function)]
                         yield from (value for value in given if value is not None)
                 elif binding.kind in ("value", "item", "with") and binding.value is not None:
-                    yield binding.value
+                    yield _at(binding.value, binding.path) if binding.kind == "value" else binding.value
                 elif binding.kind == "aug":
                     yield binding.node  # with its operator
         case ast.Attribute():
             for source in program.sources:
                 for binding in source.attributes.get(ast.unparse(node), []):
                     if binding.value is not None:
-                        yield binding.node if binding.kind == "aug" else binding.value  # with its operator
+                        yield binding.node if binding.kind == "aug" else _at(binding.value, binding.path)
             yield from _of_property(program, node)
         case ast.Call():
             called = callee(program, node)
             if called is not None and called.name != "__init__":
                 yield from (value for value in returns(program, called) if value is not None)
+
+
+def _at(value: ast.AST, path: tuple[int, ...]) -> ast.AST:
+    """What stands at a place of a tuple that is written out; of another value all of it."""
+    for index in path:
+        if not isinstance(value, ast.Tuple | ast.List) or any(isinstance(each, ast.Starred) for each in value.elts):
+            return value
+        value = value.elts[index] if index < len(value.elts) else value
+    return value
 
 
 def _of_property(program: Program, node: ast.Attribute) -> Iterator[ast.AST]:

@@ -21,6 +21,7 @@ from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
 from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
+from lockstep.commands.lint.rules import splitting as splitting
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
 from lockstep.commands.lint.rules import twice as twice
