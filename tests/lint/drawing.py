@@ -27,8 +27,8 @@ class Masked(nn.Module):
         self.fc = nn.Linear(10, 2)
     def forward(self, x):
         return self.fc(x) * x.new_empty(len(x), 1).bernoulli_(0.9)
-def halves(data, **how):
-    order = torch.randperm(len(data), **how)
+def halves(data, generator=None):
+    order = torch.randperm(len(data), generator=generator)
     return Subset(data, order[:50]), Subset(data, order[50:])
 def main():
     dist.init_process_group("gloo")
@@ -93,7 +93,7 @@ DRAWING: list[tuple[str, str, str]] = [
     ),
     (
         "LS212",
-        APART + "train, rest = halves(data)",
+        APART + "train, rest = halves(data, torch.Generator().manual_seed(rank))",
         APART + "train, rest = halves(data, generator=torch.Generator().manual_seed(0))",
     ),
     (

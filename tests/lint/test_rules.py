@@ -9,13 +9,15 @@ from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
 from tests.lint.field import FIELD
 from tests.lint.mutations import OWN, RIGHT, WRONG
+from tests.lint.orders import ORDERS
+from tests.lint.processes import PROCESSES
 from tests.lint.shapes import BEFORE, SHAPES
 from tests.lint.values import VALUES
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE / "right").glob("*.py"))
 EVERY = frozenset(RULES)
-PROGRAMS = [*FIELD, *VALUES]
+PROGRAMS = [*FIELD, *VALUES, *PROCESSES, *ORDERS]
 
 
 def codes_in(text: str, folder: Path) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
-from lockstep.commands.lint.source import Function, class_of, parameters
+from lockstep.commands.lint.source import Function, class_of, function_of, parameters
 from lockstep.commands.lint.words import COMMON
 
 
@@ -14,7 +14,7 @@ def definition(program: Program, node: ast.AST) -> Function | ast.ClassDef | Non
     """The local function or class that a name means."""
     path, colon, name = qualified(program, node).partition(":")
     if not colon:
-        return None
+        return _cls(program, node)
     source = program.modules.get(Path(path))
     name, _, inner = name.partition(".")
     for binding in source.names.get(source.tree, {}).get(name, []) if source else []:
@@ -26,6 +26,15 @@ def definition(program: Program, node: ast.AST) -> Function | ast.ClassDef | Non
         if isinstance(binding.value, Function | ast.ClassDef):
             return binding.value
     return None
+
+
+def _cls(program: Program, node: ast.AST) -> ast.ClassDef | None:
+    """The class that `cls` is in its own methods."""
+    if not (isinstance(node, ast.Name) and node.id == "cls" and node in program.owner):
+        return None
+    inner = function_of(program.owner[node], node)
+    given = inner is not None and any(last_name(each) == "classmethod" for each in inner.decorator_list)
+    return class_of(program.owner[node], node) if given else None
 
 
 def method(program: Program, owner: ast.ClassDef, name: str, depth: int = 0) -> Function | None:
@@ -109,6 +118,8 @@ def _callee(program: Program, call: ast.Call) -> Function | None:
         return method(program, found, "__init__")
     if found is not None:
         return found
+    if "__call__" in program.methods and (owner := instance_of(program, call.func)) is not None:
+        return method(program, owner, "__call__") if not isinstance(call.func, ast.Call) else None
     if isinstance(call.func, ast.Attribute):
         own = class_of(program.owner[call], call)
         if isinstance(call.func.value, ast.Name) and call.func.value.id == "self" and own:

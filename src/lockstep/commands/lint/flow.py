@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition, method, sites
 from lockstep.commands.lint.depends import depends
@@ -102,7 +101,7 @@ def tainted(nodes: list[ast.AST], names: set[str]) -> set[str]:
     while True:
         size = len(found)
         for node in nodes:
-            if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List) and mentions(node.iter, found):
+            if isinstance(node, ast.For) and _written_out(node.iter) and mentions(node.iter, found):
                 found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
             if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -112,6 +111,13 @@ def tainted(nodes: list[ast.AST], names: set[str]) -> set[str]:
                         found |= {root_name(part) for part in parts} - {""}
         if len(found) == size:
             return found
+
+
+def _written_out(node: ast.expr) -> bool:
+    """(a, b), sums.values(), zip(a, b): a loop over a few numbers."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func) in ("values", "items", "zip", "enumerate") and "loader" not in ast.unparse(node)
+    return isinstance(node, ast.Tuple | ast.List)
 
 
 def mentions(node: ast.AST, names: set[str]) -> bool:
@@ -183,44 +189,6 @@ def first_read(program: Program, loop: Loop) -> ast.stmt | None:
         if function_of(source, each) is function_of(source, loop) and any(mentions(part, names) for part in parts):
             return each
     return None
-
-
-def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
-    """The calls that print or log what a loop added up, once it is over: in its function, or in that one's callers."""
-    nodes = own_nodes(program, loop)
-    names = tainted(nodes, added_up(loop))
-    within = set(ast.walk(loop))
-    last = loop.end_lineno or 0
-    for each in nodes:
-        if (
-            is_telling(each)
-            and isinstance(each, ast.Call)
-            and each not in within
-            and each.lineno > last
-            and mentions(each, names)
-        ):
-            yield each
-    function = function_of(program.owner[loop], loop)
-    if function is None or not _returns_any(function, names):
-        return
-    for site in sites(program, function):
-        for node in own_nodes(program, site.call):
-            if is_telling(node) and isinstance(node, ast.Call) and _tells(program, node, site.call):
-                yield node
-
-
-def _returns_any(function: Function, names: set[str]) -> bool:
-    return any(
-        isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in ast.walk(function)
-    )
-
-
-def _tells(program: Program, node: ast.Call, call: ast.Call) -> bool:
-    return any(
-        depends(program, part, lambda each: each is call)
-        for part in [*node.args, *(each.value for each in node.keywords)]
-        if not isinstance(part, ast.Constant)
-    )
 
 
 def text_around(program: Program, node: ast.AST, before: int = 2) -> str:

@@ -29,22 +29,46 @@ def _assigned(program: Program, owner: ast.ClassDef, text: str) -> list[Binding]
 def members(program: Program, made: ast.AST, name: str) -> list[Part]:
     """What `.name` of an object may be, by the call that made it, or by the class or the module that it is."""
     if isinstance(made, ast.ClassDef):
-        return _of_class(program, made, name)
+        return _shown(program, made, name) or _of_any(program, made, name)
     if not isinstance(made, ast.Call):
         return []
     owner = definition(program, made.func)
     if isinstance(owner, ast.ClassDef):
-        known = method(program, owner, name)
-        if known is not None:
-            shown = any("property" in last_name(each) for each in known.decorator_list)
-            returned = [each.value for each in ast.walk(known) if isinstance(each, ast.Return)] if shown else []
-            return [(each, ()) for each in returned if each is not None]
+        if method(program, owner, name) is not None:
+            return _shown(program, owner, name)
         bound = of_self(program, owner, f"self.{name}")
         found = [(each.value, each.path) for each in bound if each.kind in ("value", "with") and each.value is not None]
         return found or _field(program, owner, made, name) or _of_class(program, owner, name)
     if owner is None and last_name(made.func) in _BAGS:
         return [(each.value, ()) for each in made.keywords if each.arg == name]
     return _of_tuple(program, made, name)
+
+
+def _of_any(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:
+    """What a class says of a name itself, and what those who make a dataclass of it give for the field."""
+    made = _made(program).get(owner, [])
+    given = [part for call in made for part in _field(program, owner, call, name)]
+    return given if given and len(given) == len(made) else [*given, *_of_class(program, owner, name)]
+
+
+@remembered
+def _made(program: Program) -> dict[ast.ClassDef, list[ast.Call]]:
+    """The calls that make an object of each local class."""
+    found: dict[ast.ClassDef, list[ast.Call]] = {}
+    for call in program.calls:
+        owner = definition(program, call.func)
+        if isinstance(owner, ast.ClassDef):
+            found.setdefault(owner, []).append(call)
+    return found
+
+
+def _shown(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:
+    """What a property returns."""
+    known = method(program, owner, name)
+    if known is None or not any("property" in last_name(each) for each in known.decorator_list):
+        return []
+    returned = [each.value for each in ast.walk(known) if isinstance(each, ast.Return)]
+    return [(each, ()) for each in returned if each is not None]
 
 
 def _of_class(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition, sites
+from lockstep.commands.lint.calls import callee, definition, method, sites
 from lockstep.commands.lint.origins import is_ddp, origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function, Loop, above, function_of
@@ -82,6 +82,9 @@ def loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
                     found.append(made)
                 elif inner is None or made is node or isinstance(inner, ast.ClassDef) or _yields(inner):
                     waiting.extend(each for each in made.args if not isinstance(each, ast.Starred) and each is not node)
+                    waiting.extend(each.value for each in made.keywords if each.arg in ("iterable", "loader"))
+                    passed = method(program, inner, "__iter__") if isinstance(inner, ast.ClassDef) else inner
+                    waiting.extend(_run_over(passed) if passed is not None else [])
     return list(dict.fromkeys(found))
 
 
@@ -95,6 +98,16 @@ def _drawn(loop: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(loop) if counts else []:
         match node:
             case ast.Call(func=ast.Name(id="next"), args=[source, *_]):
+                yield source
+
+
+def _run_over(generator: Function) -> Iterator[ast.expr]:
+    """What a generator hands on: x of `for each in x: yield each`, of `yield from x`, and of `iter(x)`."""
+    for node in ast.walk(generator):
+        match node:
+            case ast.For(iter=source) if any(isinstance(each, ast.Yield) for each in ast.walk(node)):
+                yield source
+            case ast.YieldFrom(value=source) | ast.Call(func=ast.Name(id="iter"), args=[source]):
                 yield source
 
 

@@ -7,8 +7,8 @@ from lockstep.commands.lint.calls import callee, definition, sites
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.source import Function, above, function_of
+from lockstep.commands.lint.program import Program, last_name, remembered
+from lockstep.commands.lint.source import Function, above, function_of, parameters
 
 _RANK = re.compile(r"(^|_)rank$|^(local_)?process_index$|^proc_id$|^ngpus?_rank$|^rank_?id$")
 
@@ -61,7 +61,7 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
     """Which ranks a condition lets in: 1 one rank (or one a machine), -1 all but one, 0 it is about something else."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
-            return 1 if _rank_like(program, inner) else -side(program, inner, depth)
+            return 1 if rank_like(program, inner) else -side(program, inner, depth)
         case ast.BoolOp(op=ast.And(), values=values):
             return next((found for value in values if (found := side(program, value, depth)) > 0), 0) or next(
                 (found for value in values if (found := side(program, value, depth))), 0
@@ -69,7 +69,7 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
         case ast.BoolOp(op=ast.Or(), values=values):
             return next((found for value in values if (found := side(program, value, depth))), 0)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            if not (_rank_like(program, left) or _rank_like(program, right)):
+            if not (rank_like(program, left) or rank_like(program, right)):
                 return int(_first_gpu(left, op, right))
             return -1 if isinstance(op, ast.NotEq | ast.Gt | ast.NotIn | ast.IsNot) else 1
         case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -77,7 +77,7 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
                 return 0  # the function itself, which is true on all ranks
             if _FIRST.search(name.lower()):
                 return 1
-            if _rank_like(program, test):
+            if rank_like(program, test):
                 return -1
             made = origins(program, test) if depth < 4 else []
             return next(
@@ -100,7 +100,13 @@ def _first_gpu(left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool:
     return zero and bool(re.search(r"^(local_)?gpu(_?id)?$", last_name(left)))
 
 
-def _rank_like(program: Program, node: ast.AST) -> bool:
+def is_first(name: str) -> bool:
+    """Whether a name in lower case says that this is the first rank."""
+    return bool(_FIRST.search(name))
+
+
+def rank_like(program: Program, node: ast.AST) -> bool:
+    """Whether an expression is a rank, by what is in it or by where it comes from."""
     if any(is_rank(each) for each in ast.walk(node)):
         return True
     if not isinstance(node, ast.Name | ast.Attribute):
@@ -129,6 +135,12 @@ def guard(program: Program, node: ast.AST) -> ast.If | ast.IfExp | None:
     return found if isinstance(found, ast.If | ast.IfExp) else None
 
 
+def kept_out(program: Program, node: ast.AST) -> ast.AST | None:
+    """What keeps a part of the ranks from a place: a condition, or its function by a decorator."""
+    found = _guard(program, node)
+    return found if isinstance(found, ast.If | ast.IfExp | ast.BoolOp | Function) else None
+
+
 def _guard(program: Program, node: ast.AST) -> ast.AST | None:
     source = program.owner[node]
     inner: ast.AST = node
@@ -139,12 +151,14 @@ def _guard(program: Program, node: ast.AST) -> ast.AST | None:
                 return outer
         if isinstance(outer, ast.IfExp) and inner is outer.body and side(program, outer.test):
             return outer
+        if isinstance(outer, ast.BoolOp) and _behind(program, outer, inner):
+            return outer
         if early := _early(program, outer, inner):
             return early
         if isinstance(outer, ast.With) and any(_one_first(each.context_expr) for each in outer.items):
             return outer
         if isinstance(outer, Function):
-            if any(_rank_zero_decorator(each) for each in outer.decorator_list):
+            if any(only_on_one(program, each) for each in outer.decorator_list):
                 return outer
             return None
         inner = outer
@@ -168,11 +182,38 @@ def _one_first(node: ast.expr) -> bool:
     return bool(re.search(r"main_process_first|rank_zero_first|zero_first|one_rank_first|lock", name.lower()))
 
 
-def _rank_zero_decorator(node: ast.expr) -> bool:
+def _behind(program: Program, whole: ast.BoolOp, inner: ast.AST) -> bool:
+    """`rank == 0 and print(x)`, where that is a statement."""
+    if not (isinstance(whole.op, ast.And) and isinstance(program.owner[whole].parents[whole], ast.Expr)):
+        return False
+    before = whole.values[: whole.values.index(inner)] if isinstance(inner, ast.expr) else []
+    return any(side(program, each) for each in before)
+
+
+def only_on_one(program: Program, node: ast.expr) -> bool:
+    """Whether a decorator lets one rank alone run a function: by its name, or by what the local one does."""
     name = last_name(node.func) if isinstance(node, ast.Call) else last_name(node)
-    return bool(
-        re.search(r"rank_?zero_only|on_(local_)?main_process|main_process_only|one_rank_only|master_only", name)
-    )
+    if re.search(r"rank_?zero_only|on_(local_)?main_process|main_process_only|one_rank_only|master_only", name):
+        return True
+    found = definition(program, node.func if isinstance(node, ast.Call) else node)
+    return found is not None and _runs_on_one(program, found)
+
+
+@remembered
+def _runs_on_one(program: Program, decorator: Function | ast.ClassDef) -> bool:
+    """Whether a local decorator calls the function that it is given, and under a rank's condition alone."""
+    source = program.owner[decorator]
+    inner = [each for each in ast.walk(decorator) if isinstance(each, Function)]
+    given = {each.arg for function in inner for each in parameters(function)} - {"self"}
+    calls = []
+    for each in ast.walk(decorator):
+        if isinstance(each, ast.Call):
+            kept = source.attributes.get(ast.unparse(each.func), []) if isinstance(decorator, ast.ClassDef) else []
+            held = any(isinstance(one.value, ast.Name) and one.value.id in given for one in kept)
+            if (isinstance(each.func, ast.Name) and each.func.id in given) or held:
+                calls.append(each)
+    wraps = isinstance(decorator, ast.ClassDef) or len(inner) > 1
+    return wraps and bool(calls) and all(_guard(program, each) is not None for each in calls)
 
 
 def guarded(program: Program, node: ast.AST, depth: int = 0) -> bool:

@@ -174,6 +174,15 @@ def statement_of(source: Source, node: ast.AST) -> ast.stmt:
     return node
 
 
+def following(source: Source, node: ast.stmt) -> list[ast.stmt]:
+    """The statements after one in its own block."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(source.parents[node], name, None)
+        if isinstance(block, list) and node in block:
+            return block[block.index(node) + 1 :]
+    return []
+
+
 def silenced(source: Source, line: int, code: str) -> bool:
     """Whether a comment of the line says `noqa`, for all or for this code."""
     if not 1 <= line <= len(source.lines) or not (found := _NOQA.search(source.lines[line - 1])):

@@ -100,3 +100,25 @@ def waits(program: Program) -> Iterator[Hit]:
         nodes = list(ast.walk(step)) if step is not None else []
         if any(_named(each, "backward") for each in nodes):
             yield from (Hit(each) for each in nodes if _named(each, "barrier"))
+
+
+def event_of(program: Program, node: ast.AST) -> str:
+    """`batch` or `epoch`: what a handler of a training engine, or its step, runs after; nothing elsewhere."""
+    if not library(program, "ignite"):
+        return ""
+    function = function_of(program.owner[node], node)
+    if function is None:
+        return ""
+    if any(engine_step(program, call) is function for call in program.named.get("Engine", [])):
+        return "batch"
+    texts = [ast.unparse(each) for each in function.decorator_list]
+    for call in program.named.get("add_event_handler", []):
+        if len(call.args) > 1 and definition(program, call.args[1]) is function:
+            texts.append(ast.unparse(call))
+    for text in texts:
+        if "train" in text.partition(".")[0].lower() and "every=" not in text and "once=" not in text:
+            if "Events.EPOCH_" in text:
+                return "epoch"
+            if "Events.ITERATION_" in text:
+                return "batch"
+    return ""

@@ -1,24 +1,18 @@
-"""Rules about which device a process takes: by which number, and who tells it."""
+"""The rule about a device's number: which rank it comes from."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.source import Function
 
-
-def _global_rank(node: ast.AST) -> bool:
-    """dist.get_rank(), RANK, hvd.rank(), or a process's index over all machines."""
-    match node:
-        case ast.Call(func=function):
-            return last_name(function) in ("get_rank",) or ast.unparse(function) == "hvd.rank"
-        case ast.Constant(value="RANK" | "SLURM_PROCID" | "OMPI_COMM_WORLD_RANK"):
-            return True
-        case ast.Attribute(attr="process_index" | "global_rank" | "node_rank") | ast.Name(id="node_rank"):
-            return True
-    return False
+_GLOBAL = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+_HERE = re.compile(r"^tcp://(localhost|127\.0\.0\.1)\b|^(localhost|127\.0\.0\.1)$")
 
 
 @rule(
@@ -31,65 +25,118 @@ def _global_rank(node: ast.AST) -> bool:
     mend='local_rank = int(os.environ["LOCAL_RANK"])\ntorch.cuda.set_device(local_rank)',
 )
 def rank_as_device(program: Program) -> Iterator[Hit]:
-    """set_device, device() or device_ids of get_rank() or RANK, with no count of devices in it."""
+    """set_device, device(), device_ids, "cuda:..." of get_rank() or RANK, with no count of devices in it."""
     for node in _device_numbers(program):
-        if not depends(program, node, _global_rank) or _is_local(program, node):
-            continue
-        yield Hit(node)
-        return
+        kinds = _kinds(program, node)
+        if "global" in kinds and kinds <= {"global", "constant"}:
+            yield Hit(_place(program, node))
+            return
 
 
-def _is_local(program: Program, node: ast.AST) -> bool:
-    """Whether a number is cut to a machine's devices, or a local rank enters it, as a fallback does."""
+def _place(program: Program, node: ast.expr) -> ast.AST:
+    """Where a device was made of the number, if that is elsewhere."""
+    for made in origins(program, node):
+        named = isinstance(made, ast.Call) and last_name(made.func) in ("device", "format")
+        if named or isinstance(made, ast.JoinedStr) or (isinstance(made, ast.BinOp) and "cuda" in ast.unparse(made)):
+            return made
+    return node
 
-    def wanted(each: ast.AST) -> bool:
-        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
+
+def _kinds(program: Program, node: ast.AST, depth: int = 0) -> set[str]:
+    """What a number or a device's name is made of: a global or a local rank, a constant, or what can't be told."""
+    found = set[str]()
+    for made in origins(program, node) if depth < 8 else [node]:
+        found |= _kind(program, made, depth + 1)
+    return found
+
+
+def _kind(program: Program, made: ast.AST, depth: int) -> set[str]:
+    match made:
+        case ast.Constant():
+            return {"constant"}
+        case ast.JoinedStr(values=parts):
+            inner = [each.value for each in parts if isinstance(each, ast.FormattedValue)]
+            return _all(program, inner, depth)
+        case ast.BinOp(left=ast.Constant(value=str()), op=ast.Mod(), right=right):
+            return _all(program, right.elts if isinstance(right, ast.Tuple) else [right], depth)
+        case ast.BinOp(left=ast.Constant(value=str()), op=ast.Add(), right=right):
+            return _kinds(program, right, depth)
+        case ast.BinOp(op=ast.Mod()):
+            return {"local"}
+        case ast.BinOp():
+            return {"global"} if _given_as_rank(program, made) else {"unknown"}
+        case ast.Subscript(slice=ast.Constant(value=name)):
+            return {"global"} if name in _GLOBAL and not _one_machine(program) else {"unknown"}
+        case ast.Attribute(attr="process_index" | "global_rank" | "node_rank"):
+            return {"global"}
+        case ast.Call():
+            return _of_call(program, made, depth)
+    return {"unknown"}
+
+
+def _all(program: Program, nodes: list[ast.expr], depth: int) -> set[str]:
+    return {kind for each in nodes for kind in _kinds(program, each, depth)}
+
+
+def _of_call(program: Program, call: ast.Call, depth: int) -> set[str]:
+    name, first = last_name(call.func), next(iter(call.args), None)
+    if name in ("int", "str", "abs", "min") and first is not None:
+        return _kinds(program, first, depth)
+    if name == "device" and call.args:
+        return _kinds(program, call.args[-1], depth)
+    if name == "format" and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Constant):
+        return _all(program, call.args, depth)
+    if name in ("get", "getenv") and isinstance(first, ast.Constant):
+        known = first.value in _GLOBAL and not _one_machine(program)
+        return {"global", *_all(program, call.args[1:], depth)} if known else {"unknown"}
+    whole = name == "get_rank" and not call.keywords and not call.args
+    if whole or (name == "rank" and re.match(r"horovod\.|hvd\.", qualified(program, call.func))):
+        return {"unknown"} if _one_machine(program) else {"global"}
+    return {"unknown"}
+
+
+@remembered
+def _given_as_rank(program: Program, node: ast.AST) -> bool:
+    """Whether a computed number is what the group takes for the rank: node * gpus + gpu."""
+    ranks = [given(program, call, "rank") for call in program.named.get("init_process_group", [])]
+    return any(node in origins(program, each) for each in ranks if each is not None)
+
+
+@remembered
+def _one_machine(program: Program) -> bool:
+    """Whether the program's processes can only meet on one machine, where ranks and devices are counted alike."""
+    for call in program.named.get("init_process_group", []):
+        rank = given(program, call, "rank")
+        for made in origins(program, rank) if rank is not None else []:
+            owner = program.owner[made].scopes[made] if isinstance(made, ast.arg) else None
+            if isinstance(owner, Function) and any(site.spawned for site in sites(program, owner)):
+                return True  # the number that spawn gives
+        method = given(program, call, "init_method", 1)
+        if _HERE.match(str(constant(program, method))):
             return True
-        text = each.value if isinstance(each, ast.Constant) else last_name(each)
-        return isinstance(text, str) and bool(re.search("local|LOCAL", text))
-
-    return depends(program, node, wanted)
+    return any(
+        each.value is not None and isinstance(each.value, ast.expr) and _HERE.match(str(constant(program, each.value)))
+        for source in program.sources
+        for text in ("os.environ['MASTER_ADDR']", "environ['MASTER_ADDR']")
+        for each in source.attributes.get(text, [])
+    )
 
 
 def _device_numbers(program: Program) -> Iterator[ast.expr]:
+    """What is said to be a device, or its number."""
     for call in program.calls:
-        name = last_name(call.func)
-        if name == "set_device" and call.args:
-            yield call.args[0]
-        elif name == "device" and len(call.args) == 2 and qualified(program, call.func) == "torch.device":
-            yield call.args[1]
-        elif (
-            name == "device"
-            and call.args
-            and isinstance(call.args[0], ast.JoinedStr)
-            and "cuda" in ast.unparse(call.args[0])
-        ) or (
-            name == "cuda" and call.args and isinstance(call.func, ast.Attribute) and not qualified(program, call.func)
-        ):
+        name, meant = last_name(call.func), qualified(program, call.func)
+        if (name == "set_device" or meant in ("torch.device", "torch.cuda.device")) and call.args:
+            yield call.args[-1]
+        elif name in ("cuda", "to") and call.args and isinstance(call.func, ast.Attribute) and not meant:
             yield call.args[0]
         for keyword in call.keywords:
             if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List) and len(keyword.value.elts) == 1:
                 yield keyword.value.elts[0]
-
-
-@rule(
-    "LS304",
-    "local-rank-argument",
-    "the local rank is taken from the command line",
-    result="under torchrun each process has the default: all ranks use GPU 0 (or fail on an unknown argument)",
-    why="torchrun sets LOCAL_RANK in the environment, and passes no --local_rank",
-    mend='local_rank = int(os.environ["LOCAL_RANK"])',
-)
-def local_rank_argument(program: Program) -> Iterator[Hit]:
-    """An option --local_rank in a program that never reads LOCAL_RANK."""
-    if not program.whole or any(
-        re.search(r"LOCAL_RANK|LOCAL_PROCESS|SLURM_LOCALID|get_node_local_rank|deepspeed", source.text)
-        for source in program.sources
-    ):
-        return
-    if not any(re.search(r"(?<!def )(\.|\[['\"])local_rank\b", source.text) for source in program.sources):
-        return  # nobody reads it
-    for call in program.named.get("add_argument", []):
-        names = [each.value for each in call.args if isinstance(each, ast.Constant)]
-        if {"--local_rank", "--local-rank"} & set(names):
-            yield Hit(call)
+            elif keyword.arg in ("device", "device_id", "output_device", "map_location"):
+                yield keyword.value
+    for source in program.sources:
+        for text in ("os.environ['CUDA_VISIBLE_DEVICES']", "environ['CUDA_VISIBLE_DEVICES']"):
+            for binding in source.attributes.get(text, []):
+                if isinstance(binding.value, ast.expr):
+                    yield binding.value

@@ -4,11 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import first_read, is_reduced, own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, inside, loaders_of
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.ranks import on_rank
+from lockstep.commands.lint.ranks import is_rank, on_rank
 from lockstep.commands.lint.roles import (
     constant,
     evaluation_loaders,
@@ -40,7 +41,20 @@ def shared_out(program: Program, loader: ast.Call) -> bool:
     node = of_loader(program, loader, "dataset")
     made += [each for each in origins(program, node) if isinstance(each, ast.Call)] if node is not None else []
     known = [each for each in made if last_name(each.func) in ("Subset", "Shares") or each in samplers(program, loader)]
-    return any(on_rank(program, argument) for each in known for argument in each.args)
+    if any(on_rank(program, argument) for each in known for argument in each.args):
+        return True
+    given_to = [argument for each in made for argument in [*each.args, *(key.value for key in each.keywords)]]
+    return any(depends(program, argument, _every_nth) for argument in given_to)
+
+
+def _every_nth(node: ast.AST) -> bool:
+    """files[rank::world_size]: what a rank takes for itself."""
+    return (
+        isinstance(node, ast.Slice)
+        and node.lower is not None
+        and node.step is not None
+        and any(is_rank(each) for each in ast.walk(node.lower))
+    )
 
 
 @rule(

@@ -4,8 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, tainted
+from lockstep.commands.lint.calls import callee, default, sites
+from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, reduces, root_name, tainted
 from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.places import loaders_of
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.roles import constant, of_loader, sharding
@@ -13,7 +15,7 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import uneven_means
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.rules.metrics import shared_loops
-from lockstep.commands.lint.source import Binding, Loop
+from lockstep.commands.lint.source import Binding, Loop, function_of
 
 
 @rule(
@@ -42,9 +44,14 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
         for name, place in _unweighted(program, loop):
             names = tainted(nodes, {name})
             for node in nodes:
-                if _divides_by_batches(program, node, names, loop) or _mean_of_list(node, name, place):
+                if (
+                    _divides_by_batches(program, node, names, loop)
+                    or _mean_of_list(node, name, place)
+                    or _sum_beside_count(program, node, names, loop)
+                ):
                     yield Hit(place)
                     break
+        yield from (Hit(call) for call in _metered(program, loop))
 
 
 def _divides_by_batches(program: Program, node: ast.AST, names: set[str], loop: Loop) -> bool:
@@ -53,6 +60,28 @@ def _divides_by_batches(program: Program, node: ast.AST, names: set[str], loop: 
         case ast.BinOp(op=ast.Div(), left=left, right=right):
             return mentions(left, names) and _counts_batches(program, right, loop)
     return False
+
+
+def _sum_beside_count(program: Program, node: ast.AST, names: set[str], loop: Loop) -> bool:
+    """torch.tensor([total, len(loader)]): handed on to be reduced and divided, with no number of samples beside."""
+    match node:
+        case ast.Call(args=[ast.List(elts=[total, count]) | ast.Tuple(elts=[total, count]), *_]):
+            return mentions(total, names) and _counts_batches(program, count, loop)
+    return False
+
+
+def _metered(program: Program, loop: Loop) -> Iterator[ast.Call]:
+    """meter.update(loss.item()), of a meter that counts it as one sample: `def update(self, value, n=1)`."""
+    for node in ast.walk(loop):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="update" | "add"), args=[value], keywords=[]) if _is_mean(
+                program, value
+            ):
+                function = callee(program, node)
+                counts = function.args.args[2:] if function is not None else []
+                size = default(function, counts[0].arg) if function is not None and len(counts) == 1 else None
+                if isinstance(size, ast.Constant) and size.value == 1:
+                    yield node
 
 
 def _mean_of_list(node: ast.AST, name: str, place: ast.AST) -> bool:
@@ -68,18 +97,59 @@ def _mean_of_list(node: ast.AST, name: str, place: ast.AST) -> bool:
 
 
 def _means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST]) -> Iterator[Hit]:
-    """A rank's own mean handed to all_reduce, of shares that a script cuts itself: they are of unequal sizes."""
+    """A rank's own mean handed to a reduction, of shares that a script cuts itself: they are of unequal sizes."""
     names = added_up(loop)
     for node in nodes:
-        if isinstance(node, ast.Call) and last_name(node.func) in ("all_reduce", "allreduce", "reduce") and node.args:
-            for made in [node.args[0], *(b.value for b in _bound(program, node.args[0]) if b.value is not None)]:
-                for each in ast.walk(made):
-                    match each:
-                        case ast.BinOp(left=left, op=ast.Div(), right=right) if mentions(left, names) and mentions(
-                            right, names
-                        ):
-                            yield Hit(node)
-                            return
+        if isinstance(node, ast.Call) and reduces(program, node):
+            for part in _given(node):
+                quotients = [made for made in _made(program, part) if _is_quotient(made, names)]
+                if quotients and not any(mentions(each, names) for each in _given(node) if each is not part):
+                    yield Hit(node)
+                    return
+    yield from _returned_means(program, loop, names)
+
+
+def _returned_means(program: Program, loop: Loop, names: set[str]) -> Iterator[Hit]:
+    """world_mean(evaluate(...)), where evaluate returns a quotient of its own sums."""
+    function = function_of(program.owner[loop], loop)
+    values = returns(program, function) if function is not None else []
+    means = [value for value in values if value and any(_is_quotient(each, names) for each in _made(program, value))]
+    if function is None or not means or len(means) < len(values) or any(isinstance(v, ast.Tuple) for v in means):
+        return
+    for site in sites(program, function):
+        for node in own_nodes(program, site.call):
+            if (
+                isinstance(node, ast.Call)
+                and node is not site.call
+                and reduces(program, node)
+                and len(_given(node)) == 1
+                and any(site.call in ast.walk(made) for made in _made(program, _given(node)[0]))
+            ):
+                yield Hit(node)
+                return
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(each.value for each in call.keywords)]
+
+
+def _made(program: Program, node: ast.expr) -> Iterator[ast.AST]:
+    """A value, and what the names in it were bound to."""
+    yield node
+    for name in ast.walk(node):
+        if isinstance(name, ast.Name):
+            yield from (each.value for each in _bound(program, name) if each.value is not None)
+
+
+def _is_quotient(node: ast.AST, names: set[str]) -> bool:
+    """Whether a value holds correct / total, both of the loop's sums."""
+    return any(
+        isinstance(each, ast.BinOp)
+        and isinstance(each.op, ast.Div)
+        and mentions(each.left, names)
+        and mentions(each.right, names)
+        for each in ast.walk(node)
+    )
 
 
 def _bound(program: Program, node: ast.expr) -> list[Binding]:
@@ -90,9 +160,7 @@ def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
     """`total += loss.item()`, or a list of such, where the loss is a mean over the batch."""
     for node in ast.walk(loop):
         match node:
-            case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=value):
-                pass
-            case ast.AugAssign(op=ast.Add(), target=ast.Subscript(value=ast.Name(id=name)), value=value):
+            case ast.AugAssign(op=ast.Add(), target=target, value=value) if name := root_name(target):
                 pass
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]):
                 pass
@@ -137,7 +205,7 @@ def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:
             made = [one for one in origins(program, each.args[0]) if one in loaders_of(program, loop)]
             if made:
                 return True
-    return isinstance(node, ast.Name | ast.Subscript) and any(
+    return isinstance(node, ast.Name | ast.Subscript | ast.Attribute) and any(
         isinstance(each, ast.AugAssign)
         and ast.unparse(each.target) == ast.unparse(node)
         and isinstance(each.value, ast.Constant)

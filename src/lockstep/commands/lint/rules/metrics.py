@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, tainted, told_after
+from lockstep.commands.lint.flow import added_up, is_reduced, is_telling, mentions, own_nodes, tainted
 from lockstep.commands.lint.origins import made_by
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, qualified
@@ -15,7 +15,9 @@ from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
-from lockstep.commands.lint.source import Function, Loop, function_of
+from lockstep.commands.lint.shares import in_function, reads
+from lockstep.commands.lint.source import Function, Loop, Source, following, function_of, statement_of
+from lockstep.commands.lint.told import told_after, told_by_objects
 
 _BEST = re.compile(r"best|lowest|highest|\b(min|max)_(loss|acc|auc|err|val|score|metric)|record\b")
 
@@ -42,12 +44,26 @@ def told_unreduced(program: Program) -> Iterator[Hit]:
         trained = step_loops(program)
         for loop, _ in shared_loops(program):
             if loop in trained and not is_reduced(program, loop):
-                for call in told_after(program, loop):
+                for call in [*told_after(program, loop), *told_by_objects(program, loop)]:
                     if not _says_own(call):
                         yield Hit(call)
                         break
+        for loop, _ in shared_loops(program):
+            yield from _told_too_early(program, loop)
     yield from (Hit(call) for call in unsynced(program))
     yield from _metrics_apart(program)
+
+
+def _told_too_early(program: Program, loop: Loop) -> Iterator[Hit]:
+    """A number that was computed before the sums were reduced, and is told after."""
+    for reading in in_function(program, loop):
+        for call in ast.walk(reading.node) if isinstance(reading.node, ast.Expr) else []:
+            told = (
+                isinstance(call, ast.Call) and is_telling(call) and any(reads(each, reading.own) for each in call.args)
+            )
+            if told and isinstance(call, ast.Call) and not _says_own(call) and guarded(program, call):
+                yield Hit(call, "computed before the reduction")
+                return
 
 
 def _says_own(call: ast.Call) -> bool:
@@ -79,21 +95,52 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
     """`if accuracy > best` with a number that evaluation made over its own part."""
     yield from watched(program)
     yield from _plateaus(program)
-    for loop, _ in shared_loops(program):
-        if is_reduced(program, loop):
-            continue
+    compared = [each for source in program.sources for each in _best_kept(source)]
+    for loop, _ in shared_loops(program) if compared else []:
         function = function_of(program.owner[loop], loop)
+        if is_reduced(program, loop):
+            early = {each.node: each.own for each in in_function(program, loop)}
+            for node in compared:
+                above = statement_of(program.owner[node], node)
+                if above in early and reads(node, early[above]):
+                    yield Hit(node, "computed before the reduction")
+            continue
         names = tainted(own_nodes(program, loop), added_up(loop))
-        for source in program.sources:
-            for node in source.nodes:
-                if isinstance(node, ast.Compare) and _BEST.search(ast.unparse(node).lower()):
-                    here = (
-                        function_of(source, node) is function
-                        and program.owner[loop] is source
-                        and mentions(node, names)
-                    )
-                    if here or (function is not None and _comes_from(program, node, function)):
-                        yield Hit(node)
+        for node in compared:
+            source = program.owner[node]
+            here = function_of(source, node) is function and program.owner[loop] is source and mentions(node, names)
+            if here or (function is not None and _comes_from(program, node, function)):
+                yield Hit(node)
+
+
+def _best_kept(source: Source) -> Iterator[ast.Compare]:
+    """The comparisons of a number with the best one so far: by its name, or because it takes its place.
+
+    `if score > self.top: self.top = score`.
+    """
+    for node in source.nodes:
+        if not isinstance(node, ast.Compare):
+            continue
+        if _BEST.search(ast.unparse(node).lower()):
+            yield node
+        elif len(node.ops) == 1 and isinstance(node.ops[0], ast.Gt | ast.GtE | ast.Lt | ast.LtE):
+            left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+            above = statement_of(source, node)
+            block = [above, *following(source, above)]
+            if isinstance(above, ast.If) and any(
+                _takes_place(each, left, right) for part in block for each in ast.walk(part)
+            ):
+                yield node
+
+
+def _takes_place(node: ast.AST, left: str, right: str) -> bool:
+    if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Constant):
+        return False
+    pairs = [(node.targets[0], node.value)]
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+            pairs = list(zip(targets, values, strict=False))
+    return any({ast.unparse(target), ast.unparse(value)} == {left, right} for target, value in pairs)
 
 
 def _plateaus(program: Program) -> Iterator[Hit]:

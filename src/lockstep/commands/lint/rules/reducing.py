@@ -1,13 +1,18 @@
 """Rules about a reduction and what is done with its result."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.flow import is_reduction, own_nodes
+from lockstep.commands.lint.origins import made_by
+from lockstep.commands.lint.places import over_loader
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, Loop, function_of
+from lockstep.commands.lint.rules.metrics import shared_loops
+from lockstep.commands.lint.shares import in_function
+from lockstep.commands.lint.source import Function, Loop, Source, above, function_of
 
 
 @rule(
@@ -39,6 +44,40 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
             same = {each.id for argument in call.args for each in ast.walk(argument) if isinstance(each, ast.Name)}
             if not read and function_of(source, call) is not None and name.strip("_") and name not in same:
                 yield Hit(call)
+    for loop, _ in shared_loops(program):
+        yield from _sums_dropped(program, loop)
+
+
+def _sums_dropped(program: Program, loop: Loop) -> Iterator[Hit]:
+    """dist.all_reduce(t), where t was made of a loop's sums; below, these are read, and t is not."""
+    known = in_function(program, loop)
+    if not (readings := list(known)):
+        return
+    source = program.owner[loop]
+    for call in own_nodes(program, loop):
+        if not isinstance(call, ast.Call) or not isinstance(source.parents[call], ast.Expr) or not call.args:
+            continue
+        into, given = call.args[0], call.args[1 if last_name(call.func).startswith("all_gather") else 0 :]
+        if last_name(call.func) not in ("all_reduce", "all_gather", "all_gather_object") or not given:
+            continue
+        if not isinstance(into, ast.Name) or definition(program, call.func) or _is_a_wait(call):
+            continue
+        below = [each for each in readings if each.node.lineno > call.lineno]
+        loads = [
+            each
+            for each in own_nodes(program, call)
+            if isinstance(each, ast.Name) and each.id == into.id and isinstance(each.ctx, ast.Load)
+        ]
+        made = [each.node for each in bindings(program, into, into.id) if each.kind == "value"]
+        here = any(_same_pass(source, each, call) for each in made)
+        if below and here and call.lineno > loop.lineno and not any(each.lineno > call.lineno for each in loads):
+            yield Hit(call)
+
+
+def _same_pass(source: Source, one: ast.AST, other: ast.AST) -> bool:
+    """Whether two places stand in the same pass of the same loops: what is bound at one is gone in the next pass."""
+    around = [[each for each in above(source, node) if isinstance(each, Loop)] for node in (one, other)]
+    return around[0] == around[1]
 
 
 def _never_read(program: Program, call: ast.Call) -> bool:
@@ -80,16 +119,27 @@ def _returns_reduced(program: Program, call: ast.Call) -> bool:
     """accelerator.gather(x), hvd.allreduce(x), or a local function that reduces a copy and returns it."""
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     name = last_name(call.func)
-    if name in ("reduce", "gather", "gather_for_metrics") and "accelerator" in owner:
+    if name in ("reduce", "gather", "gather_for_metrics") and (
+        "accelerator" in owner or _of(program, call, "Accelerator")
+    ):
+        return True
+    if re.match(r"torch\.distributed\.(nn|_functional_collectives)\b.*\.all_\w+$", qualified(program, call.func)):
+        return True
+    if name in ("all_reduce", "all_gather") and _of(program, call, "Fabric"):
         return True
     if qualified(program, call.func).startswith("timm.utils.") and name == "reduce_tensor":
         return True
-    if (name == "allreduce" and owner == "hvd") or (
+    if (name == "allreduce" and (owner == "hvd" or qualified(program, call.func).startswith("horovod."))) or (
         name in ("all_reduce", "all_gather") and owner.endswith(("fabric", "idist"))
     ):
         return True
     function = callee(program, call)
     return function is not None and _reduces_a_copy(program, function)
+
+
+def _of(program: Program, call: ast.Call, kind: str) -> bool:
+    """Whether a call is a method's of what this class of a framework made."""
+    return isinstance(call.func, ast.Attribute) and bool(made_by(program, call.func.value, kind))
 
 
 def _writes_back(node: ast.AST) -> bool:
@@ -100,12 +150,14 @@ def _writes_back(node: ast.AST) -> bool:
 
 
 @remembered
-def _reduces_a_copy(_: Program, function: Function) -> bool:
+def _reduces_a_copy(program: Program, function: Function) -> bool:
     """Whether a function is about a reduction of a copy, and returns it."""
     nodes = list(ast.walk(function))
     if not any(is_reduction(each) for each in nodes):
         return False
-    if any(_writes_back(each) for each in nodes):
+    if any(_writes_back(each) for each in nodes) or any(
+        isinstance(each, Loop) and over_loader(program, each) for each in nodes
+    ):
         return False
     copies = ("clone", "tensor", "as_tensor", "stack")
     copied = any(isinstance(each, ast.Call) and last_name(each.func) in copies for each in nodes)

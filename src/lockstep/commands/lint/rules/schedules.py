@@ -1,27 +1,20 @@
 """Rules about learning rate schedules: how often they are stepped."""
 
 import ast
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 
-from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.learning import is_n
-from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import LOADERS, loops, step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import on_world
-from lockstep.commands.lint.roles import constant, given, library
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.ranks import guard
+from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.by_accelerate import steps_of_all
 from lockstep.commands.lint.rules.by_lightning import wrong_interval
-
-
-def _schedulers(program: Program) -> list[ast.Call]:
-    return [
-        call
-        for call in program.calls
-        if ".lr_scheduler." in qualified(program, call.func)
-        or re.match(r"get_\w*schedule\w*$|get_scheduler$", last_name(call.func))
-    ]
+from lockstep.commands.lint.rules.lengths import Lengths, lengths, schedulers
+from lockstep.commands.lint.rules.stepping import Step, epoch_loops, steps
+from lockstep.commands.lint.rules.units import last_of
+from lockstep.commands.lint.source import Loop, above
 
 
 @rule(
@@ -34,91 +27,50 @@ def _schedulers(program: Program) -> list[ast.Call]:
     mend="scheduler = CosineAnnealingLR(optimizer, T_max=epochs * len(loader))  # and one step() a batch",
 )
 def scheduler_steps(program: Program) -> Iterator[Hit]:
-    """step() per batch and per epoch; per batch with a count of epochs; once a process."""
-    training = step_loops(program)
+    """step() per batch and per epoch; per batch with a count of epochs, and the other way; once a process."""
     yield from wrong_interval(program)
-    for scheduler in _schedulers(program):
-        in_batch, in_epoch = [], []
-        for call in program.named.get("step", []):
-            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if owner is None or scheduler not in origins(program, owner):
-                continue
-            for path in loops(program, call):
-                if any(loop in training for loop in path):
-                    in_batch.append(call)
-                elif path:
-                    in_epoch.append(call)
-                if path and isinstance(path[0], ast.For) and _runs_over_ranks(path[0]):
-                    yield Hit(call, "once for each process")
-                    return
-        if in_batch and in_epoch and not set(in_batch) & set(in_epoch):
-            yield Hit(in_epoch[0], "after each batch and after each epoch")
-        elif in_batch and _counts_epochs(program, scheduler):
-            yield Hit(in_batch[0], "after each batch, made for epochs")
-        elif in_epoch and not in_batch and last_name(scheduler.func) == "OneCycleLR":
-            yield Hit(in_epoch[0], "OneCycleLR counts batches")
-        elif in_batch and _already_shared(program, scheduler):
-            yield Hit(scheduler, "prepared by Accelerate, which steps it once for each process")
-        elif in_epoch and not in_batch and _stepped_by_all(program, scheduler):
-            yield Hit(in_epoch[0], "prepared by Accelerate, which steps it once for each process")
-        elif in_epoch and not in_batch and _counts_batches(program, scheduler):
-            yield Hit(in_epoch[0], "after each epoch, made for batches")
-        elif in_batch and not in_epoch and _same_count(program, scheduler, in_batch[0]):
-            yield Hit(in_batch[0], "after each batch, made for epochs")
+    for scheduler in schedulers(program):
+        hit = _judged(program, scheduler)
+        if hit is not None:
+            yield hit
 
 
-_LENGTHS = ("T_max", "total_iters", "total_steps", "num_training_steps")
+def _judged(program: Program, scheduler: ast.Call) -> Hit | None:
+    known = [each for each in steps(program, scheduler) if not each.told]
+    for step in known:
+        if step.loops and isinstance(step.loops[0], ast.For) and _runs_over_ranks(step.loops[0]):
+            return Hit(step.call, "once for each process")
+        if distributed(program) and step.kind != "other" and _on_some_ranks(program, step):
+            return Hit(step.call, "on a part of the ranks")
+    in_batch = [each for each in known if each.kind == "batch"]
+    in_epoch = [each for each in known if each.kind == "epoch"]
+    if twice := _twice(in_batch, in_epoch):
+        return twice
+    found = lengths(program, scheduler)
+    shared = steps_of_all(program, scheduler, found, bool(in_batch), [each.call for each in in_epoch])
+    if shared is not None:
+        return shared
+    if in_epoch and not in_batch and _made_for_batches(program, scheduler, found):
+        return Hit(in_epoch[0].call, "after each epoch, made for batches")
+    plain = [each for each in in_batch if not each.sometimes]
+    if plain and not in_epoch and _made_for_epochs(program, scheduler, found, plain[0]):
+        return Hit(plain[0].call, "after each batch, made for epochs")
+    return None
 
 
-def _length(program: Program, scheduler: ast.Call) -> ast.expr | None:
-    """The number of steps that a schedule is made for."""
-    places = {"CosineAnnealingLR": 1, "PolynomialLR": 1, "OneCycleLR": 2}
-    place = places.get(last_name(scheduler.func), -1)
-    return next((found for name in _LENGTHS if (found := given(program, scheduler, name, place)) is not None), None)
+def _twice(in_batch: list[Step], in_epoch: list[Step]) -> Hit | None:
+    """Stepped by two calls, each of which always comes."""
+    batch = [each for each in in_batch if not each.sometimes]
+    epoch = [each for each in in_epoch if not each.sometimes]
+    if batch and epoch and not {each.call for each in batch} & {each.call for each in epoch}:
+        return Hit(epoch[0].call, "after each batch and after each epoch")
+    return None
 
 
-def _counts_batches(program: Program, scheduler: ast.Call) -> bool:
-    """T_max=epochs * len(loader)."""
-    count = _length(program, scheduler)
-    return count is not None and depends(program, count, _loader_length(program))
-
-
-def _loader_length(program: Program) -> Callable[[ast.AST], bool]:
-    def wanted(node: ast.AST) -> bool:
-        if not (isinstance(node, ast.Call) and last_name(node.func) == "len" and node.args):
-            return False
-        made = [each for each in origins(program, node.args[0]) if isinstance(each, ast.Call)]
-        return bool(made) and all(last_name(each.func) in LOADERS for each in made)
-
-    return wanted
-
-
-def _same_count(program: Program, scheduler: ast.Call, step: ast.Call) -> bool:
-    """total_iters=100, stepped in each batch of range(100) epochs."""
-    count = constant(program, _length(program, scheduler))
-    if not isinstance(count, int) or last_name(scheduler.func) not in ("CosineAnnealingLR", "PolynomialLR", "LinearLR"):
-        return False
-    if last_name(scheduler.func) == "LinearLR" and given(program, scheduler, "end_factor", 2) is None:
-        return False  # a warm-up, as it is by default
-    for path in loops(program, step):
-        for loop in path:
-            match loop:
-                case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[*_, last])):
-                    if constant(program, last) == count:
-                        return True
-    return False
-
-
-def _stepped_by_all(program: Program, scheduler: ast.Call) -> bool:
-    """A schedule of epochs that Accelerate prepares: it is stepped as many times as there are processes."""
-    is_prepared = any(
-        scheduler in origins(program, each) for call in program.named.get("prepare", []) for each in call.args
-    )
-    told = ("split_batches", "step_scheduler_with_optimizer")
-    if not is_prepared or any(each.arg in told for call in program.calls for each in call.keywords):
-        return False
-    parts = [*scheduler.args[1:], *(each.value for each in scheduler.keywords)]
-    return library(program, "accelerate") and not any(on_world(program, part) for part in parts)
+def _on_some_ranks(program: Program, step: Step) -> bool:
+    """Whether a condition within the loop lets a part of the ranks step."""
+    found = guard(program, step.call)
+    return found is not None and bool(set(step.loops) & set(above(program.owner[found], found)))
 
 
 def _runs_over_ranks(loop: ast.For) -> bool:
@@ -128,49 +80,54 @@ def _runs_over_ranks(loop: ast.For) -> bool:
     return False
 
 
-def _counts_epochs(program: Program, scheduler: ast.Call) -> bool:
-    """CosineAnnealingLR(T_max=epochs): by a name of epochs, in which no number of batches enters."""
-    if last_name(scheduler.func) != "CosineAnnealingLR":
+def _made_for_batches(program: Program, scheduler: ast.Call, found: Lengths) -> bool:
+    """T_max=epochs * len(loader); a number of steps that is written out, and of more than the epochs."""
+    if found.converted:
         return False
-    count = given(program, scheduler, "T_max", 1)
-    if count is None or depends(
-        program, count, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "len"
-    ):
+    if any(each.of_batches for each in found.units):
+        return True
+    if last_name(scheduler.func) == "CyclicLR":
+        return given(program, scheduler, "step_size_up", 3) is None  # 2,000 by default
+    numbers = [each for each in found.numbers if isinstance(each, int)]
+    counts = _epochs(program, epoch_loops(program))
+    if last_name(scheduler.func) != "OneCycleLR" or len(numbers) != 1 or len(counts) != 1:
         return False
-    if depends(program, count, lambda node: bool(re.search(r"steps|iters|batches", last_name(node).lower()))):
-        return False
-    return bool(re.search(r"epochs?$", last_name(count).lower()))
+    return numbers[0] >= 10 * max(counts)
 
 
-def _already_shared(program: Program, scheduler: ast.Call) -> bool:
-    """A schedule of len(loader) steps of a loader that was prepared before, which is then prepared itself."""
-    is_prepared = [
-        call
-        for call in program.named.get("prepare", [])
-        if any(scheduler in origins(program, each) for each in call.args)
-    ]
-    if (
-        not is_prepared
-        or not library(program, "accelerate")
-        or any(
-            each.arg in ("split_batches", "step_scheduler_with_optimizer")
-            for call in program.calls
-            for each in call.keywords
-        )
-    ):
+def _made_for_epochs(program: Program, scheduler: ast.Call, found: Lengths, step: Step) -> bool:
+    """T_max=epochs, in which no number of batches enters; or a number that is the epochs' own."""
+    name = last_name(scheduler.func)
+    if found.converted or (found.of_function and any(each.of_batches or each.vague for each in found.units)):
         return False
-    before = [call for call in program.named["prepare"] if call.lineno < scheduler.lineno and call not in is_prepared]
+    if any(each.of_epochs for each in found.units):
+        return True
+    if not epoch_loops(program) & set(step.loops):
+        return False
+    numbers = [each for each in found.numbers if isinstance(each, int)]
+    if name == "ReduceLROnPlateau":
+        patience = constant(program, given(program, scheduler, "patience", 3) or ast.Constant(10))
+        return isinstance(patience, int) and patience <= 10
+    gamma = given(program, scheduler, "gamma", 1 if name == "ExponentialLR" else 2) or ast.Constant(0.1)
+    factor = constant(program, gamma)
+    if name == "ExponentialLR":
+        return isinstance(factor, float) and 0 < factor <= 0.97
+    most = max(_epochs(program, step.loops), default=0)
+    if name in ("StepLR", "MultiStepLR"):
+        falls = isinstance(factor, float) and 0 < factor <= 0.5
+        return falls and bool(numbers) and max(numbers) <= most and most >= 3
+    ends = name != "LinearLR" or given(program, scheduler, "end_factor", 2) is not None  # else a warm-up
+    return ends and most in numbers and name in ("CosineAnnealingLR", "PolynomialLR", "OneCycleLR", "LinearLR")
 
-    def counted(node: ast.AST) -> bool:
-        if not (isinstance(node, ast.Call) and last_name(node.func) == "len" and node.args):
-            return False
-        return any(
-            set(origins(program, node.args[0])) & set(origins(program, each)) for call in before for each in call.args
-        )
 
-    parts = [*scheduler.args[1:], *(each.value for each in scheduler.keywords)]
-    return (
-        bool(before)
-        and any(depends(program, part, counted) for part in parts)
-        and not any(on_world(program, part) for part in parts)
-    )
+def _epochs(program: Program, around: Iterable[Loop]) -> set[int]:
+    """The numbers that loops over epochs count to: as they are written out, or an option's default."""
+    found = set()
+    for loop in epoch_loops(program) & set(around):
+        last = last_of(loop)
+        number = constant(program, last)
+        if number is ... and isinstance(last, ast.Name | ast.Attribute):
+            number = constant(program, option(program, last_name(last))[1])
+        if isinstance(number, int):
+            found.add(number)
+    return found

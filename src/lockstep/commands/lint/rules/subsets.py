@@ -11,6 +11,7 @@ from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_rank
 from lockstep.commands.lint.roles import constant, datasets, given, loaders, of_loader, samplers, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.overlap import apart, on_training_samples
 from lockstep.commands.lint.rules.sets import in_hooks, misnamed
 from lockstep.commands.lint.source import Function, Loop, function_of, statement_of
 
@@ -48,6 +49,7 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
         sets = _uncut([each for each in origins(program, node) if isinstance(each, ast.Call)], program)
         own = [each for each in sets if each in known or isinstance(definition(program, each.func), ast.ClassDef)]
         same = bool(own) and set(own) <= of_training and not _made_apart(program, node, trained)
+        same = same and not apart(program, loader)
         wrong = bool(own) and all(
             each in known and constant(program, given(program, each, "train", 1)) is True for each in own
         )
@@ -55,6 +57,7 @@ def test_over_training_set(program: Program) -> Iterator[Hit]:
         shared = of_training & set(sets)
         if not chosen and ((len(own) == len(sets) and (same or wrong)) or named):
             yield Hit(own[0] if wrong and not shared and not named else loader)
+    yield from on_training_samples(program)
     yield from _of_another_length(program)
     yield from misnamed(program)
     yield from in_hooks(program)

@@ -1,4 +1,4 @@
-"""Rules about the life of the process group: what comes before it, and its end."""
+"""The rule about what comes before the process group."""
 
 import ast
 from collections.abc import Iterator
@@ -8,37 +8,10 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import library, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.collectives import collectives
+from lockstep.commands.lint.rules.early import too_early
 from lockstep.commands.lint.source import Source, above, function_of, statement_of
 
 _ASKING = ("torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.barrier")
-
-
-@rule(
-    "LS306",
-    "init-without-end",
-    "the process group is never destroyed",
-    result="with NCCL a warning at each end, and now and then a hang or an abort after the last line of the training",
-    why="init_process_group starts threads that destroy_process_group ends",
-    mend="dist.destroy_process_group()  # the last line of what each rank runs",
-)
-def init_without_end(program: Program) -> Iterator[Hit]:
-    """init_process_group in a program that never says destroy_process_group."""
-    if (
-        any("destroy_process_group" in source.text for source in program.sources)
-        or library(program, "deepspeed")
-        or not program.whole
-    ):
-        return
-    calls = [each for each in program.named.get("init_process_group", []) if definition(program, each.func) is None]
-    for call in calls[:1]:
-        source = program.owner[call]
-        started = any(program.owner[each] is program.root for each in calls) or len(program.sources) > 1
-        if started and (_is_program(program) or source is program.root):
-            yield Hit(call)
-
-
-def _is_program(program: Program) -> bool:
-    return "__main__" in program.root.text
 
 
 @rule(
@@ -50,7 +23,15 @@ def _is_program(program: Program) -> bool:
     mend="dist.init_process_group(backend)\nrank = dist.get_rank()",
 )
 def used_before_init(program: Program) -> Iterator[Hit]:
-    """A collective, get_rank() or DDP above init_process_group in one block."""
+    """A collective, get_rank() or DDP above init_process_group, in one block or by the order of calls."""
+    told = set[ast.AST]()
+    for call in [*_in_a_block(program), *too_early(program)]:
+        if call not in told:
+            told.add(call)
+            yield Hit(call)
+
+
+def _in_a_block(program: Program) -> Iterator[ast.Call]:
     users = [
         *collectives(program),
         *wrapped(program),
@@ -84,7 +65,7 @@ def used_before_init(program: Program) -> Iterator[Hit]:
                     and not asks
                     and len(started) == 1
                 ):
-                    yield Hit(call)
+                    yield call
         if function is not None:
             for call in users:
                 top = function_of(program.owner[call], call) is None and program.owner[call] is program.root
@@ -97,7 +78,7 @@ def used_before_init(program: Program) -> Iterator[Hit]:
                         for site in sites(program, function)
                     )
                 ):
-                    yield Hit(call)
+                    yield call
         for call in users:
             same = program.owner[call] is source and function_of(source, call) is function
             torchs = last_name(call.func) != "get_rank" or qualified(program, call.func).startswith("torch.distributed")
@@ -108,10 +89,10 @@ def used_before_init(program: Program) -> Iterator[Hit]:
                 and not _asks(program, call)
                 and _both_run(program, call, init)
             ) or (same and call.lineno < init.lineno and _beside(source, call, init) and call in collectives(program)):
-                yield Hit(call)
+                yield call
 
 
-def _before_horovod(program: Program) -> Iterator[Hit]:
+def _before_horovod(program: Program) -> Iterator[ast.Call]:
     """hvd.rank() above hvd.init()."""
     asked = [call for call in program.calls if ast.unparse(call.func) in ("hvd.rank", "hvd.size", "hvd.local_rank")]
     for init in program.named.get("init", []) if library(program, "horovod") else []:
@@ -119,7 +100,7 @@ def _before_horovod(program: Program) -> Iterator[Hit]:
         for call in asked:
             same = program.owner[call] is home and function_of(home, call) is function_of(home, init)
             if same and call.lineno < init.lineno and ast.unparse(init.func) == "hvd.init":
-                yield Hit(call)
+                yield call
 
 
 def _beside(source: Source, one: ast.AST, other: ast.AST) -> bool:

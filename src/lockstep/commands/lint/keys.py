@@ -1,0 +1,76 @@
+"""Values told so that equal keys are equal things: which data set, which numbers of it."""
+
+import ast
+import re
+
+from lockstep.commands.lint.instances import resolve
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ways import Made, within
+
+_DRAWS = re.compile(r"random_split|randperm|permutation|shuffle|sample|choice|train_test_split|randint")
+Key = tuple[object, ...]
+
+
+def key(program: Program, one: Made, depth: int = 0) -> Key | None:
+    """What a value is, told so that equal keys are equal things; None where more than one may be meant."""
+    found = resolve(program, one)
+    if len(found) != 1 or depth > 8:
+        return None
+    made = found[0]
+    match made.node:
+        case ast.Constant(value=value):
+            return ("constant", value)
+        case ast.Call(func=function, args=args, keywords=keywords):
+            return call_key(program, made, function, args, keywords, depth)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return _of_parts(program, made, ("tuple",), parts, [], depth)
+        case ast.JoinedStr(values=parts):
+            return _of_parts(program, made, ("text",), parts, [], depth)
+        case ast.FormattedValue(value=value):
+            return key(program, within(made, value), depth + 1)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _of_parts(program, made, ("operation", type(op).__name__), [left, right], [], depth)
+        case ast.Subscript(value=value, slice=index):
+            return _of_parts(program, made, ("entry",), [value, index], [], depth)
+        case ast.Slice(lower=lower, upper=upper, step=step):
+            parts = [ast.Constant(None) if each is None else each for each in (lower, upper, step)]
+            return _of_parts(program, made, ("slice",), parts, [], depth)
+        case ast.UnaryOp(op=op, operand=inner):
+            return _of_parts(program, made, ("operation", type(op).__name__), [inner], [], depth)
+        case ast.Attribute(value=value, attr=attr):
+            base = key(program, within(made, value), depth + 1)
+            return None if base is None else ("attribute", base, attr)
+        case ast.Name(id=name):
+            return ("name", qualified(program, made.node) or name)
+        case ast.arg() | ast.ClassDef():
+            return ("itself", made.node)
+    return None
+
+
+def call_key(
+    program: Program, made: Made, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword], depth: int = 0
+) -> Key | None:
+    """The key of a call with these of its arguments."""
+    return _of_parts(program, made, ("call", _named(program, made, function, depth)), args, keywords, depth)
+
+
+def _named(program: Program, made: Made, function: ast.expr, depth: int) -> object:
+    if _DRAWS.search(last_name(function)):
+        return made.node  # drawn anew by each call
+    meaning = qualified(program, function) if function in program.owner else ""
+    if meaning or not isinstance(function, ast.Attribute):
+        return meaning or ast.unparse(function)
+    base = key(program, within(made, function.value), depth + 1)
+    return None if base is None else (base, function.attr)
+
+
+def _of_parts(
+    program: Program, made: Made, head: Key, parts: list[ast.expr], keywords: list[ast.keyword], depth: int
+) -> Key | None:
+    if any(isinstance(each, ast.Starred) for each in parts) or any(each.arg is None for each in keywords):
+        return None
+    keys = [key(program, within(made, each), depth + 1) for each in parts]
+    named = [(each.arg, key(program, within(made, each.value), depth + 1)) for each in keywords]
+    if None in keys or None in head or any(each is None for _, each in named):
+        return None
+    return (*head, *keys, *sorted(named, key=lambda pair: str(pair[0])))

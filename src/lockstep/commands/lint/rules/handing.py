@@ -1,0 +1,214 @@
+"""Files that one rank writes and all of them read: whether the others wait for it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.commands.lint.calls import Site, argument, instance_of, sites
+from lockstep.commands.lint.flow import own_nodes
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import inside
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
+from lockstep.commands.lint.ranks import guarded
+from lockstep.commands.lint.roles import distributed, given, wrapped
+from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.source import Function, above, class_of, function_of, parameters
+
+_WRITES = {  # -> the place of the path, or of the open file, and its name
+    "torch.save": (1, "f"),
+    "numpy.save": (0, "file"),
+    "numpy.savez": (0, "file"),
+    "numpy.savez_compressed": (0, "file"),
+    "json.dump": (1, "fp"),
+    "yaml.dump": (1, "stream"),
+    "pickle.dump": (1, "file"),
+    "joblib.dump": (1, "filename"),
+    "safetensors.torch.save_file": (1, "filename"),
+    "shutil.copy": (1, "dst"),
+    "shutil.copyfile": (1, "dst"),
+    "shutil.copy2": (1, "dst"),
+    "shutil.move": (1, "dst"),
+    "os.replace": (1, "dst"),
+    "os.rename": (1, "dst"),
+}
+_READS = {
+    "torch.load": (0, "f"),
+    "torch.jit.load": (0, "f"),
+    "numpy.load": (0, "file"),
+    "json.load": (0, "fp"),
+    "yaml.safe_load": (0, "stream"),
+    "pickle.load": (0, "file"),
+    "joblib.load": (0, "filename"),
+    "safetensors.torch.load_file": (0, "filename"),
+}
+_WAITING = re.compile(
+    r"barrier|reduce|broadcast|wait|gather|sync|sleep|scatter|process_group|prepare|^setup|^spawn$|start_processes|lock"
+    r"|^backward$|^recv"
+)
+_DEPTH = 6  # callers followed
+
+
+@rule(
+    "LS406",
+    "no-barrier-before-load",
+    "nothing lets the ranks wait between saving and loading",
+    result="ranks read a file that rank 0 has not finished, or not begun: an error, or the weights of an earlier run",
+    why="rank 0 writes while the others go on to the line that reads",
+    mend="if rank == 0:\n    torch.save(state, path)\ndist.barrier()\nstate = torch.load(path)",
+)
+def no_barrier_before_load(program: Program) -> Iterator[Hit]:
+    """A file that one rank writes and all read, both in one function or in what it calls, with no wait between."""
+    if not distributed(program):
+        return
+    writers = [
+        each for call, path in _named(program, _WRITES) if guarded(program, call) for each in _ways(program, call, path)
+    ]
+    readers = [
+        each
+        for call, path in _named(program, _READS)
+        if not guarded(program, call)
+        for each in _ways(program, call, path)
+    ]
+    told = set[ast.AST]()
+    for later in readers:
+        for earlier in writers:
+            if later.node not in told and _follows(program, earlier, later) and not _waited(program, earlier, later):
+                told.add(later.node)
+                yield Hit(later.node)
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A place that leads to a write or a read of a path, by calls: `inner` are the places in the functions called."""
+
+    node: ast.Call
+    path: ast.expr
+    inner: tuple[ast.Call, ...] = ()
+
+
+def _named(program: Program, table: dict[str, tuple[int, str]]) -> Iterator[tuple[ast.Call, ast.expr]]:
+    for full, (place, name) in table.items():
+        for call in program.named.get(full.rpartition(".")[2], []):
+            path = given(program, call, name, place)
+            if path is not None and qualified(program, call.func) == full:
+                yield call, path
+
+
+def _ways(program: Program, call: ast.Call, path: ast.expr) -> list[_Way]:
+    """The place itself, and those of the calls that lead to it."""
+    found, waiting = list[_Way](), [_Way(call, path)]
+    while waiting and len(found) < 24:
+        way = waiting.pop(0)
+        found.append(way)
+        function = function_of(program.owner[way.node], way.node)
+        if function is None or len(way.inner) > _DEPTH:
+            continue
+        names = {each.arg for each in parameters(function)}
+        for site in [*sites(program, function), *_of_object(program, function)]:
+            outer: ast.expr | None = way.path
+            if isinstance(way.path, ast.Name) and way.path.id in names:
+                outer = argument(site, way.path.id)
+            if outer is not None and not site.spawned:
+                waiting.append(_Way(site.call, outer, (way.node, *way.inner)))
+    return found
+
+
+def _of_object(program: Program, function: Function) -> list[Site]:
+    """Where an object is called whose class has the function as its __call__."""
+    if function.name != "__call__":
+        return []
+    owner = class_of(program.owner[function], function)
+    return [
+        Site(call, function, list(call.args), 1)
+        for call in program.calls
+        if isinstance(call.func, ast.Name | ast.Attribute)
+        and not qualified(program, call.func)
+        and instance_of(program, call.func) is owner
+    ]
+
+
+def _follows(program: Program, one: _Way, other: _Way) -> bool:
+    """Whether two places stand in one function, one after the other, and are about one file."""
+    source, first, last = program.owner[one.node], one.node, other.node
+    if program.owner[last] is not source or first is last or (first.end_lineno or 0) > last.lineno:
+        return False
+    if function_of(source, first) is not function_of(source, last) or last in set(ast.walk(first)):
+        return False
+    if first.lineno == last.lineno and first.col_offset >= last.col_offset:
+        return False
+    around = set(above(source, last))
+    for outer in above(source, first):
+        if isinstance(outer, ast.If) and outer in around and _branch(outer, first) != _branch(outer, last):
+            return False
+    if any(isinstance(each, ast.Return) and each in set(above(source, first)) for each in around | {first}):
+        return False
+    return bool(_spelled(program, one.path) & _spelled(program, other.path))
+
+
+def _branch(test: ast.If, node: ast.AST) -> str:
+    return "body" if any(node in set(ast.walk(each)) for each in test.body) else "else"
+
+
+def _waited(program: Program, earlier: _Way, later: _Way) -> bool:
+    """Whether a collective, or anything else that waits, runs after the write and before the read."""
+    start, end = earlier.node.end_lineno or 0, later.node.lineno
+    between = [each for each in own_nodes(program, later.node) if _within(each, start, end)]
+    for each in earlier.inner:
+        between += [one for one in own_nodes(program, each) if _within(one, each.end_lineno or 0, 10**9)]
+    for each in later.inner:
+        between += [one for one in own_nodes(program, each) if _within(one, 0, each.lineno)]
+    skipped = {earlier.node, later.node, *earlier.inner, *later.inner}
+    return any(_waits(program, each) for each in between if each not in skipped)
+
+
+def _within(node: ast.AST, start: int, end: int) -> bool:
+    return isinstance(node, ast.Call) and start <= node.lineno and (node.end_lineno or 0) <= end
+
+
+def _waits(program: Program, call: ast.AST) -> bool:
+    known = set(wrapped(program))
+    return any(
+        isinstance(each, ast.Call) and (each in known or bool(_WAITING.search(last_name(each.func))))
+        for each in inside(program, call)
+    )
+
+
+def _spelled(program: Program, path: ast.expr) -> frozenset[str]:
+    """The ways in which a path is written, names replaced by what they hold."""
+    return _spellings(program, path)
+
+
+@remembered
+def _spellings(program: Program, node: ast.expr) -> frozenset[str]:
+    found = [_spell(program, made, 0) for made in origins(program, node)[:6]]
+    return frozenset(each for each in found if each)
+
+
+def _spell(program: Program, node: ast.AST, depth: int) -> str:
+    """A path as text: names by what they hold, and what has no text by its place in the program."""
+    match node:
+        case ast.Constant(value=value):
+            return repr(value)
+        case ast.Name() | ast.Attribute():
+            made = origins(program, node)
+            if len(made) == 1 and made[0] is not node and depth < _DEPTH:
+                return _spell(program, made[0], depth + 1)
+            if isinstance(node, ast.Attribute):
+                return ast.unparse(node)
+            return "@" + ",".join(sorted(str(id(each)) for each in made))
+        case ast.Call(func=ast.Name(id="open" | "str" | "Path"), args=[first, *_]):
+            return _spell(program, first, depth)
+        case ast.Call(func=ast.Attribute(value=owner, attr="open"), args=_) if not qualified(program, node.func):
+            return _spell(program, owner, depth)
+        case ast.BinOp(left=left, right=right, op=ast.Div() | ast.Add()):
+            return "/".join(_spell(program, each, depth) for each in (left, right))
+        case ast.Call(args=args) if last_name(node.func) in ("join", "joinpath", "with_suffix", "with_name", "Path"):
+            whole = [*([node.func.value] if not qualified(program, node.func) else []), *args]  # type: ignore[attr-defined]
+            return "/".join(_spell(program, each, depth) for each in whole)
+        case ast.JoinedStr(values=values):
+            inner = [each.value if isinstance(each, ast.FormattedValue) else each for each in values]
+            return "+".join(_spell(program, each, depth) for each in inner)
+        case ast.Subscript():
+            return ast.unparse(node)
+    return f"@{id(node)}"

@@ -1,0 +1,122 @@
+"""Where a learning rate schedule is stepped: after each batch, after each epoch, always or under a condition."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import loops, step_loops
+from lockstep.commands.lint.program import Program, last_name, remembered
+from lockstep.commands.lint.rules.by_ignite import event_of
+from lockstep.commands.lint.rules.groups import is_update
+from lockstep.commands.lint.source import Function, Loop, above
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A call of step() on one way of calls to it. `kind`: batch, epoch or other.
+
+    `sometimes`: under a condition; `told`: it is given the place, so that the calls are not counted.
+    """
+
+    call: ast.Call
+    kind: str
+    loops: tuple[Loop, ...]
+    sometimes: bool
+    told: bool
+
+
+@remembered
+def steps(program: Program, scheduler: ast.Call) -> list[Step]:
+    """The calls that step a schedule, on each way of calls that leads there."""
+    return list(_steps(program, scheduler))
+
+
+def _steps(program: Program, scheduler: ast.Call) -> Iterator[Step]:
+    for call in program.named.get("step", []):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        made = _made(program, owner) if owner is not None else []
+        if scheduler not in made:
+            continue
+        told = bool(call.args or call.keywords) and last_name(scheduler.func) != "ReduceLROnPlateau"
+        several = len({each for each in made if isinstance(each, ast.Call)}) > 1
+        event = event_of(program, call)
+        if event:
+            yield Step(call, event, (), False, told)
+        for path, tests in _ways(program, call):
+            unknown = any(not _always(test) for test in tests)
+            kind = _kind(program, path)
+            if unknown and (several or kind == "other"):
+                kind = "other"
+            yield Step(call, kind, tuple(path), unknown, told)
+
+
+def _made(program: Program, owner: ast.expr) -> list[ast.AST]:
+    """What an object comes from; of an element of a list that is written out, what the list holds."""
+    found = []
+    for made in origins(program, owner):
+        listed = origins(program, made.iter) if isinstance(made, ast.For) else []
+        parts = [part for each in listed if isinstance(each, ast.List | ast.Tuple) for part in each.elts]
+        found += [one for part in parts for one in origins(program, part)] or [made]
+    return found
+
+
+def _kind(program: Program, path: list[Loop]) -> str:
+    if any(loop in batch_loops(program) for loop in path):
+        return "batch"
+    return "epoch" if any(loop in epoch_loops(program) for loop in path) else "other"
+
+
+@remembered
+def batch_loops(program: Program) -> frozenset[Loop]:
+    """The loops of training whose passes hold a backward, or an update."""
+    found = set(step_loops(program))
+    for call in program.named.get("step", []):
+        if is_update(call):
+            found |= {path[0] for path in loops(program, call) if path}
+    return frozenset(found)
+
+
+@remembered
+def epoch_loops(program: Program) -> frozenset[Loop]:
+    """The loops around those over batches."""
+    around = {loop for outer in step_loops(program).values() for loop in outer}
+    return frozenset(around - batch_loops(program))
+
+
+def _ways(program: Program, node: ast.AST, depth: int = 0) -> list[tuple[list[Loop], list[ast.expr]]]:
+    """The loops around a place for each way of calls, and the conditions between it and the first of them."""
+    source = program.owner[node]
+    path: list[Loop] = []
+    tests: list[ast.expr] = []
+    inner, function = node, None
+    for outer in above(source, node):
+        if isinstance(outer, Loop) and inner in outer.body:
+            path.append(outer)
+        if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and not path:
+            tests.append(outer.test)
+        if isinstance(outer, ast.ExceptHandler) and not path:
+            tests.append(ast.Constant(value="except"))
+        if isinstance(outer, Function | ast.Lambda):
+            function = outer if isinstance(outer, Function) else None
+            break
+        inner = outer
+    calls = [site.call for site in sites(program, function) if not site.spawned] if function else []
+    if not calls or depth > 6:
+        return [(path, tests)]
+    found = []
+    for call in calls[:6]:
+        for rest, more in _ways(program, call, depth + 1):
+            found.append((path + rest, tests if path else tests + more))
+    return found[:16]
+
+
+def _always(test: ast.expr) -> bool:
+    """A condition that holds in each update: that there is a scheduler, or that this pass makes the update."""
+    text = ast.unparse(test).lower()
+    if re.fullmatch(r"(self\.)?\w*sched\w*( is not none)?|\w*warm\w* is not none", text):
+        return True
+    accumulates = "sync_gradients" in text or ("accum" in text and "epoch" not in text)
+    return bool(accumulates or re.search(r"scale\w* (<=|>=|==|<|>)|skip", text)) and "len(" not in text

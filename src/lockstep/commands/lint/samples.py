@@ -1,0 +1,110 @@
+"""Which samples a loader reads, whatever is done to their pictures."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.instances import resolve
+from lockstep.commands.lint.keys import Key, call_key, key
+from lockstep.commands.lint.places import LOADERS
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.ranks import is_rank
+from lockstep.commands.lint.roles import of_loader
+from lockstep.commands.lint.ways import Made, within
+
+_DRESS = re.compile(r"transform|augment|download|tfm|preprocess|collate")
+_ALL: Key = ("all",)
+
+
+def loaders_behind(program: Program, one: Made, depth: int) -> Iterator[Made]:
+    """The loaders that a value may be, through enumerate, tqdm and the like."""
+    for made in resolve(program, one):
+        call = made.node
+        if not isinstance(call, ast.Call) or depth > 3:
+            continue
+        if last_name(call.func) in LOADERS and definition(program, call.func) is None:
+            yield made
+        elif definition(program, call.func) is None and call.args:
+            yield from loaders_behind(program, within(made, call.args[0]), depth + 1)
+
+
+def set_of(program: Program, loader: Made) -> Key | None:
+    """The samples that a loader reads, told so that equal sets have equal keys; None where they can't be told."""
+    call = loader.node
+    assert isinstance(call, ast.Call)
+    node = of_loader(program, call, "dataset")
+    if node is None:
+        return None
+    base = _samples(program, within(loader, node), 0)
+    sampler = of_loader(program, call, "sampler")
+    if base is None or of_loader(program, call, "batch_sampler") is not None:
+        return None
+    for made in resolve(program, within(loader, sampler)) if sampler is not None else ():
+        name = last_name(made.node.func) if isinstance(made.node, ast.Call) else ""
+        if isinstance(made.node, ast.Call) and name == "SubsetRandomSampler" and made.node.args:
+            chosen = key(program, within(made, made.node.args[0]))
+            return None if chosen is None else ("part", base, chosen)
+        if name not in ("DistributedSampler", "RandomSampler", "SequentialSampler", "") and not _nothing(made):
+            return None
+    return base
+
+
+def _nothing(made: Made) -> bool:
+    return isinstance(made.node, ast.Constant) and made.node.value is None
+
+
+def _samples(program: Program, one: Made, depth: int) -> Key | None:
+    """A set's key, without what is done to its pictures; a rank's share stands for the whole."""
+    found = resolve(program, one)
+    call = found[0].node if len(found) == 1 else None
+    if call is None or depth > 4:
+        return None
+    if isinstance(call, ast.Tuple) and isinstance(split := call.elts[0], ast.Call) and split.args:
+        base = _samples(program, within(found[0], split.args[0]), depth + 1)
+        return None if base is None else ("part", base, split, *map(ast.dump, call.elts[1:]))
+    if not isinstance(call, ast.Call):
+        return key(program, found[0])
+    made = found[0]
+    if last_name(call.func) == "Subset" and len(call.args) > 1:
+        base = _samples(program, within(made, call.args[0]), depth + 1)
+        chosen = _chosen(program, within(made, call.args[1]))
+        if base is None or chosen is None:
+            return None
+        return base if chosen == _ALL else ("part", base, chosen)
+    if not re.search(r"(^|\.)datasets\.", qualified(program, call.func)):
+        return key(program, made)
+    kept = [each for each in call.keywords if each.arg is None or not _DRESS.search(each.arg)]
+    parts = [each for each in call.args if not _dresses(program, within(made, each))]
+    return call_key(program, made, call.func, parts, kept)
+
+
+def _chosen(program: Program, one: Made) -> Key | None:
+    """The key of a subset's numbers, with a rank's share of some standing for all of them."""
+    found = resolve(program, one)
+    if len(found) != 1:
+        return None
+    match found[0].node:
+        case ast.Call(func=function, args=[first, *_]) if last_name(function) in ("range", "arange") and _ranked(first):
+            return _ALL
+        case ast.Call(func=function, args=[inner]) if last_name(function) in ("list", "tolist"):
+            return _chosen(program, within(found[0], inner))
+        case ast.Subscript(value=value, slice=ast.Slice(lower=ast.expr() as lower, step=ast.expr())) if _ranked(lower):
+            return _chosen(program, within(found[0], value))
+        case ast.AST() as node if _ranked(node):
+            return None
+    return key(program, found[0])
+
+
+def _ranked(node: ast.AST) -> bool:
+    return any(map(is_rank, ast.walk(node)))
+
+
+def _dresses(program: Program, one: Made) -> bool:
+    """Whether an argument is a transformation, not a choice of samples."""
+    named = _DRESS.search(last_name(one.node).lower())
+    made = resolve(program, one)
+    composed = [each.node for each in made if isinstance(each.node, ast.Call)]
+    return bool(named) or any(
+        "ransform" in ast.unparse(each.func) or "Compose" in ast.unparse(each) for each in composed
+    )

@@ -1,0 +1,94 @@
+"""Where the numbers that a loop adds up are told: printed, logged, written."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.depends import depends
+from lockstep.commands.lint.flow import added_up, is_telling, mentions, own_nodes, reduces, root_name, tainted
+from lockstep.commands.lint.places import inside
+from lockstep.commands.lint.program import Program
+from lockstep.commands.lint.source import Function, Loop, class_of, function_of
+
+_NUMBER = re.compile(r"loss|correct|argmax|==|accuracy")
+
+
+def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
+    """The calls that print or log what a loop added up, once it is over: in its function, or in that one's callers."""
+    nodes = own_nodes(program, loop)
+    names = tainted(nodes, added_up(loop))
+    within = set(ast.walk(loop))
+    last = loop.end_lineno or 0
+    for each in nodes:
+        if (
+            is_telling(each)
+            and isinstance(each, ast.Call)
+            and each not in within
+            and each.lineno > last
+            and mentions(each, names)
+        ):
+            yield each
+    function = function_of(program.owner[loop], loop)
+    if function is None or not _returns_any(function, names):
+        return
+    for site in sites(program, function):
+        for node in own_nodes(program, site.call):
+            if is_telling(node) and isinstance(node, ast.Call) and _tells(program, node, site.call):
+                yield node
+
+
+def _returns_any(function: Function, names: set[str]) -> bool:
+    return any(
+        isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in ast.walk(function)
+    )
+
+
+def _tells(program: Program, node: ast.Call, call: ast.Call) -> bool:
+    return any(
+        depends(program, part, lambda each: each is call)
+        for part in [*node.args, *(each.value for each in node.keywords)]
+        if not isinstance(part, ast.Constant)
+    )
+
+
+def told_by_objects(program: Program, loop: Loop) -> Iterator[ast.Call]:
+    """The calls that tell what a loop's passes add to an object's attribute, in another method of its class.
+
+    Nothing of a class one of whose methods reduces that attribute.
+    """
+    within = set(inside(program, loop))
+    for owner, name in sorted(_attributes(program, loop), key=lambda each: (each[0].lineno, each[1])):
+        methods = [each for each in owner.body if isinstance(each, Function)]
+        known = [(each, tainted(nodes, {name}), nodes) for each in methods for nodes in [list(ast.walk(each))]]
+        if any(reduces(program, node) for _, names, nodes in known for node in nodes if mentions(node, names)):
+            continue
+        if any(name in returned for each in methods for returned in [_returned(each)]):
+            continue  # whoever asks for it may reduce it
+        for function, names, nodes in known:
+            if function not in within and function is not function_of(program.owner[loop], loop):
+                yield from (
+                    each for each in nodes if isinstance(each, ast.Call) and is_telling(each) and mentions(each, names)
+                )
+
+
+def _attributes(program: Program, loop: Loop) -> set[tuple[ast.ClassDef, str]]:
+    """The classes and attributes that a loop's passes add a loss or a count of hits to."""
+    found = set()
+    for node in inside(program, loop):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            name, owner = root_name(node.target), class_of(program.owner[node], node)
+            if owner is not None and name.startswith("self.") and re.search(_NUMBER, ast.unparse(node.value)):
+                found.add((owner, name))
+    return found
+
+
+def _returned(function: Function) -> set[str]:
+    """The attributes of self that a method returns, or makes other attributes from."""
+    return {
+        root_name(part)
+        for each in ast.walk(function)
+        if isinstance(each, ast.Return) and each.value is not None
+        for part in ast.walk(each.value)
+        if isinstance(part, ast.Attribute)
+    }

@@ -1,0 +1,81 @@
+"""A place in a program together with the calls that lead there: what the parameters around it hold."""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lockstep.commands.lint.calls import Site, argument, default, definition, instance_of, sites
+from lockstep.commands.lint.program import Program
+from lockstep.commands.lint.source import Binding, class_of, function_of, parameters
+
+MOST = 24  # possibilities of one value, and ways that lead to a function
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """An expression, what the parameters around it hold, and the nodes by which it was reached, the nearest first."""
+
+    node: ast.AST
+    given: Mapping[ast.AST, "Made"] = field(default_factory=dict)
+    trail: tuple[ast.AST, ...] = ()
+
+
+def within(one: Made, node: ast.AST) -> Made:
+    """Another expression of the same call."""
+    return Made(node, one.given, (*one.trail, one.node))
+
+
+def ways(program: Program, node: ast.AST, depth: int = 0) -> list[Made]:
+    """A node with what its function's parameters hold, once for each way of calls that leads to it."""
+    function = function_of(program.owner[node], node)
+    known = sites(program, function)[:6] if function is not None and depth < 5 else []
+    found = [Made(node, entered(site, outer)) for site in known for outer in ways(program, site.call, depth + 1)]
+    return found[:MOST] or [Made(node)]
+
+
+def entered(site: Site, outer: Made) -> dict[ast.AST, Made]:
+    """What a call's parameters hold within the function."""
+    held = dict(outer.given)
+    for each in parameters(site.function):
+        value = argument(site, each.arg)
+        fallback = default(site.function, each.arg)
+        if value is not None:
+            held[each] = Made(value, outer.given, outer.trail)
+        elif fallback is not None:
+            held[each] = Made(fallback)
+        else:
+            held.pop(each, None)
+    return held
+
+
+def imported(program: Program, binding: Binding) -> ast.AST | None:
+    """The value that another local file's top binds to a name, once."""
+    module, _, name = binding.target.partition(":")
+    for source in program.sources:
+        if name and source.path.stem == module.rpartition(".")[2]:
+            found = source.names.get(source.tree, {}).get(name, [])
+            if len(found) == 1 and found[0].kind == "value" and not found[0].path:
+                return found[0].value
+    return None
+
+
+def assigned(program: Program, node: ast.Attribute) -> list[Binding]:
+    """What is assigned to an attribute: by the methods of its object's class, in the class's body, or right here."""
+    owner: ast.AST | None
+    if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+        owner = class_of(program.owner[node], node)
+    else:
+        owner = instance_of(program, node.value) or definition(program, node.value)
+    if not isinstance(owner, ast.ClassDef):
+        return program.owner[node].attributes.get(ast.unparse(node), [])
+    found: list[Binding] = []
+    waiting: list[ast.AST | None] = [owner]
+    while waiting and not found:
+        one = waiting.pop(0)
+        if isinstance(one, ast.ClassDef):
+            home = program.owner[one]
+            own = home.attributes.get(f"self.{node.attr}", [])
+            found = [each for each in own if class_of(home, each.node) is one]
+            found = found or home.names.get(one, {}).get(node.attr, [])
+            waiting += [definition(program, base) for base in one.bases]
+    return found

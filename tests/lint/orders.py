@@ -1,0 +1,132 @@
+"""Who reads what in which order: samplers, epochs, workers' seeds, pixels: (codes, files), as in field.py."""
+
+from tests.lint.field import LOOP
+
+BEGIN = """\
+import itertools, functools
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1 * world)
+data, other = make(64), make(32)
+"""
+TWO = (
+    BEGIN
+    + """\
+first, second = DistributedSampler(data), DistributedSampler(other)
+one = DataLoader(data, batch_size=8, sampler=first)
+two = DataLoader(other, batch_size=8, sampler=second)
+def endless(loader, order):
+    turn = 0
+    while True:
+        TELL
+        turn += 1
+        yield from loader
+stream = endless(two, second)
+for epoch in range(3):
+    FIRST
+    for (x, y), (a, b) in zip(one, stream):
+        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(a), b)
+        opt.zero_grad(); loss.backward(); opt.step()
+dist.destroy_process_group()
+"""
+)
+PLACED = (
+    BEGIN
+    + """\
+order = DistributedSampler(data)
+loader = DataLoader(data, batch_size=8, sampler=order)
+BEFORE
+for epoch in range(3):
+    WITHIN
+    fit(loader, model, opt)
+dist.destroy_process_group()
+"""
+)
+STEPS = (
+    BEGIN
+    + """\
+order = DistributedSampler(data)
+loader = DataLoader(data, batch_size=8, sampler=order)
+batches = iter(loader); turn = 0
+for step in range(1000):
+    try:
+        x, y = next(batches)
+    except StopIteration:
+        TELL
+        batches = iter(loader)
+        x, y = next(batches)
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad(); loss.backward(); opt.step()
+dist.destroy_process_group()
+"""
+)
+HOOKED = (
+    """\
+class TellEpoch:
+    def before(self, loop):
+        loop.loader.sampler.set_epoch(loop.epoch)
+class Loop:
+    def __init__(self, loader, hooks):
+        self.loader, self.hooks, self.epoch = loader, hooks, 0
+    def run(self, model, opt):
+        while self.epoch < 3:
+            for hook in self.hooks:
+                hook.before(self)
+            fit(self.loader, model, opt)
+            self.epoch += 1
+"""
+    + BEGIN
+    + """\
+loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+Loop(loader, [HOOKS]).run(model, opt)
+dist.destroy_process_group()
+"""
+)
+OWN_ORDER = (
+    """\
+class Shares(torch.utils.data.Sampler):
+    def __init__(self, size, rank, world, seed):
+        self.size, self.rank, self.world, self.seed, self.turn = size, rank, world, seed, 0
+    def tell(self, turn):
+        self.turn = turn
+    def __iter__(self):
+        generator = torch.Generator()
+        generator.manual_seed(SEED)
+        return iter(torch.randperm(self.size, generator=generator).tolist()[self.rank :: self.world])
+"""
+    + BEGIN
+    + """\
+order = Shares(64, rank, world, 0)
+loader = DataLoader(data, batch_size=8, sampler=order)
+for epoch in range(3):
+    order.tell(epoch)
+    fit(loader, model, opt)
+dist.destroy_process_group()
+"""
+)
+
+
+def _of(codes: str, text: str, **parts: str) -> tuple[str, dict[str, str]]:
+    for name, part in parts.items():
+        assert name in text
+        text = text.replace(name, part)
+    return codes, {"train": LOOP + text}
+
+
+FIRST, TURN = "first.set_epoch(epoch)", "order.set_epoch(turn)"
+ORDERS: list[tuple[str, dict[str, str]]] = [
+    _of("", TWO, TELL=TURN, FIRST=FIRST),
+    _of("LS101", TWO, TELL="pass", FIRST=FIRST),
+    _of("LS101", TWO, TELL=TURN, FIRST="pass"),
+    _of("", PLACED, BEFORE="pass", WITHIN="order.set_epoch(epoch)"),
+    _of("", PLACED, BEFORE="pass", WITHIN="loader.sampler.set_epoch(epoch)"),
+    _of("LS101", PLACED, BEFORE="order.set_epoch(0)", WITHIN="pass"),
+    _of("LS101", PLACED, BEFORE="pass", WITHIN="order.set_epoch(0)"),
+    _of("LS101", PLACED, BEFORE="pass", WITHIN="loader.dataset.set_epoch(epoch)"),
+    _of("", STEPS, TELL="turn += 1; order.set_epoch(turn)"),
+    _of("LS101", STEPS, TELL="pass"),
+    _of("", HOOKED, HOOKS="TellEpoch()"),
+    _of("LS101", HOOKED, HOOKS=""),
+    _of("", OWN_ORDER, SEED="self.seed + self.turn"),
+    _of("LS101", OWN_ORDER, SEED="self.seed"),
+]

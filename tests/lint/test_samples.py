@@ -1,0 +1,31 @@
+"""What loops read, in shapes of real code: the fault is found, and its twin without the fault is left alone."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.commands.lint.check import check
+from lockstep.commands.lint.rule import RULES
+from tests.lint.samples import CASES
+from tests.lint.shapes import BEFORE
+
+EVERY = frozenset(RULES)
+MINE = {"LS104", "LS105", "LS106", "LS107", "LS108", "LS109"}
+IMPORTS = "import argparse\nfrom torchvision import datasets, models, transforms\n"
+
+
+def codes_in(text: str, folder: Path) -> set[str]:
+    path = folder / "script.py"
+    path.write_text(BEFORE + IMPORTS + text)
+    found, broken = check([path], EVERY)
+    assert not broken
+    return MINE & {each.code for each in found}
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "wrong", "right"), [each[1:] for each in CASES], ids=[each[0] for each in CASES]
+)
+def test_a_fault_and_its_twin(code: str, text: str, wrong: str | None, right: str, tmp_path: Path) -> None:
+    assert codes_in(text.replace("@@", right), tmp_path) == set()
+    if wrong is not None:
+        assert codes_in(text.replace("@@", wrong), tmp_path) == {code}
