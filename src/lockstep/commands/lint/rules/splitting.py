@@ -135,7 +135,13 @@ def _weights_apart(program: Program) -> Iterator[Hit]:
             last = max(before, key=lambda each: each.lineno, default=None)
             sent = any(program.named.get(name) for name in ("broadcast", "set_model_state_dict", "load_state_dict"))
             text = program.owner[made].text
-            never = last is None and not seeded_alike(program) and not re.search(r"meta|from_pretrained|seed", text)
+            trains = bool(program.named.get("step"))
+            never = (
+                trains
+                and last is None
+                and not seeded_alike(program)
+                and not re.search(r"meta|from_pretrained|seed", text)
+            )
             if (never or (last is not None and by_rank(program, last))) and not sent:
                 yield Hit(made, "other weights on each rank, and fully_shard sends none")
                 return
