@@ -478,6 +478,12 @@ CASES = [
     ("LS404", FABRIC.replace("KEPT", "").replace("FROM", "start_epoch, 9")),
     ("LS407", FABRIC.replace("KEPT", '"opt": opt, ').replace("FROM", "9")),
     ("", FABRIC.replace("KEPT", '"opt": opt, ').replace("FROM", "9 - start_epoch")),
+    (
+        "",
+        FABRIC.replace("KEPT", '"opt": opt, ')
+        .replace('start_epoch = state["epoch"]', 'epochs = 9; epochs -= state["epoch"]')
+        .replace("FROM", "epochs"),
+    ),
     ("", LIGHTNING.replace("ALONE", "False").replace("MODEL", PLAIN).replace("PATH", ", ckpt_path=args.resume")),
     ("LS404", LIGHTNING.replace("ALONE", "True").replace("MODEL", PLAIN).replace("PATH", ", ckpt_path=args.resume")),
     ("", LIGHTNING.replace("ALONE", "True").replace("MODEL", PLAIN).replace("PATH", "")),

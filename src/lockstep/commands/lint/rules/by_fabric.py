@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.flow import is_reduced
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import calls_in, inside, step_loops
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.roles import constant, given, library
 from lockstep.commands.lint.rule import Hit
@@ -110,9 +110,17 @@ def lost_epochs(program: Program) -> Iterator[Hit]:
             case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=arguments)):
                 first = arguments[0] if len(arguments) > 1 else None
                 skips = any(isinstance(each, ast.Continue | ast.Break) for each in ast.walk(loop))
-                rest = re.search(r" - |remain|left|start|first|resume", ast.unparse(loop.iter))
+                rest = re.search(r" - |remain|left|start|first|resume", ast.unparse(loop.iter)) or _lessened(
+                    program, loop
+                )
                 if (first is None or isinstance(first, ast.Constant)) and not skips and not rest:
                     yield Hit(loop)
+
+
+def _lessened(program: Program, loop: ast.For) -> bool:
+    """Whether a name in a loop's range is made smaller on the way: `epochs -= done`."""
+    names = [each for each in ast.walk(loop.iter) if isinstance(each, ast.Name)]
+    return any(binding.kind == "aug" for each in names for binding in bindings(program, each, each.id))
 
 
 def lacking(program: Program) -> Iterator[Hit]:
