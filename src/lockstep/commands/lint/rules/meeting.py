@@ -72,15 +72,10 @@ def _of_commands(program: Program) -> Iterator[Hit]:
             parts = node.args if isinstance(node, ast.Call) else node.elts
             words = [each.value if isinstance(each, ast.Constant) else UNKNOWN for each in parts]
             text = " ".join(map(str, words))
-            listed = isinstance(node, ast.Call) and not re.match(
-                r"(os\.(system|popen)|subprocess\.)", ast.unparse(node.func)
-            )
+            owner = ast.unparse(node.func) if isinstance(node, ast.Call) else "os.system"
+            runs = re.match(r"(os\.(system|popen)|subprocess\.)", owner) is not None
             starts = "torchrun" in text or "torch.distributed." in text or "launch" in text
-            if (
-                starts
-                and (runs or not isinstance(node, ast.Call))
-                and re.search(r"--(master|main_process)[_-]port[= ][1-9]\d*", text)
-            ):
+            if starts and runs and re.search(r"--(master|main_process)[_-]port[= ][1-9]\d*", text):
                 yield Hit(node, "the launcher's port")
 
 

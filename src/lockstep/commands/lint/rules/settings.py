@@ -35,6 +35,9 @@ def settings(program: Program) -> Iterator[tuple[ast.AST, str, ast.expr]]:
                         told = given(program, node, name)
                         if told is not None:
                             yield node, name, told
+                    for made in origins(program, node.args[0]) if node.args else []:
+                        known = _pairs(made) if isinstance(made, ast.Dict) else []
+                        yield from ((node, name, value) for name, value in known)
 
 
 def _pairs(entries: ast.Dict) -> list[tuple[str, ast.expr]]:
