@@ -113,6 +113,54 @@ def _of(codes: str, text: str, **parts: str) -> tuple[str, dict[str, str]]:
     return codes, {"train": LOOP + text}
 
 
+SEEDED = (
+    """\
+from torchvision import transforms
+FLIP = transforms.RandomHorizontalFlip()
+def everything(seed):
+    random.seed(seed); np.random.seed(seed)
+START
+"""
+    + BEGIN
+    + """\
+order = DistributedSampler(data)
+draws = torch.Generator()
+draws.manual_seed(DRAW)
+settings = {"num_workers": COUNT, "generator": draws}
+loader = DataLoader(data, batch_size=8, sampler=order, worker_init_fn=FUNCTION, **settings)
+for epoch in range(3):
+    order.set_epoch(epoch)
+    fit(loader, model, opt)
+dist.destroy_process_group()
+"""
+)
+NOISY = """\
+class Noisy(Dataset):
+    def __init__(self, seed):
+        self.seed = seed
+        self.rng = np.random.default_rng(seed)
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        rng = DRAWS
+        return torch.tensor(rng.normal(size=10), dtype=torch.float32), index % 2
+def main():
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    both = torch.utils.data.ConcatDataset([Noisy(3), make(8)])
+    loader = DataLoader(both, batch_size=8, shuffle=True, num_workers=COUNT)
+    for epoch in range(3):
+        fit(loader, model, opt)
+main()
+"""
+INFO = "def start(worker):\n    everything(torch.utils.data.get_worker_info()."
+
+
+def _seeded(
+    codes: str, start: str = "", draw: str = "rank", count: str = "2", function: str = "None"
+) -> tuple[str, dict[str, str]]:
+    return _of(codes, SEEDED, START=start, DRAW=draw, COUNT=count, FUNCTION=function)
+
+
 FIRST, TURN = "first.set_epoch(epoch)", "order.set_epoch(turn)"
 ORDERS: list[tuple[str, dict[str, str]]] = [
     _of("", TWO, TELL=TURN, FIRST=FIRST),
@@ -129,4 +177,18 @@ ORDERS: list[tuple[str, dict[str, str]]] = [
     _of("LS101", HOOKED, HOOKS=""),
     _of("", OWN_ORDER, SEED="self.seed + self.turn"),
     _of("LS101", OWN_ORDER, SEED="self.seed"),
+    _seeded(""),
+    _seeded("LS110", draw="7"),
+    _seeded("", draw="7", count="0"),
+    _seeded("", draw="7 + world * rank"),
+    _seeded("LS110", "def start(worker):\n    everything(3)", function="start"),
+    _seeded("", "def start(worker):\n    everything(torch.initial_seed() % 2**32)", function="start"),
+    _seeded("", INFO + "seed % 2**32)", function="start"),
+    _seeded("LS110", INFO + "id)", function="start"),
+    _seeded("", INFO + "id + 64 * dist.get_rank())", function="start"),
+    _seeded("LS110", "def start(seed, worker):\n    everything(seed)", function="functools.partial(start, 3)"),
+    _seeded("LS110", "def make_start(seed):\n    return lambda worker: np.random.seed(seed)", function="make_start(3)"),
+    _of("LS110", NOISY, DRAWS="self.rng", COUNT="4"),
+    _of("", NOISY, DRAWS="self.rng", COUNT="0"),
+    _of("", NOISY, DRAWS="np.random.default_rng([self.seed, index])", COUNT="4"),
 ]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lint.accumulating import ACCUMULATING
 from tests.lint.schedules import SCHEDULES
 from tests.lint.shapes import BEFORE
 from tests.lint.test_rules import codes_in
@@ -13,4 +14,11 @@ from tests.lint.test_rules import codes_in
     ("codes", "text"), SCHEDULES, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(SCHEDULES)]
 )
 def test_schedules(codes: str, text: str, tmp_path: Path) -> None:
+    assert codes_in(BEFORE + text, tmp_path) == codes.split()
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"), ACCUMULATING, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(ACCUMULATING)]
+)
+def test_accumulation(codes: str, text: str, tmp_path: Path) -> None:
     assert codes_in(BEFORE + text, tmp_path) == codes.split()

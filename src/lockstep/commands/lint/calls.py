@@ -149,7 +149,9 @@ def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
         case _:
             return None
     for binding in found:
-        value = binding.value if binding.kind == "value" and not binding.path else None
+        value = binding.value if binding.kind == "value" else None
+        for place in binding.path:  # a, b = A(), B()
+            value = value.elts[place] if isinstance(value, ast.Tuple) and place < len(value.elts) else None
         while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
             if isinstance(value.func.value, ast.Call):
                 value = value.func.value  # Tally().to(device)

@@ -7,7 +7,7 @@ from lockstep.commands.lint.calls import argument, callee, sites
 from lockstep.commands.lint.origins import DEPTH
 from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, bindings, last_name
-from lockstep.commands.lint.source import Function, class_of
+from lockstep.commands.lint.source import Binding, Function, class_of
 
 
 def depends(
@@ -37,19 +37,33 @@ def entering(program: Program, node: ast.AST) -> Iterator[ast.AST]:
                         given = [argument(site, name) for site in sites(program, function)]
                         yield from (value for value in given if value is not None)
                 elif binding.kind in ("value", "item", "with") and binding.value is not None:
-                    yield binding.value
+                    yield _part(binding)
                 elif binding.kind == "aug":
                     yield binding.node  # with its operator
         case ast.Attribute():
             for source in program.sources:
                 for binding in source.attributes.get(ast.unparse(node), []):
                     if binding.value is not None:
-                        yield binding.node if binding.kind == "aug" else binding.value  # with its operator
+                        yield binding.node if binding.kind == "aug" else _part(binding)  # with its operator
             yield from _of_property(program, node)
         case ast.Call():
             called = callee(program, node)
             if called is not None and called.name != "__init__":
                 yield from (value for value in returns(program, called) if value is not None)
+
+
+def _part(binding: Binding) -> ast.AST:
+    """What a binding is given: of a tuple that is written out, its own part."""
+    value = binding.value
+    assert value is not None
+    for place in binding.path if binding.kind == "value" else ():
+        written = isinstance(value, ast.Tuple | ast.List) and not any(
+            isinstance(each, ast.Starred) for each in value.elts
+        )
+        if not (isinstance(value, ast.Tuple | ast.List) and written and place < len(value.elts)):
+            break
+        value = value.elts[place]
+    return value
 
 
 def _of_property(program: Program, node: ast.Attribute) -> Iterator[ast.AST]:

@@ -72,6 +72,8 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
             if not (rank_like(program, left) or rank_like(program, right)):
                 return int(_first_gpu(left, op, right))
             return -1 if isinstance(op, ast.NotEq | ast.Gt | ast.NotIn | ast.IsNot) else 1
+        case ast.Subscript():
+            return _by_origin(program, test, depth)
         case ast.Name(id=name) | ast.Attribute(attr=name):
             if isinstance(test, ast.Name) and isinstance(definition(program, test), Function):
                 return 0  # the function itself, which is true on all ranks
@@ -79,10 +81,7 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
                 return 1
             if rank_like(program, test):
                 return -1
-            made = origins(program, test) if depth < 4 else []
-            return next(
-                (side(program, each, depth + 1) for each in made if isinstance(each, ast.Compare | ast.BoolOp)), 0
-            )
+            return _by_origin(program, test, depth)
         case ast.Call(func=function):
             if _FIRST.search(last_name(function).lower()):
                 return 1
@@ -92,6 +91,11 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
             )
             return next((side(program, value, depth + 1) for value in values if depth < 4), 0)
     return 0
+
+
+def _by_origin(program: Program, test: ast.expr, depth: int) -> int:
+    made = [each for each in origins(program, test) if isinstance(each, ast.Compare | ast.BoolOp)] if depth < 4 else []
+    return next((side(program, each, depth + 1) for each in made), 0)
 
 
 def _first_gpu(left: ast.expr, op: ast.cmpop, right: ast.expr) -> bool:

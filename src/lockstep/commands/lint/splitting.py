@@ -32,7 +32,7 @@ def lets_in(program: Program, test: ast.expr, rank: int, depth: int = 0) -> bool
             return stops if stops in parts else None if None in parts else not stops
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return _compared(program, left, op, right, rank)
-        case ast.Name() | ast.Attribute():
+        case ast.Name() | ast.Attribute() | ast.Subscript():
             return _named(program, test, rank, depth)
         case ast.Call(func=function):
             name = last_name(function).lower()
@@ -48,7 +48,7 @@ def lets_in(program: Program, test: ast.expr, rank: int, depth: int = 0) -> bool
     return None
 
 
-def _named(program: Program, test: ast.Name | ast.Attribute, rank: int, depth: int) -> bool | None:
+def _named(program: Program, test: ast.Name | ast.Attribute | ast.Subscript, rank: int, depth: int) -> bool | None:
     name = last_name(test).lower()
     if isinstance(definition(program, test), Function):
         return True  # the function itself

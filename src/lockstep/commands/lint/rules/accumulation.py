@@ -1,87 +1,21 @@
-"""Rules about gradients on their way to the update: accumulation, clipping, no_sync."""
+"""Rules about the groups of passes that make one update: their losses divided, the last of them not lost."""
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.places import backwards, calls_in, over_loader, step_loops
-from lockstep.commands.lint.program import Program, bindings, last_name, remembered
-from lockstep.commands.lint.roles import constant, library
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import backwards, inside, loops, over_loader, step_loops
+from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.roles import library
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
+from lockstep.commands.lint.rules.dividing import divided, gradients_divided
 from lockstep.commands.lint.rules.groups import groups, whole_windows
-from lockstep.commands.lint.source import Loop, above, statement_of
-
-
-@dataclass(frozen=True, eq=False)
-class Accumulation:
-    """A step loop that updates every so many passes: `when` is the condition, `every` what the number is called."""
-
-    loop: Loop
-    when: ast.If
-    every: ast.expr
-    backward: ast.Call
-
-
-@remembered
-def accumulations(program: Program) -> list[Accumulation]:
-    """The loops in which backward runs in each pass, and the optimizer's step under `i % k == 0`."""
-    return list(_accumulations(program))
-
-
-def _accumulations(program: Program) -> Iterator[Accumulation]:
-    for loop in step_loops(program):
-        for node in ast.walk(loop):
-            every = _every(program, node.test) if isinstance(node, ast.If) else None
-            if not isinstance(node, ast.If) or every is None or not _updates(program, node):
-                continue
-            for call in backwards(program):
-                if call in set(ast.walk(loop)) and call not in set(ast.walk(node)):
-                    yield Accumulation(loop, node, every, call)
-                    break
-
-
-def _every(program: Program, test: ast.expr) -> ast.expr | None:
-    """k, where a condition holds `i % k`, itself or by a name."""
-    for each in ast.walk(test):
-        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
-            return each.right
-    for each in ast.walk(test):
-        match each:
-            case ast.Compare(ops=[ast.Eq() | ast.GtE()], comparators=[right]) if "accum" in ast.unparse(right).lower():
-                return right
-    for each in ast.walk(test):
-        if isinstance(each, ast.Name):
-            source = program.owner[each]
-            for binding in source.names.get(source.scopes[each], {}).get(each.id, []):
-                for inner in ast.walk(binding.value) if binding.kind == "value" and binding.value else []:
-                    if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Mod):
-                        return inner.right
-    return None
-
-
-def _updates(program: Program, node: ast.If) -> bool:
-    steps = [call for part in node.body for call in calls_in(program, part, "step")]
-    return any(
-        ("sched" not in ast.unparse(call.func).lower() and "optim" in ast.unparse(call).lower())
-        or last_name(call.func.value if isinstance(call.func, ast.Attribute) else call) in ("opt", "scaler", "optim")
-        for call in steps
-    )
-
-
-def _divides(node: ast.AST) -> bool:
-    match node:
-        case ast.BinOp(op=ast.Div()) | ast.AugAssign(op=ast.Div()):
-            return True
-        case ast.Call(func=ast.Attribute(attr="div" | "div_" | "true_divide")):
-            return True
-        case ast.BinOp(op=ast.Mult()) if "1 /" in ast.unparse(node) or "1.0 /" in ast.unparse(node):
-            return True
-        case ast.BinOp(op=ast.Mult()) | ast.AugAssign(op=ast.Mult()):
-            return bool(re.search(r"scale|weight|inv|frac|ratio", ast.unparse(node)))
-    return False
+from lockstep.commands.lint.rules.units import unit
+from lockstep.commands.lint.rules.windows import Accumulation, accumulations, updates_weights
+from lockstep.commands.lint.source import Function, Loop, above, function_of, statement_of
 
 
 @rule(
@@ -97,50 +31,45 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
     if library(program, "deepspeed"):
         return
     yield from _undivided_parts(program)
-    yield from _undivided_groups(program)
+    for group in groups(program):
+        if not _divided(program, group.backward, group.loop, None):
+            yield Hit(group.backward, "of each batch of a group")
+    told = set[ast.Call]()
     for each in accumulations(program):
-        call = each.backward
-        values: list[ast.AST] = [*call.args, call.func.value if isinstance(call.func, ast.Attribute) else call]
-        divided = any(depends(program, value, _divides) for value in values)
-        name = ast.unparse(call.func)
-        managed = any(last_name(one.func) == "accumulate" for one in program.calls) or any(
-            one.arg == "gradient_accumulation_steps" and last_name(made.func) == "Accelerator"
-            for made in program.named.get("Accelerator", [])
-            for one in made.keywords
-        )
-        by_gradient = any(
-            isinstance(node, ast.Attribute) and node.attr == "grad"
-            for node in own_nodes(program, call)
-            if isinstance(node, ast.Attribute)
-        )
-        sums = any(
-            one.arg == "reduction" and constant(program, one.value) == "sum"
-            for c in program.calls
-            for one in c.keywords
-        )
-        by_rate = any(
-            depends(program, one, _same_as(each.every))
-            for one in _rates(program)
-            if not isinstance(each.every, ast.Constant)
-        )
-        if not (divided or by_gradient or sums or by_rate or (managed and name.startswith("accelerator"))):
-            yield Hit(call, f"every {ast.unparse(each.every)} passes", _division(program, each))
+        fewer = any(unit(program, rate).accumulated <= -1 for rate in _rates(program))
+        if each.backward in told or fewer or _by_accelerate(program, each.backward):
+            continue
+        if not _divided(program, each.backward, each.loop, each.every):
+            told.add(each.backward)
+            yield Hit(each.backward, f"every {ast.unparse(each.every)} passes", _division(program, each))
 
 
-def _undivided_groups(program: Program) -> Iterator[Hit]:
-    sums = any(
-        one.arg == "reduction" and constant(program, one.value) == "sum" for c in program.calls for one in c.keywords
+def _divided(program: Program, call: ast.Call, loop: Loop | Function, every: ast.expr | None) -> bool:
+    """Whether the loss of a backward pass is divided, or the gradients are."""
+    head = ast.walk(loop.target) if isinstance(loop, ast.For | ast.AsyncFor) else []
+    targets = {each.id for each in head if isinstance(each, ast.Name)}
+    values: list[ast.AST] = [*call.args]
+    if isinstance(call.func, ast.Attribute) and not call.args:
+        values.append(call.func.value)
+    if any(divided(program, value, frozenset(targets), every) for value in values):
+        return True
+    return gradients_divided(inside(program, loop)) or gradients_divided(own_nodes(program, call))
+
+
+def _by_accelerate(program: Program, call: ast.Call) -> bool:
+    """accelerator.backward, which divides where Accelerate was told the number of passes."""
+    told = any(
+        each.arg in ("gradient_accumulation_steps", "gradient_accumulation_plugin")
+        for made in program.named.get("Accelerator", [])
+        for each in made.keywords
+    ) or any(last_name(one.func) == "accumulate" for one in program.calls)
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if owner is None or not told:
+        return False
+    made = origins(program, owner)
+    return "accelerator" in ast.unparse(owner).lower() or any(
+        isinstance(each, ast.Call) and last_name(each.func) == "Accelerator" for each in made
     )
-    for group in groups(program) if not sums else []:
-        call = group.backward
-        values: list[ast.AST] = [*call.args, call.func.value if isinstance(call.func, ast.Attribute) else call]
-        if not any(depends(program, value, _divides) for value in values):
-            yield Hit(call, "of each batch of a group")
-
-
-def _same_as(wanted: ast.expr) -> Callable[[ast.AST], bool]:
-    text = ast.dump(wanted)
-    return lambda node: ast.dump(node) == text
 
 
 def _undivided_parts(program: Program) -> Iterator[Hit]:
@@ -150,21 +79,27 @@ def _undivided_parts(program: Program) -> Iterator[Hit]:
         if len(around) < 2 or not re.search(r"\.(chunk|split|tensor_split)\(", ast.unparse(around[0].iter)):
             continue
         steps = [each for each in ast.walk(around[1]) if isinstance(each, ast.Call) and last_name(each.func) == "step"]
-        inner = set(ast.walk(around[0]))
+        within = set(ast.walk(around[0]))
+        sums = any(each.arg == "reduction" for part in within if isinstance(part, ast.Call) for each in part.keywords)
         values: list[ast.AST] = [*call.args, call.func]
-        sums = any(
-            each.arg == "reduction"
-            for part in ast.walk(around[0])
-            if isinstance(part, ast.Call)
-            for each in part.keywords
-        )
         if (
             steps
-            and not any(each in inner for each in steps)
+            and not any(each in within for each in steps)
             and not sums
             and not any(depends(program, value, _divides) for value in values)
         ):
             yield Hit(call, "of each part")
+
+
+def _divides(node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(op=ast.Div()) | ast.AugAssign(op=ast.Div()):
+            return True
+        case ast.Call(func=ast.Attribute(attr="div" | "div_" | "true_divide")):
+            return True
+        case ast.BinOp(op=ast.Mult()) | ast.AugAssign(op=ast.Mult()):
+            return bool(re.search(r"scale|weight|inv|frac|ratio|1(\.0)? /", ast.unparse(node)))
+    return False
 
 
 def _rates(program: Program) -> Iterator[ast.expr]:
@@ -179,7 +114,11 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
     match each.backward:
         case ast.Call(func=ast.Attribute(value=ast.Name()), args=[]) if not library(program, "accelerate"):
             statement = statement_of(program.owner[each.backward], each.backward)
-            if isinstance(statement, ast.Expr) and isinstance(each.every, ast.Name | ast.Attribute | ast.Constant):
+            same = function_of(program.owner[each.every], each.every) is function_of(
+                program.owner[statement], statement
+            )
+            plain = isinstance(each.every, ast.Name | ast.Attribute | ast.Constant)
+            if isinstance(statement, ast.Expr) and plain and (same or isinstance(each.every, ast.Constant)):
                 receiver = each.backward.func
                 assert isinstance(receiver, ast.Attribute)
                 end = receiver.value.end_col_offset or 0
@@ -187,7 +126,6 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
                 if receiver.value.end_lineno == receiver.value.lineno:
                     line = receiver.value.lineno
                     return (insert(line, start, "("), insert(line, end, f" / {ast.unparse(each.every)})"))
-            return ()
     return ()
 
 
@@ -203,34 +141,77 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
 def remainder_dropped(program: Program) -> Iterator[Hit]:
     """Accumulation by `%` alone over a loader, and no step after the loop."""
     yield from (Hit(loop) for loop in whole_windows(program))
+    told = set[ast.If]()
     for each in accumulations(program):
-        if not isinstance(each.loop, ast.For) or not over_loader(program, each.loop):
+        if not isinstance(each.loop, ast.For) or not over_loader(program, each.loop) or each.when in told:
             continue
-        test = ast.unparse(_meant(program, each.when.test))
-        flag = any(_is_more(node) for part in _condition(program, each.when.test) for node in ast.walk(part))
-        if flag or re.search(r"len\(|last|num_batches|total|end", test) or _whole_groups(program, each):
+        told_more = [part for part in each.meant if not isinstance(part, ast.Name | ast.Attribute)] or each.meant
+        text = " ".join(ast.unparse(part) for part in told_more)
+        flag = any(_is_more(node) for part in each.meant for node in ast.walk(part))
+        if flag or re.search(r"len\(|last|num_batches|total|end\b|final", text) or _whole_groups(program, each):
             continue
-        after = [
-            one for one in own_nodes(program, each.loop) if isinstance(one, ast.Call) and last_name(one.func) == "step"
-        ]
-        if not any(one.lineno > (each.loop.end_lineno or 0) and "sched" not in ast.unparse(one.func) for one in after):
+        if not (_otherwise(program, each) or _goes_on(program, each) or _after(program, each)):
+            told.add(each.when)
             yield Hit(each.when)
 
 
-def _meant(program: Program, test: ast.expr) -> ast.expr:
-    """A condition, or what its name was bound to: last = (i + 1) % k == 0."""
-    if isinstance(test, ast.Name):
-        found = [b.value for b in bindings(program, test, test.id) if b.kind == "value"]
-        if len(found) == 1 and isinstance(found[0], ast.expr):
-            return found[0]
-    return test
+def _after(program: Program, each: Accumulation) -> bool:
+    """Whether an update runs past the loop: in its function, or anywhere outside of loops over batches."""
+    batches = step_loops(program)
+    for call in program.named.get("step", []):
+        if updates_weights(program, call) and any(not set(path) & set(batches) for path in loops(program, call)):
+            return True
+    last = each.loop.end_lineno or 0
+    return any(
+        last_name(one.func) == "step" and one.lineno > last and "sched" not in ast.unparse(one.func)
+        for one in own_nodes(program, each.loop)
+        if isinstance(one, ast.Call)
+    )
 
 
-def _condition(program: Program, test: ast.expr) -> list[ast.AST]:
-    """A condition, and what the names in it were bound to."""
-    names = [each for each in ast.walk(test) if isinstance(each, ast.Name)]
-    found = [binding for name in names for binding in bindings(program, name, name.id) if binding.kind == "value"]
-    return [test, *(binding.value for binding in found if binding.value is not None)]
+def _otherwise(program: Program, each: Accumulation) -> bool:
+    """Whether a name in the condition has another meaning too, in another branch, which counts in another way."""
+    for name in each.meant:
+        known = bindings(program, name, name.id) if isinstance(name, ast.Name) else []
+        values = [one.value for one in known if one.kind == "value" and one.value is not None]
+        counts = [any(isinstance(part, ast.Mod) for part in ast.walk(value)) for value in values]
+        if len(values) > 1 and any(counts) and not all(counts):
+            return True
+    return False
+
+
+def _goes_on(program: Program, each: Accumulation) -> bool:
+    """Whether the groups go on over epochs: a loop that begins anew by itself, or a counter that isn't set back."""
+    assert isinstance(each.loop, ast.For)
+    if any(last_name(node) in ("cycle", "count", "repeat") for node in ast.walk(each.loop.iter)):
+        return True
+    if any(isinstance(node, ast.While) for node in inside(program, each.loop.iter)):
+        return True
+    return any(
+        _runs_on(program, node.left, each.loop)
+        for part in each.meant
+        for node in ast.walk(part)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+    )
+
+
+def _runs_on(program: Program, number: ast.expr, loop: Loop) -> bool:
+    """Whether a number is counted up in a loop, and set back in none around it, as the gradients are."""
+    source, around = program.owner[loop], step_loops(program).get(loop, [])
+    for node in ast.walk(number):
+        if not isinstance(node, ast.Name | ast.Attribute):
+            continue
+        known = bindings(program, node, node.id) if isinstance(node, ast.Name) else []
+        known = known or source.attributes.get(ast.unparse(node), [])
+        counted = any(each.kind == "aug" for each in known)
+        if not around or not counted or not all(each.kind in ("aug", "value") for each in known):
+            continue
+        emptied = [
+            each for each in program.named.get("zero_grad", []) if loop not in set(above(program.owner[each], each))
+        ]
+        places = [each.node for each in known if each.kind == "value"] + list[ast.AST](emptied)
+        return not any(outer in around for place in places for outer in above(program.owner[place], place))
+    return False
 
 
 def _is_more(node: ast.AST) -> bool:

@@ -118,6 +118,8 @@ def _dead(program: Program, call: ast.Call) -> bool:
     outer = [each for each in above(source, call) if isinstance(each, Function | ast.ClassDef)]
     if not outer or any(each.decorator_list for each in outer) or outer[-1].name in ("main", "run"):
         return False
+    if not any(_ways_known(program, loop) for loop in step_loops(program)):
+        return False  # a part of something: others call it
     if outer[-1].name not in _read(program):
         return True
     known = outer[-1]

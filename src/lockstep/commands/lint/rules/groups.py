@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.commands.lint.flow import own_nodes
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import backwards, inside, loops, model_calls, over_loader
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.source import Loop
@@ -80,11 +81,24 @@ def whole_windows(program: Program) -> Iterator[ast.For]:
     """`for _ in range(len(loader) // k)` that takes k batches in each pass: the last, shorter group never comes."""
     for source in program.sources:
         for node in source.nodes:
+            if isinstance(node, ast.For) and _zipped(program, node):
+                yield node
             match node:
                 case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[ast.BinOp(op=ast.FloorDiv()) as count])):
                     length = isinstance(count.left, ast.Call) and ast.unparse(count.left.func) == "len"
                     if length and "loader" in ast.unparse(count.left).lower() and _takes(node, count.right):
                         yield node
+
+
+def _zipped(program: Program, loop: ast.For) -> bool:
+    """zip(*[iter(loader)] * k): groups of k, and none of what is left; over batches, for training."""
+    match loop.iter:
+        case ast.Call(func=ast.Name(id="zip"), args=[ast.Starred(value=value)]):
+            rows = [value, *origins(program, value)]
+            repeated = [each for each in rows if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mult)]
+            text = " ".join(ast.unparse(each) for each in repeated)
+            return "iter(" in text and any(call in set(inside(program, loop)) for call in backwards(program))
+    return False
 
 
 def _takes(loop: ast.For, size: ast.expr) -> bool:

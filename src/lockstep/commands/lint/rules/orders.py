@@ -84,7 +84,7 @@ def same_draw(program: Program, loader: ast.Call) -> Iterator[Hit]:
 
 
 def _never_changes(program: Program, owner: ast.ClassDef, seed: ast.expr) -> bool:
-    """Whether a seed is made of constants and attributes of self that __init__ alone sets."""
+    """Whether a seed is made of attributes of self that __init__ alone sets, and constants beside them."""
     names = []
     for each in ast.walk(seed):
         if isinstance(each, ast.Call | ast.Subscript) or (isinstance(each, ast.Name) and each.id != "self"):
@@ -92,7 +92,7 @@ def _never_changes(program: Program, owner: ast.ClassDef, seed: ast.expr) -> boo
         if isinstance(each, ast.Attribute):
             names.append(each.attr)
     home = program.owner[owner]
-    known = all(f"self.{name}" in home.attributes for name in names)
+    known = bool(names) and all(f"self.{name}" in home.attributes for name in names)
     setter = method(program, owner, "set_epoch")
     told = {each.attr for each in ast.walk(setter) if isinstance(each, ast.Attribute)} if setter is not None else set()
     return known and not told & set(names) and not any(_set_elsewhere(program, owner, name) for name in names)

@@ -1,18 +1,17 @@
-"""Rules about what happens to samples on their way: the workers' seeds, and normalising."""
+"""The rule about workers' seeds: what worker_init_fn, a loader's generator and a data set's own make of them."""
 
 import ast
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, instance_of, method, sites
+from lockstep.commands.lint.calls import callee, default, definition, instance_of, method
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import loops, over_loader
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.roles import distributed, loaders, of_loader
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, Loop, above
+from lockstep.commands.lint.rules.generators import copied, of_loaders, opaque
+from lockstep.commands.lint.source import Function
 
 
 @rule(
@@ -29,153 +28,67 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
     several = distributed(program)
     for loader in loaders(program):
         node = of_loader(program, loader, "worker_init_fn")
-        made = [*origins(program, node), definition(program, node)] if node is not None else []
-        partial = [
-            each for each in made if isinstance(each, ast.Call) and last_name(each.func) == "partial" and each.args
-        ]
-        made += [definition(program, each.args[0]) for each in partial]
-        called = [owner for each in made if each is not None and (owner := instance_of(program, each)) is not None]
-        made += [method(program, owner, "__call__") for owner in called]
-        for function in dict.fromkeys(each for each in made if isinstance(each, Function | ast.Lambda)):
+        for function, first in _started(program, node) if node is not None else []:
             for call in ast.walk(function):
-                if (
-                    isinstance(call, ast.Call)
-                    and last_name(call.func) in ("seed", "manual_seed", "seed_all")
-                    and call.args
-                ) and not _seed_differs(program, call.args[0], function, several):
+                seed = _seed_of(program, call) if isinstance(call, ast.Call) else None
+                if seed is not None and not _seed_differs(program, seed, _worker(function, first), several):
                     yield Hit(call)
                     break
+    yield from of_loaders(program)
+    yield from copied(program)
 
 
-def _seed_differs(program: Program, seed: ast.expr, function: Function | ast.Lambda, several: bool) -> bool:
+def _started(program: Program, node: ast.expr) -> Iterator[tuple[Function | ast.Lambda, int]]:
+    """The local functions that may be worker_init_fn, and how many of their parameters partial() has filled."""
+    made: list[tuple[ast.AST | None, int]] = [
+        (each, 0) for each in [*origins(program, node), definition(program, node)]
+    ]
+    for each, _ in list(made):
+        if isinstance(each, ast.Call) and last_name(each.func) == "partial" and each.args:
+            made += [(one, len(each.args) - 1) for one in origins(program, each.args[0])]
+        owner = instance_of(program, each) if each is not None else None
+        if owner is not None:
+            made.append((method(program, owner, "__call__"), 0))
+    for function, first in dict.fromkeys(made):
+        if isinstance(function, Function | ast.Lambda):
+            yield function, first
+
+
+def _worker(function: Function | ast.Lambda, first: int) -> str:
+    """The parameter that is the worker's number."""
     named = [each.arg for each in function.args.args if each.arg != "self"]
-    worker = named[0] if named else ""
+    return named[first] if first < len(named) else ""
 
+
+def _seed_of(program: Program, call: ast.Call) -> ast.expr | None:
+    """What a call seeds a generator of the process with: numpy's, Python's, torch's, or all by a local function."""
+    local, name = callee(program, call), last_name(call.func)
+    if local is None:
+        return call.args[0] if name in ("seed", "manual_seed", *_ALL) and call.args else None
+    if not any(isinstance(each, ast.Call) and last_name(each.func) in _SEEDS for each in ast.walk(local)):
+        return None
+    first = local.args.args[0].arg if local.args.args else ""
+    given = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == first), None)
+    return given if given is not None else default(local, first)
+
+
+_SEEDS = ("seed", "manual_seed")
+_ALL = ("seed_all", "seed_everything", "set_seed", "set_random_seed", "manual_seed_all")
+
+
+def _seed_differs(program: Program, seed: ast.expr, worker: str, several: bool) -> bool:
     def drawn(node: ast.AST) -> bool:
-        named = isinstance(node, ast.Call) and last_name(node.func) in (
-            "initial_seed",
-            "get_worker_info",
-            "get_state",
-            "urandom",
-        )
+        if isinstance(node, ast.Attribute) and node.attr == "seed":
+            return bool(made_by(program, node.value, "get_worker_info"))
+        named = isinstance(node, ast.Call) and last_name(node.func) in ("initial_seed", "get_state", "urandom")
         return named or last_name(node) in ("seed_seq", "base_seed", "entropy")
 
-    if depends(program, seed, drawn) or not all(isinstance(each, ast.expr | ast.AST) for each in [seed]):
+    def numbered(node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute) and node.attr == "id":
+            return bool(made_by(program, node.value, "get_worker_info"))
+        return isinstance(node, ast.Name) and node.id == worker
+
+    if depends(program, seed, drawn):
         return True
-    by_worker = depends(program, seed, lambda node: isinstance(node, ast.Name) and node.id == worker)
-    return by_worker and (not several or on_rank(program, seed) or depends(program, seed, _opaque(program)))
-
-
-def _opaque(program: Program) -> Callable[[ast.AST], bool]:
-    """A predicate: calls of what is not in the program, whose result could be anything."""
-
-    def wanted(node: ast.AST) -> bool:
-        return (
-            isinstance(node, ast.Call)
-            and last_name(node.func) not in ("int", "getattr", "parse_args", "parse_known_args", "ArgumentParser")
-            and definition(program, node.func) is None
-        )
-
-    return wanted
-
-
-@rule(
-    "LS111",
-    "normalised-twice",
-    "the pixels are normalised twice",
-    result="the network sees values shifted and stretched a second time, far from mean 0 and spread 1; pretrained "
-    "weights suffer most",
-    why="the loader's transform has normalised already",
-    mend="normalise in one place: in the transform, or on the device",
-)
-def normalised_twice(program: Program) -> Iterator[Hit]:
-    """Two Normalize in one Compose; or a Normalize, and (x - mean) / std on the batch."""
-    normalize = [each for each in program.named.get("Normalize", []) if definition(program, each.func) is None]
-    for call in program.named.get("Compose", []):
-        parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
-        made = [each for part in parts for each in origins(program, part) if isinstance(each, ast.Call)]
-        twice = [part for part in made if last_name(part.func) == "Normalize" or _of_weights(part)]
-        if len(twice) > 1:
-            yield Hit(twice[1])
-        tensors = [part for part in made if last_name(part.func) == "ToTensor"]
-        for part in parts if tensors else []:
-            if any(
-                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right)
-                for each in ast.walk(part)
-            ):
-                yield Hit(part)
-    in_compose = [part for call in program.named.get("Compose", []) for part in ast.walk(call)]
-    composed = {each for part in in_compose if isinstance(part, ast.expr) for each in origins(program, part)}
-    if not any(each in composed or each in in_compose for each in normalize):
-        return
-    for source in program.sources:
-        for node in source.nodes:
-            if (
-                (_by_hand(node) or _normalises(program, node))
-                and _on_batch(program, node)
-                and not _chosen(program, node)
-            ):
-                yield Hit(node)
-
-
-def _chosen(program: Program, node: ast.AST) -> bool:
-    """Whether a place is one of several ways, by a word: `elif kind == "imagenet":`."""
-    tests = [each.test for each in above(program.owner[node], node) if isinstance(each, ast.If)]
-    return any(
-        isinstance(one, ast.Constant) and isinstance(one.value, str)
-        for test in tests
-        if isinstance(test, ast.Compare)
-        for one in test.comparators
-    )
-
-
-def _normalises(program: Program, node: ast.AST) -> bool:
-    """normalize(images, mean, std) of torchvision, or a Normalize that is called."""
-    if not isinstance(node, ast.Call) or not node.args:
-        return False
-    if qualified(program, node.func).endswith("functional.normalize") and "torchvision" in qualified(
-        program, node.func
-    ):
-        return True
-    calls = origins(program, node.func) if isinstance(node.func, ast.Name | ast.Attribute) else []
-    return any(isinstance(each, ast.Call) and last_name(each.func) == "Normalize" for each in calls)
-
-
-def _of_weights(call: ast.Call) -> bool:
-    """ResNet50_Weights.DEFAULT.transforms(): it resizes, crops and normalises."""
-    return last_name(call.func) == "transforms" and "Weights" in ast.unparse(call.func)
-
-
-def _is_255(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value in (255, 255.0)
-
-
-def _by_hand(node: ast.AST) -> bool:
-    """(x - mean) / std, x.sub_(mean).div_(std)."""
-    match node:
-        case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
-            if isinstance(mean, ast.Constant) and isinstance(std, ast.Constant):
-                return 0 < float(mean.value if isinstance(mean.value, float) else 0) < 1
-            own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
-            return not own and "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
-        case ast.Call(
-            func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]
-        ):
-            if first in ("sub", "sub_") and second in ("div", "div_"):
-                return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
-    return False
-
-
-def _on_batch(program: Program, node: ast.AST) -> bool:
-    """Whether a place is in a loop over batches, or in a prefetcher."""
-    for outer in above(program.owner[node], node):
-        if isinstance(outer, Loop) and over_loader(program, outer):
-            return True
-        if isinstance(outer, ast.ClassDef) and re.search(r"prefetch|loader", outer.name.lower()):
-            return True
-        if isinstance(outer, Function) and outer.name == "forward":
-            return "self." in ast.unparse(node) or isinstance(node, ast.Call)
-        if isinstance(outer, Function):
-            calls = [site.call for site in sites(program, outer)]
-            return any(over_loader(program, path[0]) for call in calls for path in loops(program, call)[:1] if path)
-    return False
+    by_worker = depends(program, seed, numbered)
+    return by_worker and (not several or on_rank(program, seed) or depends(program, seed, opaque(program)))

@@ -5,15 +5,17 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee
-from lockstep.commands.lint.places import backwards, inside, loops, over_loader, step_loops
-from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.each_step import each_step
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.ranks import kept_out
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import lightning
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.by_ignite import engine_step
-from lockstep.commands.lint.rules.by_ignite import waits as waits_by_ignite
-from lockstep.commands.lint.rules.by_lightning import waits_in_steps
-from lockstep.commands.lint.source import Function, above, function_of, statement_of
+from lockstep.commands.lint.source import function_of, statement_of
+from lockstep.commands.lint.splitting import splits
+from lockstep.commands.lint.tensors import is_tensor
+
+_BARRIERS = ("barrier", "wait_for_everyone", "monitored_barrier")
 
 
 @rule(
@@ -26,58 +28,33 @@ from lockstep.commands.lint.source import Function, above, function_of, statemen
     mend="loss.backward()\noptimizer.step()  # without barrier()",
 )
 def barrier_each_step(program: Program) -> Iterator[Hit]:
-    """barrier() or wait_for_everyone() in a step loop, under no condition."""
-    yield from waits_by_ignite(program)
-    for function in program.methods.get("training_step", []) if lightning(program) else []:
-        calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
-        yield from (Hit(each) for each in calls if last_name(each.func) == "barrier")
-    for loop in step_loops(program):
-        for name in ("barrier", "wait_for_everyone"):
-            for call in program.named.get(name, []):
-                if _each_pass(program, call, loop):
-                    statement = statement_of(program.owner[call], call)
-                    yield Hit(call if not isinstance(statement, ast.Expr) else statement)
-        for node in ast.walk(loop):
-            called = callee(program, node) if isinstance(node, ast.Call) else None
-            if called is not None and _only_waits(called) and _each_pass(program, node, loop):
-                yield Hit(node)
+    """barrier() or wait_for_everyone() in what each step runs, under no condition but for there being several ranks."""
+    barriers = [call for name in _BARRIERS for call in program.named.get(name, [])]
+    told = set[ast.AST]()
+    for _, nodes in each_step(program) if barriers else []:
+        known = {*nodes} & {*barriers}
+        for node in nodes if known else []:
+            inner = _only_waits(program, node, known)
+            if inner in told or node in told or not (inner or node in known) or _of_one_rank(program, node):
+                continue
+            told |= {node, inner or node}
+            statement = statement_of(program.owner[node], node)
+            yield Hit(statement if isinstance(statement, ast.Expr) else node)
 
 
-def _only_waits(function: Function) -> bool:
-    """Whether a function is a barrier where there are several processes: `if is_initialized(): barrier()`."""
-    body = [each for each in function.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
-    match body:
-        case [ast.If(test=test, body=[ast.Expr(value=ast.Call(func=called))], orelse=[])]:
-            several = re.search(r"is_initialized|is_available|world_size|distributed", ast.unparse(test))
-            return bool(several) and last_name(called) == "barrier"
-    return False
+def _only_waits(program: Program, node: ast.AST, known: set[ast.AST]) -> ast.AST | None:
+    """The barrier of a local function that does nothing else but to ask whether there are several processes."""
+    function = callee(program, node) if isinstance(node, ast.Call) else None
+    calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)] if function is not None else []
+    waits = [each for each in calls if each in known]
+    asks = r"is_\w*(available|initialized|distributed)$|get_world_size$|is_dist\w*$|barrier"
+    return waits[0] if waits and all(re.search(asks, last_name(each.func)) for each in calls) else None
 
 
-def _each_pass(program: Program, node: ast.AST, loop: ast.AST) -> bool:
-    """Whether each pass of a loop comes by: within it, itself or by the functions that it calls, under no condition."""
-    source = program.owner[node]
-    for outer in above(source, node):
-        if outer is loop:
-            return True
-        if isinstance(outer, ast.If | ast.IfExp | ast.Try | ast.Lambda | ast.While):
-            return False
-        if isinstance(outer, ast.For) and not over_loader(program, outer):
-            return False
-        if isinstance(outer, Function):
-            return any(
-                path and path[0] is loop and not _conditional_call(program, outer, loop)
-                for path in loops(program, node)
-            )
-    return False
-
-
-def _conditional_call(program: Program, function: Function, loop: ast.AST) -> bool:
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Call) and callee(program, node) is function:
-            return any(
-                isinstance(each, ast.If) for each in above(program.owner[node], node) if each in set(ast.walk(loop))
-            )
-    return True
+def _of_one_rank(program: Program, node: ast.AST) -> bool:
+    """Whether some ranks alone come by, which is another fault."""
+    outer = kept_out(program, node)
+    return outer is not None and not (isinstance(outer, ast.If) and not splits(program, outer.test))
 
 
 @rule(
@@ -89,51 +66,61 @@ def _conditional_call(program: Program, function: Function, loop: ast.AST) -> bo
     mend="total += loss.detach()  # on the device; total.item() once, after the loop or each 100 steps",
 )
 def sync_each_step(program: Program) -> Iterator[Hit]:
-    """.item(), .cpu(), float(loss) or print of the loss in each training step on a GPU."""
-    yield from waits_in_steps(program)
-    if lightning(program) or not any(
-        re.search(r"cuda|Accelerator\(|Fabric\(|hvd|device_ids|nccl", source.text) for source in program.sources
-    ):
+    """.item(), .cpu(), float(), print or `if` of what the GPU computes, in each training step."""
+    gpu = r"cuda|Accelerator\(|Fabric\(|hvd|device_ids|nccl|torch\.accelerator"
+    if not lightning(program) and not any(re.search(gpu, source.text) for source in program.sources):
         return
-    for loop in step_loops(program):
-        for node in inside(program, loop):
-            if isinstance(node, ast.Call) and _waits(program, node) and _each_pass(program, node, loop):
-                if _watched(program, node):
-                    break
-                yield Hit(node)
-                break
-    for call in program.named.get("Engine", []):  # Ignite's loop runs this function in each step
-        step = engine_step(program, call)
-        if step is not None and any(each in set(ast.walk(step)) for each in backwards(program)):
-            for node in ast.walk(step):
-                if isinstance(node, ast.Call) and _waits(program, node) and not _conditional_in(program, node, step):
+    told = set[ast.AST]()
+    for _, nodes in each_step(program):
+        for node in nodes:
+            if _waits(program, node):
+                if not _watched(program, node) and node not in told:
+                    told.add(node)
                     yield Hit(node)
-                    break
+                break
 
 
-def _watched(program: Program, node: ast.Call) -> bool:
+def _watched(program: Program, node: ast.AST) -> bool:
     """Whether a value is fetched to stop the run where it is no number: on purpose."""
     function = function_of(program.owner[node], node)
     statement = statement_of(program.owner[node], node)
     names = {each.id for each in getattr(statement, "targets", []) if isinstance(each, ast.Name)}
-    return any(
+    return isinstance(node, ast.Call) and any(
         isinstance(each, ast.Call)
         and last_name(each.func) in ("isfinite", "isnan", "isinf")
         and (names & {one.id for one in ast.walk(each) if isinstance(one, ast.Name)} or node in ast.walk(each))
+        and not isinstance(statement, ast.If)
         for each in ast.walk(function or program.root.tree)
     )
 
 
-def _conditional_in(program: Program, node: ast.AST, function: Function) -> bool:
-    for outer in above(program.owner[node], node):
-        if outer is function:
-            return False
-        if isinstance(outer, ast.If | ast.IfExp):
-            return True
+def _waits(program: Program, node: ast.AST) -> bool:
+    """Whether the CPU waits here until the device has computed a value."""
+    match node:
+        case ast.If(test=test) | ast.Assert(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            return _asked(program, test)
+        case ast.FormattedValue(value=value):
+            return is_tensor(program, value)
+        case ast.BinOp(left=ast.Constant(value=str()), op=ast.Mod(), right=right):
+            return is_tensor(program, right)
+        case ast.Call():
+            return _call_waits(program, node)
     return False
 
 
-def _waits(program: Program, call: ast.Call) -> bool:
+def _asked(program: Program, test: ast.expr) -> bool:
+    """Whether a condition is a tensor's: it is fetched to choose."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return _asked(program, inner)
+        case ast.BoolOp(values=[first, *_]):
+            return _asked(program, first)
+        case ast.Compare() | ast.Call():
+            return is_tensor(program, test)
+    return False
+
+
+def _call_waits(program: Program, call: ast.Call) -> bool:
     name = last_name(call.func)
     if name in ("item", "cpu", "tolist", "numpy") and isinstance(call.func, ast.Attribute) and not call.args:
         owner = call.func.value
@@ -141,13 +128,39 @@ def _waits(program: Program, call: ast.Call) -> bool:
         if isinstance(owner, ast.Name):  # mean.item(), where mean = reduce(loss)
             found = reaching(program, owner, bindings(program, owner, owner.id))
             text += "".join(ast.unparse(each.value) for each in found if each.kind == "value" and each.value)
-        return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) and not re.search(
-            r"\.cpu\(\)|labels?$|target$", text
+        if re.search(r"\.cpu\(\)|labels?$|target$", text):
+            return False
+        return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) or is_tensor(
+            program, owner
         )
-    if name in ("print", "float") and isinstance(call.func, ast.Name):
-        return any(
-            isinstance(each, ast.Name) and re.search(r"^(loss|losses|train_loss)$", each.id)
+    if qualified(program, call.func) == "torch.cuda.synchronize":
+        return not _measured(program, call)
+    values = [*call.args, *(each.value for each in call.keywords)]
+    if isinstance(call.func, ast.Name) and name in ("print", "float", "int", "bool", "str"):
+        named = any(
+            isinstance(each, ast.Name)
+            and re.search(r"^(loss|losses|train_loss)$", each.id)
+            and not isinstance(program.owner[each].parents[each], ast.Attribute)  # loss.shape
             for part in call.args
             for each in ast.walk(part)
         )
+        return (named and name in ("print", "float")) or any(is_tensor(program, each) for each in values)
+    if name in ("add_scalar", "set_postfix", "isnan", "isfinite", "isinf") or (name == "format" and _words(call)):
+        torchs = qualified(program, call.func).startswith("torch.") or ast.unparse(call.func).startswith("torch.")
+        return not torchs and any(is_tensor(program, each) for each in values)
     return False
+
+
+def _measured(program: Program, call: ast.Call) -> bool:
+    """Whether the function of a call measures time: then it waits on purpose. Or takes no step of an optimizer."""
+    source = program.owner[call]
+    function = function_of(source, call)
+    calls = [each for each in ast.walk(function or source.tree) if isinstance(each, ast.Call)]
+    timed = any(
+        last_name(each.func) in ("time", "perf_counter", "monotonic", "record", "elapsed_time") for each in calls
+    )
+    return timed or not any(last_name(each.func) == "step" for each in calls)
+
+
+def _words(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Constant)

@@ -1,0 +1,65 @@
+"""Methods that are run by name: hooks and callbacks, whose caller doesn't know whose they are."""
+
+import ast
+import re
+
+from lockstep.commands.lint.calls import callee, definition, instance_of
+from lockstep.commands.lint.program import Program, qualified, remembered
+from lockstep.commands.lint.source import Function, class_of
+
+_HOOK = re.compile(r"^(on|after|before|post|pre)_|_(end|start|begin|hook)$")
+
+
+@remembered
+def makings(program: Program) -> dict[ast.ClassDef, list[ast.Call]]:
+    """The local classes that the program makes objects of, and their local bases -> the calls that do."""
+    found: dict[ast.ClassDef, list[ast.Call]] = {}
+    for call in program.calls:
+        waiting, seen = [definition(program, call.func)], set[ast.AST]()
+        while waiting:
+            owner = waiting.pop()
+            if isinstance(owner, ast.ClassDef) and owner not in seen:
+                seen.add(owner)
+                found.setdefault(owner, []).append(call)
+                waiting += [definition(program, each) for each in owner.bases]
+    return found
+
+
+def hooks(program: Program, name: str) -> list[Function]:
+    """The methods of a name whose class the program makes objects of."""
+    return [each for each in program.methods.get(name, []) if _owner(program, each) in makings(program)]
+
+
+def hooks_run(program: Program, call: ast.Call) -> list[Function]:
+    """`hook.after_step(self)`: the methods of that name, where nothing says whose it is."""
+    if not isinstance(call.func, ast.Attribute) or not _HOOK.search(call.func.attr):
+        return []
+    if not program.methods.get(call.func.attr) or qualified(program, call.func) or callee(program, call) is not None:
+        return []
+    return hooks(program, call.func.attr) if instance_of(program, call.func.value) is None else []
+
+
+def runs_of(program: Program, function: Function) -> list[ast.AST]:
+    """The places that run a hook: its name called on an object, or handed over as a text to what calls getattr."""
+    owner = _owner(program, function)
+    if owner is None or owner not in makings(program) or not _HOOK.search(function.name):
+        return []
+    found: list[ast.AST] = [
+        call for call in program.named.get(function.name, []) if function in hooks_run(program, call)
+    ]
+    return found + (_texts(program).get(function.name, []) if program.named.get("getattr") else [])
+
+
+@remembered
+def _texts(program: Program) -> dict[str, list[ast.AST]]:
+    """The texts that calls are given by themselves -> these calls."""
+    found: dict[str, list[ast.AST]] = {}
+    for call in program.calls:
+        for each in call.args:
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                found.setdefault(each.value, []).append(call)
+    return found
+
+
+def _owner(program: Program, function: Function) -> ast.ClassDef | None:
+    return class_of(program.owner[function], function)

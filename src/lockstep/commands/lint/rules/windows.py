@@ -1,0 +1,153 @@
+"""Accumulation: the places in which backward runs in each pass, and the optimizer's step every so many passes."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.depends import entering
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import backwards, inside, step_loops
+from lockstep.commands.lint.program import Program, bindings, last_name, remembered
+from lockstep.commands.lint.roles import library, optimizers
+from lockstep.commands.lint.rules.by_ignite import engine_step
+from lockstep.commands.lint.source import Function, Loop, above, statement_of
+
+_Pass = Loop | Function
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulation:
+    """A loop, or a framework's step, that updates every so many passes: `when` is the condition, `every` the number.
+
+    `meant` are the condition, and what its names and calls were bound to.
+    """
+
+    loop: Loop | Function
+    when: ast.If
+    every: ast.expr
+    backward: ast.Call
+    meant: tuple[ast.AST, ...]
+
+
+@remembered
+def accumulations(program: Program) -> list[Accumulation]:
+    """The loops in which backward runs in each pass, and the optimizer's step under `i % k == 0`."""
+    return list(_accumulations(program))
+
+
+def _accumulations(program: Program) -> Iterator[Accumulation]:
+    runs = backwards(program)
+    for loop in _passes(program):
+        nodes = inside(program, loop)
+        within = set(nodes)
+        own = [call for call in runs if call in within]
+        updates = [each for each in nodes if updates_weights(program, each)]
+        for node in nodes if own and updates else []:
+            meant = _meant(program, node.test) if isinstance(node, ast.If) else []
+            every = _every(program, meant) if meant else None
+            if every is None or not isinstance(node, ast.If):
+                continue
+            gated = _gated(program, node)
+            if not any(each in gated for each in updates) or any(each not in gated for each in updates):
+                continue  # an update in each pass: the condition is about something else
+            body = {each for part in node.body for each in inside(program, part)}
+            other = {each for part in node.orelse for each in inside(program, part)}
+            both = any(call in body for call in own) and any(call in other for call in own)
+            free = [call for call in own if call not in gated]
+            if both and not free:
+                free = [call for call in own if (call in body) != any(each in body for each in updates)]
+            if free:
+                yield Accumulation(loop, node, every, free[0], tuple(meant))
+
+
+def _passes(program: Program) -> Iterator[_Pass]:
+    """The loops over training batches, and the steps that Lightning and Ignite call for each."""
+    yield from step_loops(program)
+    if library(program, "lightning", "pytorch_lightning"):
+        yield from program.methods.get("training_step", [])
+    for call in program.named.get("Engine", []) if library(program, "ignite") else []:
+        if (step := engine_step(program, call)) is not None:
+            yield step
+
+
+def _gated(program: Program, node: ast.If) -> set[ast.AST]:
+    """What runs under a condition: in its branches, or below `if ...: continue` of the same block."""
+    found = {each for part in [*node.body, *node.orelse] for each in inside(program, part)}
+    if isinstance(node.body[-1], ast.Continue | ast.Return):
+        source = program.owner[node]
+        block = getattr(source.parents[node], "body", [])
+        for part in block[block.index(node) + 1 :] if node in block else []:
+            found |= set(inside(program, part))
+    return found
+
+
+def updates_weights(program: Program, node: ast.AST) -> bool:
+    """optimizer.step() or scaler.step(optimizer): by a name, or by what the object is."""
+    if not (isinstance(node, ast.Call) and last_name(node.func) == "step" and isinstance(node.func, ast.Attribute)):
+        return False
+    text = ast.unparse(node.func).lower()
+    if "sched" in text:
+        return False
+    if "optim" in ast.unparse(node).lower() or last_name(node.func.value) in ("opt", "scaler", "optim"):
+        return True
+    made = origins(program, node.func.value)
+    return any(each in _optimizers(program) for each in made)
+
+
+@remembered
+def _optimizers(program: Program) -> frozenset[ast.AST]:
+    scalers = program.named.get("GradScaler", [])
+    lent = program.named.get("optimizers", []) if library(program, "lightning", "pytorch_lightning") else []
+    return frozenset([*optimizers(program), *scalers, *lent])
+
+
+def _meant(program: Program, test: ast.AST, depth: int = 0) -> list[ast.AST]:
+    """A condition, and what the names and calls in it were bound to."""
+    found: list[ast.AST] = [test]
+    for each in ast.walk(test) if depth < 3 else []:
+        for made in entering(program, each):
+            asked = isinstance(made, ast.Call) and callee(program, made) is not None
+            if asked or isinstance(made, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp | ast.Name):
+                found += _meant(program, made, depth + 1)
+    return found
+
+
+def _every(program: Program, meant: list[ast.AST]) -> ast.expr | None:
+    """k, where a condition holds `i % k`, or compares a counter with k that is set to nothing there."""
+    nodes = [each for part in meant for each in ast.walk(part)]
+    for each in nodes:
+        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
+            return each.right
+    for each in nodes:
+        match each:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.GtE()], comparators=[right]):
+                if "accum" in ast.unparse(right).lower() or _counter(program, left):
+                    return right
+            case ast.Compare(left=left, ops=[ast.Lt() | ast.NotEq()], comparators=[right]):
+                if _counter(program, left):
+                    return right
+    return None
+
+
+def _counter(program: Program, node: ast.expr) -> bool:
+    """A number that is counted up by one, and set to nothing within a condition or a loop."""
+    source = program.owner[node]
+    match node:
+        case ast.Name(id=name):
+            known = bindings(program, node, name)
+        case ast.Attribute():
+            known = source.attributes.get(ast.unparse(node), [])
+        case _:
+            return False
+    counted = any(
+        each.kind == "aug" and isinstance(each.value, ast.Constant) and each.value.value == 1 for each in known
+    )
+    emptied = any(
+        isinstance(each.value, ast.Constant)
+        and each.value.value == 0
+        and any(isinstance(outer, ast.If) for outer in above(source, statement_of(source, each.node)))
+        for each in known
+        if each.kind == "value"
+    )
+    return counted and emptied
