@@ -11,7 +11,7 @@ from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import constant, given, library, spread, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.collectives import collectives
-from lockstep.commands.lint.source import Function, Source
+from lockstep.commands.lint.source import Function, Source, above
 
 _SEEN = re.compile(r"cuda|accelerator|\bgpu|npu\b|xpu\b|device_ids|set_device", re.IGNORECASE)
 _AIDS = {"manual_seed", "manual_seed_all", "is_available", "empty_cache", "get_rng_state_all", "set_rng_state_all"}
@@ -58,7 +58,9 @@ def _of_lightning(program: Program) -> Iterator[Hit]:
 def _hides(program: Program) -> bool:
     """CUDA_VISIBLE_DEVICES = "" in the program itself."""
     return any(
-        isinstance(each.value, ast.Constant) and each.value.value in ("", "-1")
+        isinstance(each.value, ast.Constant)
+        and each.value.value in ("", "-1")
+        and not any(isinstance(outer, ast.If) for outer in above(source, each.node))
         for source in program.sources
         for each in source.attributes.get("os.environ['CUDA_VISIBLE_DEVICES']", [])
     )

@@ -56,8 +56,9 @@ def _is_told(program: Program) -> bool:
                         return True  # the program starts processes with it
                 case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in _TOLD:
                     return True
-        for bound in source.attributes.get("args.local_rank", []), *_stored(source):
-            if any(each.value is not None and not _same(program, each.value) for each in bound):
+        for bound in _stored(source):
+            known = [each.value for each in bound if not each.path or isinstance(each.value, ast.Call)]
+            if any(value is not None and not _same(program, value) for value in known):
                 return True
     return False
 
