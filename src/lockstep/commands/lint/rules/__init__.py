@@ -17,6 +17,7 @@ from lockstep.commands.lint.rules import meeting as meeting
 from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
 from lockstep.commands.lint.rules import options as options
+from lockstep.commands.lint.rules import per_process as per_process
 from lockstep.commands.lint.rules import pixels as pixels
 from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
@@ -24,9 +25,11 @@ from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import reducing as reducing
 from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
+from lockstep.commands.lint.rules import scaling as scaling
 from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
 from lockstep.commands.lint.rules import some_ranks as some_ranks
+from lockstep.commands.lint.rules import splitting as splitting
 from lockstep.commands.lint.rules import starting as starting
 from lockstep.commands.lint.rules import subsets as subsets
 from lockstep.commands.lint.rules import twice as twice

@@ -31,7 +31,7 @@ from lockstep.commands.lint.roles import (
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.rules.reading import meant_for_all
+from lockstep.commands.lint.rules.per_process import meant_for_all
 
 _EACH = re.compile(
     r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"
@@ -68,8 +68,10 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
             if lightning(program):
                 return
             continue
-        if sharding(program, loader) and not (
-            _for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch)
+        if (
+            sharding(program, loader)
+            and not lightning(program)
+            and not (_for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch))
         ):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
 
