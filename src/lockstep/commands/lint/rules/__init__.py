@@ -17,6 +17,7 @@ from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
 from lockstep.commands.lint.rules import options as options
 from lockstep.commands.lint.rules import pixels as pixels
+from lockstep.commands.lint.rules import prefixes as prefixes
 from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
 from lockstep.commands.lint.rules import reading as reading
