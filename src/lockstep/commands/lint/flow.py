@@ -8,7 +8,7 @@ from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.source import Function, Loop, function_of
+from lockstep.commands.lint.source import Function, Loop, class_of, function_of
 
 _REDUCER = re.compile(
     r"reduce|gather|synchroni[sz]e|sync_between|metric_average|^compute$|^sync$|sync_dist|average_over|merge"
@@ -141,8 +141,22 @@ def is_reduced(program: Program, loop: Loop) -> bool:
         return True
     if any(reduces(program, each) and mentions(each, names) for each in nodes):
         return True
+    if any(_reduced_by_method(program, loop, name) for name in names if name.startswith("self.")):
+        return True
     function = function_of(program.owner[loop], loop)
     return function is not None and any(_reduced_by_caller(program, site.call) for site in sites(program, function))
+
+
+def _reduced_by_method(program: Program, loop: Loop, name: str) -> bool:
+    """Whether another method of the loop's class puts an attribute's values of all ranks together."""
+    owner = class_of(program.owner[loop], loop)
+    for each in owner.body if owner is not None else ():
+        if isinstance(each, Function) and each is not function_of(program.owner[loop], loop):
+            nodes = list(ast.walk(each))
+            names = tainted(nodes, {name})
+            if any(reduces(program, node) and mentions(node, names) for node in nodes):
+                return True
+    return False
 
 
 def _reduces_itself(program: Program, node: ast.AST) -> bool:

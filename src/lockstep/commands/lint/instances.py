@@ -50,7 +50,9 @@ def _of_name(program: Program, one: Made, path: tuple[int, ...]) -> Iterator[Mad
     node = one.node
     assert isinstance(node, ast.Name)
     found = bindings(program, node, node.id)
-    alive = [each for each in reaching(program, node, found) if not _dead(program, each.node, one)]
+    turns = [turn for outer in above(program.owner[node], node) for turn in getattr(outer, "generators", [])]
+    own = [each for turn in turns for each in found if each.node is turn][:1]
+    alive = own or [each for each in reaching(program, node, found) if not _dead(program, each.node, one)]
     if not alive:
         yield one
     for binding in alive:

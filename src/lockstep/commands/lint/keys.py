@@ -3,11 +3,12 @@
 import ast
 import re
 
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.instances import resolve
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ways import Made, within
 
-_DRAWS = re.compile(r"random_split|randperm|permutation|shuffle|sample|choice|train_test_split|randint")
+_DRAWS = re.compile(r"rand|permut|shuffle|sample|choice|split$|normal$|uniform|bootstrap")
 Key = tuple[object, ...]
 
 
@@ -55,7 +56,9 @@ def call_key(
 
 
 def _named(program: Program, made: Made, function: ast.expr, depth: int) -> object:
-    if _DRAWS.search(last_name(function)):
+    local = definition(program, function) if function in program.owner else None
+    inner = [each for each in ast.walk(local) if isinstance(each, ast.Call)] if local is not None else []
+    if _DRAWS.search(last_name(function)) or any(_DRAWS.search(last_name(each.func)) for each in inner):
         return made.node  # drawn anew by each call
     meaning = qualified(program, function) if function in program.owner else ""
     if meaning or not isinstance(function, ast.Attribute):

@@ -16,6 +16,7 @@ from lockstep.commands.lint.rules import meeting as meeting
 from lockstep.commands.lint.rules import metrics as metrics
 from lockstep.commands.lint.rules import modes as modes
 from lockstep.commands.lint.rules import options as options
+from lockstep.commands.lint.rules import per_process as per_process
 from lockstep.commands.lint.rules import pixels as pixels
 from lockstep.commands.lint.rules import prefixes as prefixes
 from lockstep.commands.lint.rules import preparing as preparing

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import first_read, is_reduced, own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, inside, loaders_of
+from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, inside, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import is_rank, on_rank
 from lockstep.commands.lint.roles import (
@@ -22,6 +22,8 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import padded_by_prepare
 from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
+from lockstep.commands.lint.rules.shared import by_passes, from_factories, takes_its_share
+from lockstep.commands.lint.source import Loop, above, function_of
 
 
 def prepared(program: Program, loader: ast.Call) -> bool:
@@ -42,6 +44,8 @@ def shared_out(program: Program, loader: ast.Call) -> bool:
     made += [each for each in origins(program, node) if isinstance(each, ast.Call)] if node is not None else []
     known = [each for each in made if last_name(each.func) in ("Subset", "Shares") or each in samplers(program, loader)]
     if any(on_rank(program, argument) for each in known for argument in each.args):
+        return True
+    if any(takes_its_share(program, each) for each in made):
         return True
     given_to = [argument for each in made for argument in [*each.args, *(key.value for key in each.keywords)]]
     return any(depends(program, argument, _every_nth) for argument in given_to)
@@ -69,7 +73,7 @@ def _every_nth(node: ast.AST) -> bool:
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
     for loop in evaluation_loops(program):
-        parts = any(shared_out(program, each) for each in loaders_of(program, loop))
+        parts = any(shared_out(program, each) for each in loaders_of(program, loop)) or by_passes(program, loop)
         if parts and not is_reduced(program, loop) and not collects(program, loop):
             yield Hit(first_read(program, loop) or loop)
 
@@ -87,6 +91,9 @@ def padding_counted(program: Program) -> Iterator[Hit]:
     """A padded evaluation set whose sums are reduced and never cut to the set's size."""
     yield from padded_by_lightning(program)
     yield from padded_by_ignite(program)
+    for call, loop in from_factories(program):
+        if is_reduced(program, loop) and not _cut_to_size(program, [loop]):
+            yield Hit(call)
     for loader, loops in evaluation_loaders(program).items():
         cut = [call for call in sharding(program, loader) if last_name(call.func) == "DistributedSampler"]
         padded = [each for each in cut if constant(program, given(program, each, "drop_last", 5)) is not True]
@@ -101,16 +108,26 @@ def padding_counted(program: Program) -> Iterator[Hit]:
                 yield from padded_by_prepare(program, loader, loops)
 
 
-def _cut_to_size(program: Program, loops: list[ast.For | ast.AsyncFor | ast.While]) -> bool:
+def _cut_to_size(program: Program, loops: list[Loop]) -> bool:
     """Whether something around drops what is too much: a slice up to a length, a remainder read by itself."""
     for loop in loops:
-        for node in [*inside(program, loop), *own_nodes(program, loop)]:
+        for node in [*inside(program, loop), *_after(program, loop)]:
             if isinstance(node, ast.Slice) and node.upper is not None and not isinstance(node.upper, ast.Constant):
                 return True
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _by_number(node.slice):
                 return True
     text = "\n".join(source.text for source in program.sources)
     return bool(re.search(r"total_size|aux_val|remainder|gather_for_metrics|unpad|even_batches|drop_dup|dedup", text))
+
+
+def _after(program: Program, loop: Loop) -> list[ast.AST]:
+    """The nodes around a loop that stand in no other loop over batches: a training loop's slices are its own."""
+    source = program.owner[loop]
+    others = set(step_loops(program))
+    nodes = own_nodes(program, loop)
+    if function_of(source, loop) is not None and not any(each in others for each in nodes):
+        return nodes
+    return [each for each in nodes if not isinstance(each, ast.Slice) or not others & set(above(source, each))]
 
 
 def _by_number(index: ast.expr) -> bool:

@@ -5,13 +5,15 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, sites
+from lockstep.commands.lint.contexts import Pass, Use
 from lockstep.commands.lint.origins import made_by, origins
-from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, step_loops
+from lockstep.commands.lint.passes import run
+from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, over_loader, step_loops
 from lockstep.commands.lint.program import Program, qualified
 from lockstep.commands.lint.roles import lightning, wrapped
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.by_ignite import never_trains, training_mode
-from lockstep.commands.lint.source import Function, Loop, above, function_of
+from lockstep.commands.lint.source import Function, Loop, above, function_of, statement_of
 
 
 @rule(
@@ -72,10 +74,38 @@ def eval_missing(program: Program) -> Iterator[Hit]:
         text,
     ):
         return  # nothing in it changes with the mode
+    yield from _said_and_evaluated(program)
     for loop in evaluation_loops(program):
         function = function_of(program.owner[loop], loop)
         if not _evaluates(program, function, 0) and _looks_like_evaluation(program, loop):
             yield Hit(_without_gradients(program, loop) or loop)
+
+
+def _said_and_evaluated(program: Program) -> Iterator[Hit]:
+    """A model that train() was said to last, in a loop over batches that judges it."""
+    found = run(program) if program.named.get("train") else None
+    hits = {}
+    for each in found.passes if found is not None else []:
+        judged = [use for use in each.uses if use.modes and all(mode.training and mode.call for mode in use.modes)]
+        if not each.backward and judged and over_loader(program, each.loop) and _judges(program, each, judged):
+            hits[_without_gradients(program, each.loop) or each.loop] = True
+    for node in hits:
+        yield Hit(node if isinstance(node, ast.stmt) else statement_of(program.owner[node], node))
+
+
+_ON_PURPOSE = re.compile(r"mc_|monte|uncert|bn|norm|calib|recal|stochastic|adapt|warm|dropout|collect|stat|ema|swa")
+
+
+def _judges(program: Program, one: Pass, uses: list[Use]) -> bool:
+    """Whether a pass without backward is an evaluation, and its function no update of batch norm's statistics."""
+    function = function_of(program.owner[one.loop], one.loop)
+    name = function.name.lower() if function is not None else ""
+    text = ast.unparse(function) if function is not None else program.owner[one.loop].text
+    named = re.search(r"eval|test|valid", name)
+    if collects(program, one.loop) or (_ON_PURPOSE.search(name) and not named):
+        return False
+    measured = re.search(r"argmax|topk|acc|correct|\.max\(|metric|score|loss", text)
+    return bool(measured) and (bool(named) or not any(use.gradients for use in uses))
 
 
 def _without_gradients(program: Program, loop: ast.AST) -> ast.AST | None:
@@ -128,6 +158,8 @@ def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
 def train_forgotten(program: Program) -> Iterator[Hit]:
     """eval() within the loop over epochs, train() nowhere in it."""
     yield from never_trains(program)
+    known = list(_left_in_evaluation(program))
+    yield from known
     for steps, around in step_loops(program).items():
         if _trained_in_evaluation(program, steps):
             continue
@@ -140,10 +172,28 @@ def train_forgotten(program: Program) -> Iterator[Hit]:
                     r"ema|teacher|criterion|loss|frozen|feature|backbone|critic|disc", ast.unparse(each.func).lower()
                 )
             ]
+            if known and found[:1] == [known[0].node]:
+                continue
             if found and not _mode_calls(program, loop, "train") and not _restored(program, found[0]):
                 first = next(iter(loop.body))
                 yield Hit(found[0], "", _train_edit(program, found[0], first, loop))
                 return
+
+
+def _left_in_evaluation(program: Program) -> Iterator[Hit]:
+    """A model whose parameters an optimizer has, called in a training step after eval() and an evaluation."""
+    found = run(program) if program.whole and not lightning(program) else None
+    hits = []
+    for each in found.passes if found is not None else []:
+        if found is None or not each.backward:
+            continue
+        for use in each.uses:
+            if not use.gradients or use.key not in found.trained:
+                continue
+            for mode in use.modes:
+                if mode.call is not None and not mode.training and mode.used and not _restored(program, mode.call):
+                    hits.append(mode.call)
+    yield from (Hit(call) for call in dict.fromkeys(hits))
 
 
 def _trained_in_evaluation(program: Program, loop: Loop) -> bool:

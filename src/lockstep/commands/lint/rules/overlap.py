@@ -31,6 +31,13 @@ class Read:
     told: Key | None
     hooked: bool = False  # handed to the framework as the one or the other
 
+    @property
+    def trains(self) -> bool:
+        """Whether a name on the way says that the samples are those of training."""
+        names = [last_name(each).lower() for each in self.loader.trail if isinstance(each, ast.Name | ast.Attribute)]
+        entries = [ast.unparse(each.slice) for each in self.loader.trail if isinstance(each, ast.Subscript)]
+        return any(map(_TRAIN.search, [*names, *entries]))
+
 
 @remembered
 def reads(program: Program, loop: Loop) -> list[Read]:

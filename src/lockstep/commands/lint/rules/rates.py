@@ -31,7 +31,7 @@ from lockstep.commands.lint.roles import (
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.rules.reading import meant_for_all
+from lockstep.commands.lint.rules.per_process import meant_for_all
 
 _EACH = re.compile(
     r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"

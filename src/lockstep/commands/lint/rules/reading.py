@@ -5,23 +5,16 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, sites
-from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.flow import option
-from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import guarded, on_rank, on_world, per_rank
+from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.ranks import guarded, per_rank
 from lockstep.commands.lint.roles import (
     constant,
     datasets,
     distributed,
     given,
     lightning,
-    loaders,
-    of_loader,
-    samplers,
-    sharding,
 )
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.source import above, class_of, function_of
 
 _DOWNLOAD = "download"
@@ -109,106 +102,3 @@ def _waits(program: Program, call: ast.Call) -> bool:
         for name in ("barrier", "wait_for_everyone")
         for each in program.named.get(name, [])
     )
-
-
-@rule(
-    "LS109",
-    "per-process-for-all",
-    "each process takes the number that was meant for all",
-    result="N times the batch, or N times the workers: on 4 processes and 16 cores 64 workers, which wait for each "
-    "other",
-    why="a loader's batch_size and num_workers are its own process's",
-    mend="DataLoader(dataset, batch_size=global_batch // world_size, num_workers=cpus // local_world_size)",
-)
-def per_process_for_all(program: Program) -> Iterator[Hit]:
-    """A total batch size undivided in a shared-out loader; all cores as workers in each process."""
-    if not distributed(program):
-        return
-    for loader in loaders(program):
-        batch = of_loader(program, loader, "batch_size")
-        shared = sharding(program, loader) or prepared(program, loader) or lightning(program)
-        if (
-            batch is not None
-            and shared
-            and meant_for_all(program, batch)
-            and not on_world(program, batch)
-            and not _split_batches(program)
-        ):
-            yield Hit(batch, f"batch_size={ast.unparse(batch)}")
-        yield from _of_own_sampler(program, loader)
-        workers = of_loader(program, loader, "num_workers")
-        if (
-            workers is not None
-            and (depends(program, workers, _counts_cores) or (_workers_of_all(program, workers) and shared))
-            and not depends(program, workers, _caps)
-            and not on_world(program, workers)
-        ):
-            yield Hit(workers, f"num_workers={ast.unparse(workers)}")
-
-
-def _of_own_sampler(program: Program, loader: ast.Call) -> Iterator[Hit]:
-    """A local batch sampler that is given the whole batch beside the rank, and divides it nowhere."""
-    for sampler in samplers(program, loader):
-        owner = definition(program, sampler.func)
-        if not isinstance(owner, ast.ClassDef) or not any(on_rank(program, each) for each in sampler.args):
-            continue
-        divides = [
-            each for each in ast.walk(owner) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)
-        ]
-        if any("batch" in ast.unparse(each.left) for each in divides):
-            continue
-        for each in [*sampler.args, *(one.value for one in sampler.keywords)]:
-            if (
-                isinstance(each, ast.Name | ast.Attribute)
-                and meant_for_all(program, each)
-                and not on_world(program, each)
-            ):
-                yield Hit(each, f"{ast.unparse(each)} of {ast.unparse(sampler.func)}")
-
-
-def _workers_of_all(program: Program, workers: ast.expr) -> bool:
-    """Whether an option's help says that the number of workers is that of the machine, or of all processes."""
-    told = option(program, last_name(workers))[0].lower() if isinstance(workers, ast.Name | ast.Attribute) else ""
-    return bool(re.search(r"machine|\bnode\b|all (processes|gpus|ranks)|in all\b|together|\btotal", told)) and not (
-        re.search(r"per[ _-](process|gpu|rank)|each (process|gpu|rank)", told)
-    )
-
-
-def _caps(node: ast.AST) -> bool:
-    """min(8, cores): a number that somebody chose for one process."""
-    return isinstance(node, ast.Call) and last_name(node.func) == "min"
-
-
-def _counts_cores(node: ast.AST) -> bool:
-    cores = ("cpu_count", "sched_getaffinity", "process_cpu_count")
-    slurm = ("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
-    return (isinstance(node, ast.Call) and last_name(node.func) in cores) or (
-        isinstance(node, ast.Constant) and node.value in slurm
-    )
-
-
-def meant_for_all(program: Program, node: ast.expr) -> bool:
-    """Whether a batch size is called that of all processes, by its name or its option's help."""
-
-    def says(each: ast.AST) -> bool:
-        name = last_name(each).lower()
-        if not name:
-            return False
-        if re.search(r"(global|total|effective|overall|whole).*(batch|bs)|batch.*(global|total)", name):
-            return True
-        told = option(program, name)[0].lower()
-        if re.search(r"per[ _-](gpu|device|process|rank)|each (gpu|device|process)", told):
-            return False
-        return bool(re.search(r"^(batch(_?size)?|bs|images_per_step)$", name)) and bool(_ALL.search(told))
-
-    return depends(program, node, says)
-
-
-_ALL = re.compile(
-    r"(total|global|overall|whole)\b|(across|over|of|on|for) all\b|in all\b|together|(per|of an?|of one|of each) "
-    r"(optimizer |optimiser )?(step|update)|a step\b"
-)
-
-
-def _split_batches(program: Program) -> bool:
-    return any(each.arg == "split_batches" for call in program.calls for each in call.keywords)
