@@ -77,7 +77,10 @@ def _written(program: Program) -> Iterator[tuple[ast.Call, ast.expr | None]]:
                 known.append((call, call.args[1] if len(call.args) > 1 else None))
             elif text == "pickle.dump" and len(call.args) > 1 and "state_dict()" in ast.unparse(call.args[0]):
                 known.append((call, call.args[1]))
-    for call in program.named.get("save_pretrained", []):
+    sharded = any(
+        re.search(r"fsdp|fully_?shard|parallelism|deepspeed", one.text, re.IGNORECASE) for one in program.sources
+    )
+    for call in program.named.get("save_pretrained", []) if not sharded else []:  # where all ranks have to call it
         keys = {each.arg for each in call.keywords}
         of_words = re.search("token|processor", ast.unparse(call.func))
         if call.args and not of_words and not keys & {"is_main_process", None}:
