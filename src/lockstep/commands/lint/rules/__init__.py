@@ -19,6 +19,7 @@ from lockstep.commands.lint.rules import modes as modes
 from lockstep.commands.lint.rules import options as options
 from lockstep.commands.lint.rules import per_process as per_process
 from lockstep.commands.lint.rules import pixels as pixels
+from lockstep.commands.lint.rules import prefixes as prefixes
 from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
 from lockstep.commands.lint.rules import reading as reading
