@@ -135,13 +135,19 @@ def lacking(program: Program) -> Iterator[Hit]:
         for made in origins(program, state):
             if not isinstance(made, ast.Dict) or None in made.keys:
                 continue
-            kept.append((call, " ".join(ast.unparse(each) for each in made.keys if each is not None).lower()))
+            keys = [ast.unparse(each) for each in made.keys if each is not None]
+            later = [
+                one
+                for one in program.named.get("update", [])
+                if ast.unparse(one.func) == f"{ast.unparse(state)}.update"
+            ]
+            kept.append((call, " ".join([*keys, *map(ast.unparse, later)]).lower()))
     if kept:
-        call, keys = max(kept, key=lambda each: len(each[1]))  # the others may be weights to keep
-        missing = [word for word, part in (("optimizer", "opt"), ("epoch", "epoch")) if part not in keys]
-        if "epoch" in missing and ("step" in keys or "iter" in keys):
+        call, said = max(kept, key=lambda each: len(each[1]))  # the others may be weights to keep
+        missing = [word for word, part in (("optimizer", "opt"), ("epoch", "epoch")) if part not in said]
+        if "epoch" in missing and ("step" in said or "iter" in said):
             missing.remove("epoch")
-        if any(".lr_scheduler." in ast.unparse(one.func) for one in program.calls) and "sched" not in keys:
+        if any(".lr_scheduler." in ast.unparse(one.func) for one in program.calls) and "sched" not in said:
             missing.append("scheduler")
         if missing:
             yield Hit(call, f"without {', '.join(missing)}")

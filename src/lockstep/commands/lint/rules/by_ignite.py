@@ -67,6 +67,8 @@ def lacking_in_ignite(program: Program) -> Iterator[Hit]:
     """Checkpoint's dictionary without the optimizer or the trainer, in a script that loads objects from it."""
     if not library(program, "ignite") or not program.named.get("load_objects"):
         return
+    if program.named.get("setup_common_training_handlers"):
+        return  # it writes what it is given as to_save
     schedules = any(".lr_scheduler." in ast.unparse(call.func) for call in program.calls)
     kept = []
     for call in program.named.get("Checkpoint", []):
