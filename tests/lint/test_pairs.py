@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.lint.adjusting import ADJUSTING, SHORT, START
+from tests.lint.drawing import DRAWING, DRAWN
 from tests.lint.shapes import BEFORE
 from tests.lint.test_rules import codes_in
 
@@ -17,3 +18,9 @@ def test_batch_and_rate(code: str, wrong: str, right: str, tmp_path: Path) -> No
         wrong, right = wrong.replace(name, text), right.replace(name, text)
     assert codes_in(BEFORE + START.replace("BODY", wrong), tmp_path) == [code]
     assert codes_in(BEFORE + START.replace("BODY", right), tmp_path) == []
+
+
+@pytest.mark.parametrize(("code", "wrong", "right"), DRAWING, ids=[f"{each[0]}-{n}" for n, each in enumerate(DRAWING)])
+def test_what_ranks_draw(code: str, wrong: str, right: str, tmp_path: Path) -> None:
+    assert codes_in(BEFORE + DRAWN.replace("BODY", wrong), tmp_path) == [code]
+    assert codes_in(BEFORE + DRAWN.replace("BODY", right), tmp_path) == []

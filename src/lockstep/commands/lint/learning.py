@@ -136,7 +136,9 @@ def made_of(program: Program, node: ast.AST) -> list[ast.AST]:
         each = waiting.pop()
         if isinstance(each, ast.Call) and re.search(r"^len$|Loader$|Sampler$|^Subset$", last_name(each.func)):
             continue
-        inner = [] if isinstance(each, ast.Attribute) else list(ast.iter_child_nodes(each))
+        inner = [] if isinstance(each, ast.Attribute | ast.Subscript) else list(ast.iter_child_nodes(each))
+        if isinstance(each, ast.Subscript):  # one entry of a table of settings, not all of them
+            inner += [one for one in _entries(program, each) if one is not each]
         if isinstance(each, ast.Name | ast.Attribute | ast.Call):
             inner += entering(program, each)
         waiting += [one for one in inner if one not in seen]
@@ -190,11 +192,11 @@ def grows(program: Program, node: ast.AST, depth: int = 0, seen: set[ast.AST] | 
 def _entries(program: Program, node: ast.Subscript) -> Iterator[ast.AST]:
     """What was put at a key of a dictionary, and what it was made with."""
     yield from origins(program, node)
-    for binding in program.owner[node].attributes.get(ast.unparse(node), []):
-        if binding.kind == "aug":
-            yield binding.node
-        elif binding.value is not None:
-            yield binding.value
+    text = ast.unparse(node)
+    for source in program.sources:
+        for binding in source.attributes.get(text, []):
+            if binding.value is not None:
+                yield binding.node if binding.kind == "aug" else binding.value
 
 
 def is_scale(program: Program, node: ast.AST) -> bool:

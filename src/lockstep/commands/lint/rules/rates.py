@@ -68,8 +68,10 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
             if lightning(program):
                 return
             continue
-        if sharding(program, loader) and not (
-            _for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch)
+        if (
+            sharding(program, loader)
+            and not lightning(program)
+            and not (_for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch))
         ):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
 
