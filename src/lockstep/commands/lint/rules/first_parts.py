@@ -74,7 +74,7 @@ def told_random(program: Program, node: ast.AST) -> bool:
 
     def says(each: ast.AST) -> bool:
         told = option(program, last_name(each))[0].lower() if isinstance(each, ast.Attribute | ast.Name) else ""
-        return "random" in told.replace("random seed", "")
+        return bool(re.search(r"random(ly)?\W.{0,20}(part|share|fraction|subset|portion|percent)", told))
 
     return depends(program, node, says)
 
