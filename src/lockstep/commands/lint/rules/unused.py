@@ -89,7 +89,7 @@ def _straight(program: Program, made: ast.AST, depth: int = 0) -> bool:
 
 def _forward_is_straight(program: Program, owner: ast.ClassDef, depth: int) -> bool:
     forward = method(program, owner, "forward")
-    if forward is None or any(_chooses(each) for each in ast.walk(forward)):
+    if forward is None or any(_chooses(program, each) for each in ast.walk(forward)):
         return False
     several = any(
         isinstance(each, ast.Tuple | ast.List | ast.Dict | ast.ListComp) for each in returns(program, forward)
@@ -118,11 +118,11 @@ _BY_CHANCE = (
 )
 
 
-def _chooses(node: ast.AST) -> bool:
+def _chooses(program: Program, node: ast.AST) -> bool:
     """Whether a part of forward may be left out in one step and run in another."""
     match node:
         case ast.If(test=test) | ast.IfExp(test=test):
-            return not _fixed(test)
+            return not _fixed(program, test)
         case ast.For(iter=items):
             return any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node)) or not _own_layers(items)
         case ast.comprehension(iter=items, ifs=tests):
@@ -130,19 +130,24 @@ def _chooses(node: ast.AST) -> bool:
         case ast.With(items=items):
             return any("autocast" not in ast.unparse(each.context_expr) for each in items)
         case ast.Call(func=function):
-            return (
-                isinstance(function, ast.Subscript)
-                and not isinstance(function.slice, ast.Constant)
-                or (last_name(function) in _BY_CHANCE)
-            )
+            return (isinstance(function, ast.Subscript) and not isinstance(function.slice, ast.Constant)) or last_name(
+                function
+            ) in _BY_CHANCE
     return isinstance(node, ast.While | ast.Try | ast.Match)
 
 
-def _fixed(test: ast.expr) -> bool:
+def _fixed(program: Program, test: ast.expr) -> bool:
     """A condition on what the module was made with: self.x, self.x is not None."""
     names = [each for each in ast.walk(test) if isinstance(each, ast.Name | ast.Attribute)]
     own = all(each.id == "self" if isinstance(each, ast.Name) else each.attr != "training" for each in names)
-    return own and not any(isinstance(each, ast.Call) for each in ast.walk(test))
+    switched = {
+        text.rpartition(".")[2]
+        for source in program.sources
+        for text in source.attributes
+        if not text.startswith("self.") or text.count(".") > 1
+    }
+    apart = not any(isinstance(each, ast.Attribute) and each.attr in switched for each in names)
+    return own and apart and not any(isinstance(each, ast.Call) for each in ast.walk(test))
 
 
 def _own_layers(items: ast.expr) -> bool:
@@ -153,7 +158,7 @@ def _own_layers(items: ast.expr) -> bool:
 
 
 def _all_are_used(program: Program) -> bool:
-    """Whether no step chooses among a model's outputs: no condition in the loops that mentions a loss, no name unread."""
+    """Whether no step chooses among a model's outputs: by a condition with an else, or a name that nobody reads."""
     for loop in step_loops(program):
         nodes = inside(program, loop)
         if any(isinstance(each, ast.IfExp) or (isinstance(each, ast.If) and each.orelse) for each in nodes):
