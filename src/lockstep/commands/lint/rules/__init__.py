@@ -24,6 +24,7 @@ from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import reducing as reducing
 from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
+from lockstep.commands.lint.rules import scaling as scaling
 from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
 from lockstep.commands.lint.rules import some_ranks as some_ranks

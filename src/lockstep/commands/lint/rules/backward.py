@@ -3,99 +3,15 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition
-from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.places import backwards, inside
-from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import constant, given, wrapped
+from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.places import backwards
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.roles import wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.groups import groups
 from lockstep.commands.lint.rules.windows import accumulations
 from lockstep.commands.lint.source import Loop, above
-
-
-@rule(
-    "LS207",
-    "clip-before-unscale",
-    "gradients are clipped before they are unscaled",
-    result="gradients that are 65,536 times too large are cut to the limit: nearly each update has the same, tiny "
-    "length",
-    why="GradScaler multiplies the loss; the gradients stay multiplied until scaler.unscale_(optimizer)",
-    mend="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), "
-    "limit)\nscaler.step(optimizer)",
-)
-def clip_before_unscale(program: Program) -> Iterator[Hit]:
-    """clip_grad_norm_ between scaler.scale(loss).backward() and scaler.step, and no unscale_ before it."""
-    yield from _by_accelerate(program)
-    for name in ("clip_grad_norm_", "clip_grad_value_", "dispatch_clip_grad", "clip_grad_norm"):
-        for call in program.named.get(name, []):
-            nodes = [each for each in own_nodes(program, call) if isinstance(each, ast.Call)]
-            early = _scales_in_callee(program, nodes, call)
-            steps = [each for each in nodes if last_name(each.func) == "step" and _is_scaler(program, each)]
-            scaled = [each for each in nodes if last_name(each.func) == "scale" and _is_scaler(program, each)]
-            unscaled = [each for each in nodes if last_name(each.func) == "unscale_"]
-            in_loop = [each for each in above(program.owner[call], call) if isinstance(each, Loop)][:1]
-            before = any(each.lineno < call.lineno and _near(program, each, in_loop) for each in unscaled)
-            if (
-                (scaled or early)
-                and steps
-                and not before
-                and (early or call.lineno > min(each.lineno for each in scaled))
-                and any(each.lineno > call.lineno for each in steps)
-                and not _without_scaler(program, call)
-            ):
-                yield Hit(call)
-
-
-def _scales_in_callee(program: Program, nodes: list[ast.Call], clip: ast.Call) -> bool:
-    """Whether a local function that is called above a clipping scales the loss, and does not unscale."""
-    for each in nodes:
-        if each.lineno < clip.lineno and callee(program, each) is not None:
-            inner = [one for one in inside(program, each) if isinstance(one, ast.Call)]
-            scaled = any(last_name(one.func) == "scale" and _is_scaler(program, one) for one in inner)
-            if scaled and not any(last_name(one.func) == "unscale_" for one in inner):
-                return True
-    return False
-
-
-def _by_accelerate(program: Program) -> Iterator[Hit]:
-    """torch's clipping beside Accelerate's scaler, which accelerator.clip_grad_norm_ would have unscaled."""
-    scaled = any(
-        constant(program, given(program, call, "mixed_precision")) == "fp16"
-        for call in program.named.get("Accelerator", [])
-    )
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        for call in program.named.get(name, []) if scaled else []:
-            unscaled = program.named.get("unscale_gradients", [])
-            if qualified(program, call.func).startswith("torch.nn.utils") and not unscaled:
-                yield Hit(call)
-
-
-def _is_scaler(program: Program, call: ast.Call) -> bool:
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return owner is not None and (
-        "scaler" in ast.unparse(owner).lower()
-        or bool(
-            depends(program, owner, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "GradScaler")
-        )
-    )
-
-
-def _near(program: Program, node: ast.AST, around: list[Loop]) -> bool:
-    return not around or any(outer in around for outer in above(program.owner[node], node))
-
-
-def _without_scaler(program: Program, call: ast.Call) -> bool:
-    """Whether the clip stands in a branch that has no scaler."""
-    for outer in above(program.owner[call], call):
-        if isinstance(outer, ast.If) and "scaler" in ast.unparse(outer.test).lower():
-            mine = outer.body if any(call in ast.walk(each) for each in outer.body) else outer.orelse
-            return not any(
-                isinstance(one, ast.Call) and last_name(one.func) == "scale" for each in mine for one in ast.walk(each)
-            )
-    return False
 
 
 @rule(

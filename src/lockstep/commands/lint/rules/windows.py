@@ -38,7 +38,7 @@ def accumulations(program: Program) -> list[Accumulation]:
 
 def _accumulations(program: Program) -> Iterator[Accumulation]:
     runs = backwards(program)
-    for loop in _passes(program):
+    for loop in passes(program):
         nodes = inside(program, loop)
         within = set(nodes)
         own = [call for call in runs if call in within]
@@ -61,7 +61,7 @@ def _accumulations(program: Program) -> Iterator[Accumulation]:
                 yield Accumulation(loop, node, every, free[0], tuple(meant))
 
 
-def _passes(program: Program) -> Iterator[_Pass]:
+def passes(program: Program) -> Iterator[_Pass]:
     """The loops over training batches, and the steps that Lightning and Ignite call for each."""
     yield from step_loops(program)
     if library(program, "lightning", "pytorch_lightning"):
