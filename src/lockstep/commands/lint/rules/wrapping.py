@@ -64,7 +64,7 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
         for other in [*program.named.get("to", []), *program.named.get("cuda", [])]:
             same = (
                 isinstance(other.func, ast.Attribute)
-                and inner is not None
+                and isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
                 and ast.dump(other.func.value) == ast.dump(inner)
             )
             if same and program.owner[other] is source and other.lineno < made.lineno:
