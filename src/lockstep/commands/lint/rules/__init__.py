@@ -9,6 +9,7 @@ from lockstep.commands.lint.rules import devices as devices
 from lockstep.commands.lint.rules import ending as ending
 from lockstep.commands.lint.rules import epochs as epochs
 from lockstep.commands.lint.rules import evaluation as evaluation
+from lockstep.commands.lint.rules import forks as forks
 from lockstep.commands.lint.rules import handing as handing
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import means as means
