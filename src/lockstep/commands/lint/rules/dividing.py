@@ -117,6 +117,9 @@ class _Way:
             return any(self._by(each) for each in by) or self.divided(call.func.value, depth + 1, summed)
         if self._sums(call):
             return True
+        lambdas = [each for each in origins(self.program, call.func) if isinstance(each, ast.Lambda)]
+        if any(self.divided(each.body, depth + 1, summed) for each in lambdas):
+            return True
         function = callee(self.program, call)
         if function is not None and function.name == "__init__":
             function = None
