@@ -305,6 +305,73 @@ LOADING = dict(map_location="cpu", weights_only=SAFE)
 def main(path, model):
     model.load_state_dict(CALL)
 """
+APART = """\
+def main(args):
+    model, opt, loader = parts()
+    first = 0
+    if args.resume:
+        model.load_state_dict(torch.load("net.pt", map_location="cpu"))
+        BACK
+    for epoch in range(first, 9):
+        fit(loader, model, opt)
+        KEEP
+"""
+OTHERS = """\
+def main():
+    dist.init_process_group("gloo")
+    model, opt, loader = parts()
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), "init.pt")
+        FIRST
+    else:
+        SECOND
+        model.load_state_dict(torch.load("init.pt", map_location="cpu"))
+    fit(loader, DDP(model), opt)
+    dist.destroy_process_group()
+"""
+FABRIC = """\
+from lightning.fabric import Fabric
+def main(args):
+    fabric = Fabric(devices=2)
+    model, opt, loader = parts()
+    model, opt = fabric.setup(model, opt)
+    state = {"model": model, KEPT"epoch": 0}
+    if args.resume:
+        fabric.load(args.resume, state)
+    start_epoch = state["epoch"]
+    for epoch in range(FROM):
+        for x, y in loader:
+            opt.zero_grad(); fabric.backward(F.cross_entropy(model(x), y)); opt.step()
+        state["epoch"] = epoch + 1
+        fabric.save("last.ckpt", state)
+"""
+LIGHTNING = """\
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+class Lit(L.LightningModule):
+    def training_step(self, batch, i):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+def main(args):
+    trainer = L.Trainer(devices=2, callbacks=[ModelCheckpoint("out", save_weights_only=ALONE)])
+    MODEL
+    trainer.fit(model, DataLoader(make(64))PATH)
+"""
+PLAIN = "model = Lit()"
+AGAIN = "model = Lit.load_from_checkpoint(args.resume) if args.resume else Lit()"
+IGNITE = """\
+from ignite.engine import Engine, Events
+from ignite.handlers import Checkpoint
+def main(args):
+    model, opt, loader = parts()
+    def step(engine, batch):
+        opt.zero_grad(); F.cross_entropy(model(batch[0]), batch[1]).backward(); opt.step()
+    trainer = Engine(step)
+    kept = {"model": model, "opt": opt, "trainer": trainer}
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint(kept, "out"))
+    if args.resume:
+        Checkpoint.load_objects(to_load=LOADED, checkpoint=torch.load(args.resume, map_location="cpu"))
+    trainer.run(loader, max_epochs=9)
+"""
 
 
 def ranks(save: str = SAVE, later: str = "", after: str = "", load: str = LOAD) -> str:
@@ -407,4 +474,44 @@ CASES = [
     ("LS405", unpickled("pickle.Unpickler(open(path, 'rb')).load()", other="import pickle")),
     ("LS405", unpickled("torch.load(path)", other="os.environ['TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'] = '1'")),
     ("LS405", unpickled("np.load(path, allow_pickle=True).item()['model']")),
+    ("", FABRIC.replace("KEPT", '"opt": opt, ').replace("FROM", "start_epoch, 9")),
+    ("LS404", FABRIC.replace("KEPT", "").replace("FROM", "start_epoch, 9")),
+    ("LS407", FABRIC.replace("KEPT", '"opt": opt, ').replace("FROM", "9")),
+    ("", FABRIC.replace("KEPT", '"opt": opt, ').replace("FROM", "9 - start_epoch")),
+    ("", LIGHTNING.replace("ALONE", "False").replace("MODEL", PLAIN).replace("PATH", ", ckpt_path=args.resume")),
+    ("LS404", LIGHTNING.replace("ALONE", "True").replace("MODEL", PLAIN).replace("PATH", ", ckpt_path=args.resume")),
+    ("", LIGHTNING.replace("ALONE", "True").replace("MODEL", PLAIN).replace("PATH", "")),
+    ("LS407", LIGHTNING.replace("ALONE", "False").replace("MODEL", AGAIN).replace("PATH", "")),
+    ("", LIGHTNING.replace("ALONE", "False").replace("MODEL", AGAIN.replace("resume", "init")).replace("PATH", "")),
+    ("", IGNITE.replace("LOADED", "kept")),
+    ("LS407", IGNITE.replace("LOADED", '{"model": model, "opt": opt}')),
+    ("", IGNITE.replace("LOADED", '{"model": model}')),
+    ("LS404", APART.replace("BACK", "pass").replace("KEEP", 'torch.save(model.state_dict(), "net.pt")')),
+    (
+        "",
+        APART.replace("BACK", 'opt.load_state_dict(torch.load("opt.pt")); first = torch.load("opt.pt")[1]').replace(
+            "KEEP",
+            'torch.save(model.state_dict(), "net.pt"); torch.save((opt.state_dict(), epoch), "opt.pt")',
+        ),
+    ),
+    ("LS404", APART.replace("BACK", "pass").replace("KEEP", 'torch.save(obj={"net": model.state_dict()}, f="net.pt")')),
+    (
+        "",
+        APART.replace("BACK", 'first = torch.load("net.pt")["epoch"]').replace(
+            "KEEP", 'kept = {"net": 1, "o": opt.state_dict()}; torch.save(kept | {"epoch": epoch}, "net.pt")'
+        ),
+    ),
+    ("", APART.replace("BACK", "pass").replace("KEEP", 'torch.save(args.state, "net.pt")')),
+    (
+        "LS407",
+        APART.replace("BACK", 'first = torch.load("net.pt")["epoch"]')
+        .replace("range(first, 9)", "tqdm(range(9))")
+        .replace("KEEP", 'torch.save((model.state_dict(), opt.state_dict(), epoch), "net.pt")'),
+    ),
+    ("LS406", OTHERS.replace("FIRST", "pass").replace("SECOND", "pass")),
+    ("", OTHERS.replace("FIRST", "dist.barrier()").replace("SECOND", "dist.barrier()")),
+    (
+        "LS406",
+        SPLIT.replace("json.dump(torch.randperm(n).tolist(), file)", "file.write(str(n))").replace("WAIT", "pass"),
+    ),
 ]

@@ -213,8 +213,10 @@ def text_around(program: Program, node: ast.AST, before: int = 2) -> str:
     return "\n".join([*above, *source.lines[first - 1 : last]])
 
 
+@remembered
 def option(program: Program, name: str) -> tuple[str, ast.expr | None]:
-    """The help and the default of a command-line option, by the name of its value."""
+    """The help and the default of a command-line option, by the name of its value; of several files' all helps."""
+    helps, defaults = list[str](), list[ast.expr | None]()
     for call in [*program.named.get("add_argument", []), *program.named.get("option", [])]:
         texts = [each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
         named = {each.lstrip("-").replace("-", "_") for each in texts}
@@ -222,5 +224,6 @@ def option(program: Program, name: str) -> tuple[str, ast.expr | None]:
         if name in named:
             said = keywords.get("help")
             parts = [each.value for each in ast.walk(said) if isinstance(each, ast.Constant)] if said else []
-            return " ".join(map(str, parts)), keywords.get("default")
-    return "", None
+            helps.append(" ".join(map(str, parts)))
+            defaults.append(keywords.get("default"))
+    return "; ".join(helps), next(iter(defaults), None)

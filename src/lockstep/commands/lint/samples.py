@@ -72,11 +72,22 @@ def _samples(program: Program, one: Made, depth: int) -> Key | None:
         if base is None or chosen is None:
             return None
         return base if chosen == _ALL else ("part", base, chosen)
+    if _drawn(program, call):
+        return ("drawn", call)  # each time others
     if not re.search(r"(^|\.)datasets\.", qualified(program, call.func)):
         return key(program, made)
     kept = [each for each in call.keywords if each.arg is None or not _DRESS.search(each.arg)]
     parts = [each for each in call.args if not _dresses(program, within(made, each))]
     return call_key(program, made, call.func, parts, kept)
+
+
+def _drawn(program: Program, call: ast.Call) -> bool:
+    """Whether a set's samples are drawn at random as it is made, by its class or by its class's name."""
+    owner = definition(program, call.func)
+    if isinstance(owner, ast.ClassDef):
+        inner = [last_name(each.func) for each in ast.walk(owner) if isinstance(each, ast.Call)]
+        return bool({"randn", "rand", "randint"} & {*inner}) and "manual_seed" not in inner
+    return owner is None and bool(re.search(r"^(Random|Fake|Dummy|Synthetic)\w*(Dataset|Data)$", last_name(call.func)))
 
 
 def _chosen(program: Program, one: Made) -> Key | None:

@@ -103,15 +103,15 @@ def lost_epochs(program: Program) -> Iterator[Hit]:
         for call in program.named.get("load", [])
         if program.named.get("Fabric") and "fabric" in ast.unparse(call.func) and len(call.args) > 1
     ]
-    text = "\n".join(source.text for source in program.sources)
-    if (not fabric and (not loaded or kept)) or re.search(r"start(ing)?_epoch|resume_step|first_epoch", text):
+    if not fabric and (not loaded or kept):
         return
     for loop in {outer for around in step_loops(program).values() for outer in around}:
         match loop:
             case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=arguments)):
                 first = arguments[0] if len(arguments) > 1 else None
                 skips = any(isinstance(each, ast.Continue | ast.Break) for each in ast.walk(loop))
-                if (first is None or isinstance(first, ast.Constant)) and not skips:
+                rest = re.search(r" - |remain|left|start|first|resume", ast.unparse(loop.iter))
+                if (first is None or isinstance(first, ast.Constant)) and not skips and not rest:
                     yield Hit(loop)
 
 

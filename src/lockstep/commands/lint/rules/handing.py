@@ -4,14 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from lockstep.commands.lint.calls import Site, argument, instance_of, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.ranks import guarded
-from lockstep.commands.lint.roles import distributed, given, wrapped
+from lockstep.commands.lint.ranks import guarded, side
+from lockstep.commands.lint.roles import constant, distributed, given, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Function, above, class_of, function_of, parameters
 
@@ -20,9 +21,6 @@ _WRITES = {  # -> the place of the path, or of the open file, and its name
     "numpy.save": (0, "file"),
     "numpy.savez": (0, "file"),
     "numpy.savez_compressed": (0, "file"),
-    "json.dump": (1, "fp"),
-    "yaml.dump": (1, "stream"),
-    "pickle.dump": (1, "file"),
     "joblib.dump": (1, "filename"),
     "safetensors.torch.save_file": (1, "filename"),
     "shutil.copy": (1, "dst"),
@@ -36,9 +34,6 @@ _READS = {
     "torch.load": (0, "f"),
     "torch.jit.load": (0, "f"),
     "numpy.load": (0, "file"),
-    "json.load": (0, "fp"),
-    "yaml.safe_load": (0, "stream"),
-    "pickle.load": (0, "file"),
     "joblib.load": (0, "filename"),
     "safetensors.torch.load_file": (0, "filename"),
 }
@@ -61,15 +56,11 @@ def no_barrier_before_load(program: Program) -> Iterator[Hit]:
     """A file that one rank writes and all read, both in one function or in what it calls, with no wait between."""
     if not distributed(program):
         return
-    writers = [
-        each for call, path in _named(program, _WRITES) if guarded(program, call) for each in _ways(program, call, path)
-    ]
-    readers = [
-        each
-        for call, path in _named(program, _READS)
-        if not guarded(program, call)
-        for each in _ways(program, call, path)
-    ]
+    written = [each for each in [*_named(program, _WRITES), *_opened(program, True)] if guarded(program, each[0])]
+    known = [*_named(program, _READS), *_opened(program, False)] if written else []
+    read = [each for each in known if not guarded(program, each[0]) or _of_others(program, each[0])]
+    writers = [way for each in written for way in _ways(program, *each)]
+    readers = [way for each in read for way in _ways(program, *each)]
     told = set[ast.AST]()
     for later in readers:
         for earlier in writers:
@@ -93,6 +84,31 @@ def _named(program: Program, table: dict[str, tuple[int, str]]) -> Iterator[tupl
             path = given(program, call, name, place)
             if path is not None and qualified(program, call.func) == full:
                 yield call, path
+
+
+def _opened(program: Program, to_write: bool) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """The calls of open(path), and path.write_text() and its like."""
+    for call in program.named.get("open", []):
+        whole = isinstance(call.func, ast.Name)
+        path = call.args[0] if whole and call.args else None
+        mode = constant(program, given(program, call, "mode", 1)) if whole else ...
+        mode = "r" if whole and given(program, call, "mode", 1) is None else mode
+        if path is not None and isinstance(mode, str) and mode[:1] in ("wx" if to_write else "r"):
+            yield call, path
+    for name in ("write_text", "write_bytes") if to_write else ("read_text", "read_bytes"):
+        for call in program.named.get(name, []):
+            if isinstance(call.func, ast.Attribute) and not qualified(program, call.func):
+                yield call, call.func.value
+
+
+def _of_others(program: Program, call: ast.Call) -> bool:
+    """Whether all ranks but the one that writes come here."""
+    source, inner = program.owner[call], cast(ast.AST, call)
+    for outer in above(source, call):
+        if isinstance(outer, ast.If) and (which := side(program, outer.test)):
+            return (which < 0 and inner in outer.body) or (which > 0 and inner in outer.orelse)
+        inner = outer
+    return False
 
 
 def _ways(program: Program, call: ast.Call, path: ast.expr) -> list[_Way]:
@@ -139,7 +155,8 @@ def _follows(program: Program, one: _Way, other: _Way) -> bool:
         return False
     around = set(above(source, last))
     for outer in above(source, first):
-        if isinstance(outer, ast.If) and outer in around and _branch(outer, first) != _branch(outer, last):
+        apart = isinstance(outer, ast.If) and outer in around and _branch(outer, first) != _branch(outer, last)
+        if apart and isinstance(outer, ast.If) and not side(program, outer.test):
             return False
     if any(isinstance(each, ast.Return) and each in set(above(source, first)) for each in around | {first}):
         return False

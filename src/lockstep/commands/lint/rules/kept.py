@@ -1,15 +1,14 @@
 """What a program's checkpoints hold: the expressions that torch.save writes, followed to what they are made of."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import argument, definition, instance_of, method, sites
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.parts import returns
-from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
-from lockstep.commands.lint.roles import optimizers
+from lockstep.commands.lint.program import Program, bindings, last_name, remembered
+from lockstep.commands.lint.rules.parties import roles
 from lockstep.commands.lint.rules.saving import in_memory, saves
 from lockstep.commands.lint.source import Function, above, class_of, function_of, parameters
 
@@ -65,10 +64,15 @@ def _made(program: Program, made: ast.AST, depth: int) -> str | None:
             inner = [_members(program, each.iter, depth) for each in generators]
             return _joined([ast.unparse(made), *inner])
         case ast.Name(id=name):
-            given = _by_name(program, made, name)
-            return ast.unparse(made) if given is None else given
+            return _by_name(program, made, name)
         case ast.Call():
             return _called(program, made, depth)
+        case ast.BinOp(left=left, right=right, op=ast.BitOr()):
+            return _joined([_text(program, left, depth + 1), _text(program, right, depth + 1)])
+        case ast.Subscript(value=value):
+            return _joined([ast.unparse(made), _text(program, value, depth + 1)])
+        case ast.Attribute():
+            return None
         case ast.For():
             return ast.unparse(made.iter)
         case ast.stmt() | ast.comprehension():
@@ -112,39 +116,6 @@ def _parts(program: Program, node: ast.AST) -> list[str]:
         for made in origins(program, each)
         if (role := roles(program).get(made))
     ]
-
-
-@remembered
-def roles(program: Program) -> dict[ast.AST, str]:
-    """The calls that make what a run keeps beside its weights -> what that is."""
-    found: dict[ast.AST, str] = dict.fromkeys(optimizers(program), "optimizer")
-    for name in ("GradScaler", "NativeScaler"):
-        found |= dict.fromkeys(program.named.get(name, []), "scaler")
-    return found | dict.fromkeys(schedulers(program), "scheduler")
-
-
-@remembered
-def schedulers(program: Program) -> list[ast.Call]:
-    """The calls that make a schedule which counts its own steps: torch's, a local subclass's, a local class's."""
-    found = []
-    for call in program.calls:
-        owner = definition(program, call.func)
-        if ".lr_scheduler." in qualified(program, call.func) or (
-            isinstance(owner, ast.ClassDef) and _counts_steps(program, owner)
-        ):
-            found.append(call)
-    return found
-
-
-def _counts_steps(program: Program, owner: ast.ClassDef) -> bool:
-    if any(".lr_scheduler." in qualified(program, base) for base in owner.bases):
-        return True
-    step = method(program, owner, "step")
-    if step is None or len(parameters(step)) > 1:
-        return False
-    text = ast.unparse(step)
-    sets = re.search(r"\[['\"]lr['\"]\] (\*|/)?= ", ast.unparse(owner))
-    return bool(sets) and bool(re.search(r"self\.\w+ \+= 1", text)) and "zero_grad" not in text
 
 
 def _members(program: Program, node: ast.expr, depth: int) -> str | None:

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import instance_of
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, bindings
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import comes_by, constant, given, library, lightning
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import lacking as lacking_in_fabric
 from lockstep.commands.lint.rules.by_fabric import lost_epochs, unregistered
 from lockstep.commands.lint.rules.by_ignite import lacking_in_ignite
-from lockstep.commands.lint.rules.kept import roles, schedulers, written
+from lockstep.commands.lint.rules.by_trainers import reloaded, trainer_not_loaded, weights_alone
+from lockstep.commands.lint.rules.kept import written
+from lockstep.commands.lint.rules.parties import roles, schedulers
 from lockstep.commands.lint.rules.restored import counted_loops, epoch_loops, knows_the_file, resumes
 from lockstep.commands.lint.source import Binding
 
@@ -33,6 +35,7 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
     yield from lacking_in_fabric(program)
     yield from unregistered(program)
     yield from lacking_in_ignite(program)
+    yield from weights_alone(program)
     states = bool(program.named.get("save_state"))
     if states or library(program, "deepspeed", "ignite") or lightning(program) or not step_loops(program):
         return
@@ -43,6 +46,7 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
         return
     told = [(call, _lacking(program, call, text or "")) for call, text in kept]
     call, lacking = min(told, key=lambda each: len(each[1]))
+    lacking = [each for each in lacking if all(each in others for _, others in told)]  # a part may be a file of its own
     if lacking:
         yield Hit(call, f"without {', '.join(lacking)}")
 
@@ -100,6 +104,8 @@ def epochs_start_anew(program: Program) -> Iterator[Hit]:
     """A checkpoint with an epoch is loaded, and the loop over epochs is range(epochs)."""
     yield from _registered(program)
     yield from lost_epochs(program)
+    yield from reloaded(program)
+    yield from trainer_not_loaded(program)
     if not resumes(program) or lightning(program) or library(program, "ignite"):
         return
     if not any(text and re.search(r"epoch|step|iter", text) for _, text in written(program)):
@@ -151,7 +157,10 @@ def _counted(program: Program, loop: ast.AST) -> ast.AST | None:
     if not isinstance(loop, ast.For):
         return None
     ranges = [each for each in origins(program, loop.iter) if isinstance(each, ast.Call)]
-    return ranges[0] if len(ranges) == 1 else loop.iter
+    if len(ranges) != 1:
+        return loop.iter
+    shown = last_name(ranges[0].func) in ("tqdm", "track", "progress_bar") and ranges[0].args
+    return ranges[0].args[0] if shown else ranges[0]
 
 
 def _registered(program: Program) -> Iterator[Hit]:

@@ -43,7 +43,7 @@ def adjusted_twice(program: Program) -> Iterator[Hit]:
         return
     for binding in set_later(program):
         assert binding.value is not None
-        if any(binding.node is grown for _, grown in found):
+        if any(grown in ast.walk(binding.node) for _, grown in found):
             continue  # the rate that is given to the optimizer, in a dictionary of settings
         more = _multiplies(program, binding)
         anew = divided and grows(program, binding.value) and not _of_the_divided(program, binding.value, divided)
