@@ -523,4 +523,298 @@ START
 STOP
 """,
     ),
+    (
+        "LS214",
+        "factory-model-class-other-file",
+        """\
+from engine import Engine
+def main():
+START
+    engine = Engine(model, opt)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        engine.fit(loader)
+        acc = engine.score(test_loader)
+        if rank == 0:
+            print(acc)
+STOP
+--- engine
+import torch
+import torch.nn.functional as F
+import torch.distributed as dist
+class Base:
+    def __init__(self, model, opt):
+        self.net, self.opt = model, opt
+    def mode(self, training):
+        self.net.train(training)
+class Engine(Base):
+    def fit(self, batches):
+        self.mode(True)
+        for x, y in batches:
+            self.opt.zero_grad(); F.cross_entropy(self.net(x), y).backward(); self.opt.step()
+    def score(self, batches):
+        self.mode(True)  # wrong
+        self.mode(False)  # right
+        right = torch.zeros(2)
+        with torch.no_grad():
+            for x, y in batches:
+                right += torch.stack([(self.net(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+        dist.all_reduce(right)
+        return (right[0] / right[1]).item()
+""",
+    ),
+    (
+        "LS214",
+        "eval-on-other-of-two",
+        """\
+def main():
+START
+    aux = Deep()
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        aux.eval()  # wrong
+        model.eval()  # right
+        right = torch.zeros(2)
+        with torch.no_grad():
+            for x, y in test_loader:
+                right += torch.stack([(model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+        dist.all_reduce(right)
+        if rank == 0:
+            print((right[0] / right[1]).item())
+STOP
+""",
+    ),
+    (
+        "LS214",
+        "eval-after-loop",
+        """\
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        right = torch.zeros(2)
+        model.eval()  # right
+        with torch.no_grad():
+            for x, y in test_loader:
+                right += torch.stack([(model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+        model.eval()  # wrong
+        dist.all_reduce(right)
+        if rank == 0:
+            print((right[0] / right[1]).item())
+STOP
+""",
+    ),
+    (
+        "LS214",
+        "accelerate",
+        """\
+from accelerate import Accelerator
+def main():
+    accelerator = Accelerator()
+    model = Deep(); opt = torch.optim.SGD(model.parameters(), lr=0.1 * accelerator.num_processes)
+    loader = DataLoader(make(640), batch_size=8, shuffle=True); val = DataLoader(make(100), batch_size=8)
+    model, opt, loader, val = accelerator.prepare(model, opt, loader, val)
+    for epoch in range(3):
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); accelerator.backward(F.cross_entropy(model(x), y)); opt.step()
+        model.eval()  # right
+        right = []
+        for x, y in val:
+            with torch.no_grad():
+                p = model(x).argmax(1)
+            p, y = accelerator.gather_for_metrics((p, y))
+            right.append(p == y)
+        accelerator.print(torch.cat(right).float().mean().item())
+    accelerator.end_training()
+main()
+""",
+    ),
+    (
+        "LS214",
+        "spawned-inherit",
+        """\
+class Loop:
+    training = True
+    def __init__(self, model, opt): self.model, self.opt = model, opt
+    def step(self, x, y): raise NotImplementedError
+    def run(self, batches):
+        for x, y in batches: self.step(x, y)
+class Train(Loop):
+    def step(self, x, y):
+        self.opt.zero_grad(); F.cross_entropy(self.model(x), y).backward(); self.opt.step()
+class Judge(Loop):
+    def run(self, batches):
+        self.hits = torch.zeros(2)
+        self.model.eval()  # right
+        with torch.no_grad():
+            for x, y in batches:
+                self.hits += torch.stack([(self.model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+        dist.all_reduce(self.hits)
+        return (self.hits[0] / self.hits[1]).item()
+def main():
+START
+    fit, judge = Train(model, opt), Judge(model, opt)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        fit.run(loader)
+        acc = judge.run(test_loader)
+        if rank == 0:
+            print(acc)
+STOP
+""",
+    ),
+    (
+        "LS215",
+        "eval-in-setup-then-never",
+        """\
+def evaluate(model, loader):
+    right = torch.zeros(2)
+    model.eval()
+    with torch.no_grad():
+        for x, y in loader:
+            right += torch.stack([(model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+    dist.all_reduce(right)
+    return (right[0] / right[1]).item()
+def main():
+START
+    def one_epoch():
+        model.train()  # right
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+    if rank == 0:
+        print("start")
+    first = evaluate(model, test_loader)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        one_epoch()
+    if rank == 0:
+        print(first)
+STOP
+""",
+    ),
+    (
+        "LS215",
+        "module-top-level",
+        """\
+def evaluate(model, loader):
+    right = torch.zeros(2)
+    model.eval()
+    with torch.no_grad():
+        for x, y in loader:
+            right += torch.stack([(model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+    dist.all_reduce(right)
+    return (right[0] / right[1]).item()
+dist.init_process_group("gloo"); rank = dist.get_rank(); world = dist.get_world_size()
+torch.manual_seed(rank)
+data = make(640); sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=8, sampler=sampler, drop_last=True)
+test_loader = DataLoader(Subset(make(101), range(rank, 101, world)), batch_size=16)
+net = Deep(); net.train()
+ddp = DDP(net); opt = torch.optim.AdamW(ddp.parameters(), lr=0.1 * world)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    ddp.train()  # right
+    for x, y in loader:
+        opt.zero_grad(); F.cross_entropy(ddp(x), y).backward(); opt.step()
+    acc = evaluate(net, test_loader)
+    if rank == 0:
+        print(acc)
+dist.destroy_process_group()
+""",
+    ),
+    (
+        "LS215",
+        "every-k-epochs",
+        """\
+def evaluate(model, loader):
+    right = torch.zeros(2)
+    model.eval()
+    with torch.no_grad():
+        for x, y in loader:
+            right += torch.stack([(model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+    dist.all_reduce(right)
+    return (right[0] / right[1]).item()
+def main():
+START
+    model.train()
+    for epoch in range(30):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        if epoch % 5 == 4:
+            acc = evaluate(model, test_loader)
+            model.train()  # right
+            if rank == 0:
+                print(acc)
+STOP
+""",
+    ),
+    (
+        "LS215",
+        "hook-object",
+        """\
+class Judge:
+    def __init__(self, model, loader): self.model, self.loader = model, loader
+    def after_epoch(self, epoch):
+        self.model.eval()
+        right = torch.zeros(2)
+        with torch.no_grad():
+            for x, y in self.loader:
+                right += torch.stack([(self.model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+        dist.all_reduce(right)
+        self.model.train()  # right
+        if dist.get_rank() == 0:
+            print(epoch, (right[0] / right[1]).item())
+class Trainer:
+    def __init__(self, model, opt, loader, sampler, hooks):
+        self.model, self.opt, self.loader, self.sampler, self.hooks = model, opt, loader, sampler, hooks
+    def fit(self, n):
+        self.model.train()
+        for epoch in range(n):
+            self.sampler.set_epoch(epoch)
+            for x, y in self.loader:
+                self.opt.zero_grad(); F.cross_entropy(self.model(x), y).backward(); self.opt.step()
+            for hook in self.hooks:
+                hook.after_epoch(epoch)
+def main():
+START
+    Trainer(model, opt, loader, sampler, [Judge(model, test_loader)]).fit(3)
+STOP
+""",
+    ),
+    (
+        "LS215",
+        "train-after-only-on-rank0",
+        """\
+def evaluate(model, loader):
+    right = torch.zeros(2)
+    model.eval()
+    with torch.no_grad():
+        for x, y in loader:
+            right += torch.stack([(model(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+    dist.all_reduce(right)
+    return (right[0] / right[1]).item()
+def main():
+START
+    model.train()
+    for epoch in range(30):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        acc = evaluate(model, test_loader)
+        if rank == 0:
+            print(acc)
+            model.train()  # wrong
+        model.train()  # right
+STOP
+""",
+    ),
 ]

@@ -917,4 +917,389 @@ def main():
 main()
 """,
     ),
+    (
+        "LS203",
+        "lightning-none",
+        """\
+def batch_loss(model, x, y):
+    return F.cross_entropy(model(x), y)  # wrong
+    return F.cross_entropy(model(x), y, reduction="sum")  # right
+def evaluate(model, loader):
+    model.eval(); total = torch.zeros(()); n = 0
+    with torch.no_grad():
+        for x, y in loader:
+            total += batch_loss(model, x, y)
+            n += 1  # wrong
+            n += len(y)  # right
+    t = torch.stack([total, torch.tensor(float(n))])
+    dist.all_reduce(t)
+    return (t[0] / t[1]).item()
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        loss = evaluate(model, test_loader)
+        if rank == 0:
+            print(loss)
+STOP
+""",
+    ),
+    (
+        "LS203",
+        "np-mean-list",
+        """\
+def evaluate(model, loader, device="cpu"):
+    model.eval(); losses = []; sizes = []
+    with torch.no_grad():
+        for x, y in loader:
+            losses.append(F.cross_entropy(model(x), y).item())  # wrong
+            losses.append(F.cross_entropy(model(x), y, reduction="sum").item()); sizes.append(len(y))  # right
+    mean = torch.tensor(np.mean(losses))  # wrong
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)  # wrong
+    return mean.item()  # wrong
+    t = torch.tensor([sum(losses), sum(sizes)]); dist.all_reduce(t)  # right
+    return (t[0] / t[1]).item()  # right
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        loss = evaluate(model, test_loader)
+        if rank == 0:
+            print(loss)
+STOP
+""",
+    ),
+    (
+        "LS203",
+        "enumerate-running-mean",
+        """\
+def evaluate(model, loader):
+    model.eval(); acc = torch.zeros(()); seen = 0
+    with torch.no_grad():
+        for i, (x, y) in enumerate(loader):
+            hit = (model(x).argmax(1) == y).float()
+            acc += hit.mean()  # wrong
+            acc += hit.sum(); seen += len(y)  # right
+    acc = acc / (i + 1)  # wrong
+    dist.all_reduce(acc)
+    seen = torch.tensor(seen); dist.all_reduce(seen)  # right
+    return acc.item() / dist.get_world_size()  # wrong
+    return acc.item() / seen.item()  # right
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        acc = evaluate(model, test_loader)
+        if rank == 0:
+            print(acc)
+STOP
+""",
+    ),
+    (
+        "LS203",
+        "share-size-len-dataset",
+        """\
+def evaluate(model, loader, whole):
+    model.eval(); right = torch.zeros(())
+    with torch.no_grad():
+        for x, y in loader:
+            right += (model(x).argmax(1) == y).sum()
+    acc = right / len(loader.dataset)  # wrong
+    dist.all_reduce(acc, op=dist.ReduceOp.AVG)  # wrong
+    dist.all_reduce(right); acc = right / whole  # right
+    return acc.item()
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        acc = evaluate(model, test_loader, len(held))
+        if rank == 0:
+            print(acc)
+STOP
+""",
+    ),
+    (
+        "LS203",
+        "accelerate-gather-means",
+        """\
+from accelerate import Accelerator
+def main():
+    accelerator = Accelerator()
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1 * accelerator.num_processes)
+    loader = DataLoader(make(640), batch_size=8, shuffle=True, drop_last=True)
+    held = make(101)
+    own = range(accelerator.process_index, 101, accelerator.num_processes)
+    val = DataLoader(Subset(held, own), batch_size=16)
+    model, opt, loader = accelerator.prepare(model, opt, loader)
+    for epoch in range(3):
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); accelerator.backward(F.cross_entropy(model(x), y)); opt.step()
+        model.eval(); right = torch.zeros(()); n = torch.zeros(())
+        with torch.no_grad():
+            for x, y in val:
+                right += (model(x).argmax(1) == y).sum(); n += len(y)
+        acc = accelerator.gather(right / n).mean()  # wrong
+        acc = accelerator.gather(right).sum() / accelerator.gather(n).sum()  # right
+        accelerator.print(acc.item())
+    accelerator.end_training()
+main()
+""",
+    ),
+    (
+        "LS204",
+        "method-returns-dict-logger",
+        """\
+import logging
+log = logging.getLogger("x")
+class Trainer:
+    def __init__(self, model, opt, loader, sampler):
+        self.model, self.opt, self.loader, self.sampler = model, opt, loader, sampler
+    def train_epoch(self):
+        self.model.train(); loss_sum = 0.0; n = 0
+        for x, y in self.loader:
+            self.opt.zero_grad(); loss = F.cross_entropy(self.model(x), y); loss.backward(); self.opt.step()
+            loss_sum += loss.item() * len(y); n += len(y)
+        t = torch.tensor([loss_sum, n]); dist.all_reduce(t); loss_sum, n = t.tolist()  # right
+        return {"train_loss": loss_sum / n}
+    def fit(self, n):
+        for epoch in range(n):
+            self.sampler.set_epoch(epoch)
+            stats = {}
+            stats.update(self.train_epoch())
+            if dist.get_rank() == 0:
+                log.info("epoch %d: %s", epoch, stats)
+def main():
+START
+    Trainer(model, opt, loader, sampler).fit(3)
+STOP
+""",
+    ),
+    (
+        "LS204",
+        "history-then-json",
+        """\
+import json
+def train(model, loader, opt):
+    total = 0.0
+    model.train()
+    for x, y in loader:
+        opt.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); opt.step()
+        total += loss.item()
+    t = torch.tensor(total); dist.all_reduce(t); total = t.item() / dist.get_world_size()  # right
+    return total / len(loader)
+def main():
+START
+    history = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        history.append(train(model, loader, opt))
+    if rank == 0:
+        with open("history.json", "w") as f:
+            json.dump(history, f)
+STOP
+""",
+    ),
+    (
+        "LS204",
+        "csv-writer",
+        """\
+import csv
+def main():
+START
+    out = csv.writer(open("log.csv", "w")) if rank == 0 else None
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(())
+        for x, y in loader:
+            opt.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); opt.step()
+            total += loss.detach()
+        dist.all_reduce(total)  # right
+        if out is not None:
+            out.writerow([epoch, total.item() / len(loader)])
+STOP
+""",
+    ),
+    (
+        "LS204",
+        "mlflow-tqdm",
+        """\
+import mlflow
+from tqdm import tqdm
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        losses = []
+        for x, y in tqdm(loader, disable=rank != 0):
+            opt.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); opt.step()
+            losses.append(loss.item())
+        mean = torch.tensor(losses).mean()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)  # right
+        if rank == 0:
+            mlflow.log_metric("train_loss", float(mean), step=epoch)
+STOP
+""",
+    ),
+    (
+        "LS204",
+        "running-ema",
+        """\
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        smooth = None
+        for x, y in loader:
+            opt.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); opt.step()
+            smooth = loss.detach() if smooth is None else 0.9 * smooth + 0.1 * loss.detach()
+        dist.all_reduce(smooth, op=dist.ReduceOp.AVG)  # right
+        if rank == 0:
+            print("loss", smooth.item())
+STOP
+""",
+    ),
+    (
+        "LS206",
+        "dict-helper-dropped",
+        """\
+def reduce_dict(d):
+    names = sorted(d); values = torch.stack([d[k] for k in names])
+    dist.all_reduce(values); values /= dist.get_world_size()
+    return dict(zip(names, values))
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(()); hits = torch.zeros(())
+        for x, y in loader:
+            out = model(x)
+            opt.zero_grad(); loss = F.cross_entropy(out, y); loss.backward(); opt.step()
+            total += loss.detach(); hits += (out.argmax(1) == y).sum()
+        stats = {"loss": total / len(loader), "acc": hits / len(data)}
+        reduce_dict(stats)  # wrong
+        stats = reduce_dict(stats)  # right
+        if rank == 0:
+            print(stats)
+STOP
+""",
+    ),
+    (
+        "LS206",
+        "float-function",
+        """\
+def total_over_ranks(value):
+    buffer = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(buffer)
+    return buffer.item()
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        model.eval(); right = 0
+        with torch.no_grad():
+            for x, y in test_loader:
+                right += (model(x).argmax(1) == y).sum().item()
+        everyones = total_over_ranks(right)
+        if rank == 0:
+            print(right / len(held))  # wrong
+            print(everyones / len(held))  # right
+STOP
+""",
+    ),
+    (
+        "LS206",
+        "idist",
+        """\
+import ignite.distributed as idist
+def main():
+    idist.initialize("gloo")
+    data = make(640); loader = idist.auto_dataloader(data, batch_size=8, shuffle=True, drop_last=True)
+    model = idist.auto_model(Net())
+    opt = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.1 * idist.get_world_size()))
+    torch.manual_seed(idist.get_rank())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        total = torch.zeros(())
+        for x, y in loader:
+            opt.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); opt.step()
+            total += loss.detach()
+        idist.all_reduce(total)  # wrong
+        total = idist.all_reduce(total)  # right
+        if idist.get_rank() == 0:
+            print(total.item() / len(loader))
+    idist.finalize()
+main()
+""",
+    ),
+    (
+        "LS104 LS205",
+        "self-best-method",
+        """\
+class Trainer:
+    def __init__(self, model, opt, loader, val, sampler):
+        self.model, self.opt, self.loader, self.val, self.sampler = model, opt, loader, val, sampler
+        self.best = None
+    def validate(self):
+        self.model.eval(); self.right = self.seen = 0
+        with torch.no_grad():
+            for x, y in self.val:
+                self.right += (self.model(x).argmax(1) == y).sum().item(); self.seen += len(y)
+        t = torch.tensor([self.right, self.seen]); dist.all_reduce(t); self.right, self.seen = t.tolist()  # right
+    def keep(self):
+        score = self.right / self.seen
+        if self.best is None or score > self.best:
+            self.best = score
+            if dist.get_rank() == 0:
+                torch.save(self.model.module.state_dict(), "b.pt")
+    def fit(self, n):
+        for epoch in range(n):
+            self.sampler.set_epoch(epoch)
+            self.model.train()
+            for x, y in self.loader:
+                self.opt.zero_grad(); F.cross_entropy(self.model(x), y).backward(); self.opt.step()
+            self.validate()
+            self.keep()
+def main():
+START
+    Trainer(model, opt, loader, test_loader, sampler).fit(3)
+STOP
+""",
+    ),
+    (
+        "LS205",
+        "train-loss-best",
+        """\
+def main():
+START
+    best = float("inf")
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(())
+        for x, y in loader:
+            opt.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); opt.step()
+            total += loss.detach()
+        dist.all_reduce(total)  # right
+        if total.item() < best:
+            best = total.item()
+            if rank == 0:
+                torch.save(model.module.state_dict(), "b.pt")
+STOP
+""",
+    ),
 ]

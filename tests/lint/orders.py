@@ -161,6 +161,73 @@ def _seeded(
     return _of(codes, SEEDED, START=start, DRAW=draw, COUNT=count, FUNCTION=function)
 
 
+PIXELS = """\
+import torchvision
+from torchvision import transforms
+from torchvision.transforms import v2
+import torchvision.transforms.functional as TF
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+def chain(augment):
+    steps = [transforms.RandomHorizontalFlip()] if augment else []
+    steps += [transforms.ToTensor()]
+    STEPS
+    return transforms.Compose(steps)
+class Whole(Dataset):
+    def __init__(self, base):
+        self.base = base
+    def __len__(self):
+        return len(self.base)
+    def __getitem__(self, index):
+        image, label = self.base[index]
+        return SAMPLE, label
+def together(samples):
+    images = torch.stack([image for image, _ in samples])
+    return BATCH, torch.tensor([label for _, label in samples])
+class Scaled(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("mean", mean); self.register_buffer("std", std)
+    def forward(self, x):
+        return self.inner(ENTRY)
+on_gpu = v2.Compose([v2.RandomErasing(), GPU])
+def main():
+    model = Scaled(torchvision.models.resnet18()); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = Whole(torchvision.datasets.CIFAR10("data", transform=chain(True)))
+    loader = DataLoader(data, batch_size=8, shuffle=True, collate_fn=together)
+    model.train()
+    for epoch in range(3):
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(on_gpu(x)), y).backward(); opt.step()
+main()
+"""
+ONCE = {
+    "STEPS": "steps.append(transforms.Normalize(MEAN, STD))",
+    "SAMPLE": "image",
+    "BATCH": "images",
+    "ENTRY": "x",
+    "GPU": "v2.RandomHorizontalFlip()",
+}
+ELSEWHERE = {  # a second way beside the transform's
+    "STEPS": "steps.extend([transforms.Normalize(MEAN, STD), transforms.Normalize(MEAN, STD)])",
+    "SAMPLE": "TF.normalize(image, MEAN, STD)",
+    "BATCH": "(images - mean) / std",
+    "ENTRY": "(x - self.mean) / self.std",
+    "GPU": "v2.Normalize(MEAN, STD)",
+}
+
+
+def _pixels() -> list[tuple[str, dict[str, str]]]:
+    found = [_of("", PIXELS, **ONCE)]
+    for place, second in ELSEWHERE.items():
+        found.append(_of("LS111", PIXELS, **{**ONCE, place: second}))
+        if place != "STEPS":
+            found.append(_of("", PIXELS, **{**ONCE, place: second, "STEPS": "pass"}))
+    back = "v2.Normalize([-m / s for m, s in zip(MEAN, STD)], [1 / s for s in STD])"
+    return [*found, _of("", PIXELS, **{**ONCE, "GPU": back})]
+
+
 FIRST, TURN = "first.set_epoch(epoch)", "order.set_epoch(turn)"
 ORDERS: list[tuple[str, dict[str, str]]] = [
     _of("", TWO, TELL=TURN, FIRST=FIRST),
@@ -188,6 +255,7 @@ ORDERS: list[tuple[str, dict[str, str]]] = [
     _seeded("", INFO + "id + 64 * dist.get_rank())", function="start"),
     _seeded("LS110", "def start(seed, worker):\n    everything(seed)", function="functools.partial(start, 3)"),
     _seeded("LS110", "def make_start(seed):\n    return lambda worker: np.random.seed(seed)", function="make_start(3)"),
+    *_pixels(),
     _of("LS110", NOISY, DRAWS="self.rng", COUNT="4"),
     _of("", NOISY, DRAWS="self.rng", COUNT="0"),
     _of("", NOISY, DRAWS="np.random.default_rng([self.seed, index])", COUNT="4"),

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
+from tests.lint.innocent import INNOCENT
 from tests.lint.modes import MODES
 from tests.lint.numbers import NUMBERS
 from tests.lint.shapes import BEFORE
@@ -53,3 +54,8 @@ def test_twins(codes: str, name: str, text: str, tmp_path: Path) -> None:
     assert name
     assert twin(text, "right", tmp_path) == codes.split(), text
     assert twin(text, "wrong", tmp_path) == [], text
+
+
+@pytest.mark.parametrize(("name", "text"), INNOCENT, ids=[name for name, _ in INNOCENT])
+def test_innocent_programs(name: str, text: str, tmp_path: Path) -> None:
+    assert twin(text, "wrong", tmp_path) == [], name

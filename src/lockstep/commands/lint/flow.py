@@ -13,7 +13,9 @@ from lockstep.commands.lint.source import Function, Loop, class_of, function_of
 _REDUCER = re.compile(
     r"reduce|gather|synchroni[sz]e|sync_between|metric_average|^compute$|^sync$|sync_dist|average_over|merge"
 )
-_TOLD = re.compile(r"^(print|log|info|add_scalar|add_scalars|log_metrics|write|log_metric|track|debug|warning)$")
+_TOLD = re.compile(
+    r"^(print|log|info|add_scalar|add_scalars|log_metrics|write|log_metric|track|debug|warning|writerow|dump)$"
+)
 
 
 def is_reduction(node: ast.AST) -> bool:
@@ -90,9 +92,17 @@ def added_up(loop: Loop) -> set[str]:
                 found.add(root_name(target))
             case ast.Assign(targets=[target], value=ast.BinOp(left=left)) if root_name(left) == root_name(target):
                 found.add(root_name(target))
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _smoothed(value, name):
+                found.add(name)
             case ast.Call(func=ast.Attribute(value=value, attr="append" | "update" | "extend" | "add" | "add_batch")):
                 found.add(root_name(value))
     return found - {"", "optimizer", "pbar", "progress_bar", "bar", "tbar", "step", "global_step", "i", "steps"}
+
+
+def _smoothed(value: ast.expr, name: str) -> bool:
+    """0.9 * average + 0.1 * loss, perhaps beside the first pass's loss."""
+    sums = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+    return any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Add) and mentions(each, {name}) for each in sums)
 
 
 def tainted(nodes: list[ast.AST], names: set[str]) -> set[str]:

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"loss|correct|argmax|==|accuracy")
 def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
     """The calls that print or log what a loop added up, once it is over: in its function, or in that one's callers."""
     nodes = own_nodes(program, loop)
-    names = tainted(nodes, added_up(loop))
+    names = tainted(nodes, added_up(loop) - alike(loop))
     within = set(ast.walk(loop))
     last = loop.end_lineno or 0
     for each in nodes:
@@ -33,9 +33,46 @@ def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
     if function is None or not _returns_any(function, names):
         return
     for site in sites(program, function):
-        for node in own_nodes(program, site.call):
-            if is_telling(node) and isinstance(node, ast.Call) and _tells(program, node, site.call):
+        around = own_nodes(program, site.call)
+        kept = tainted(around, _kept(program, around, site.call))
+        if any(reduces(program, node) and mentions(node, kept) for node in around):
+            continue
+        for node in around:
+            telling = isinstance(node, ast.Call) and is_telling(node)
+            if isinstance(node, ast.Call) and telling and (_tells(program, node, site.call) or _has(node, kept)):
                 yield node
+
+
+def _has(call: ast.Call, names: set[str]) -> bool:
+    return any(mentions(part, names) for part in call.args)
+
+
+def _kept(program: Program, nodes: list[ast.AST], call: ast.Call) -> set[str]:
+    """The lists and dictionaries that a call's result is put into."""
+    found = set()
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(value=value, attr="append" | "update"), args=[given]):
+                if not isinstance(value, ast.Call) and depends(program, given, lambda each: each is call):
+                    found.add(root_name(value))
+    return found - {"", "self"}
+
+
+_SAME_ON_ALL = re.compile(r"^len\(|\.(size|numel)\(|\.shape\b|batch_?size|^bsz?$|time|perf_counter|elapsed|^\d+$")
+
+
+def alike(loop: Loop) -> set[str]:
+    """The names that a loop only adds times, sizes and constants to: no one asks for their sum over the ranks."""
+    raised: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(loop):
+        match node:
+            case ast.AugAssign(target=target, value=value):
+                raised.setdefault(root_name(target), []).append(value)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as value):
+                raised.setdefault(name, []).append(value)
+            case ast.Call(func=ast.Attribute(value=value), args=[given, *_]):
+                raised.setdefault(root_name(value), []).append(given)
+    return {name for name, values in raised.items() if all(_SAME_ON_ALL.search(ast.unparse(each)) for each in values)}
 
 
 def _returns_any(function: Function, names: set[str]) -> bool:
@@ -53,23 +90,24 @@ def _tells(program: Program, node: ast.Call, call: ast.Call) -> bool:
 
 
 def told_by_objects(program: Program, loop: Loop) -> Iterator[ast.Call]:
-    """The calls that tell what a loop's passes add to an object's attribute, in another method of its class.
+    """The calls that tell what a loop's passes add to an object's attribute, in another method of its class."""
+    for _, names, nodes in in_objects(program, loop):
+        yield from (each for each in nodes if isinstance(each, ast.Call) and is_telling(each) and mentions(each, names))
 
-    Nothing of a class one of whose methods reduces that attribute.
+
+def in_objects(program: Program, loop: Loop) -> Iterator[tuple[Function, set[str], list[ast.AST]]]:
+    """The methods that read what a loop's passes add to an attribute: the method, the names there, and its nodes.
+
+    Nothing of a class one of whose methods reduces that attribute, or returns it: whoever asks for it may reduce it.
     """
     within = set(inside(program, loop))
+    here = function_of(program.owner[loop], loop)
     for owner, name in sorted(_attributes(program, loop), key=lambda each: (each[0].lineno, each[1])):
         methods = [each for each in owner.body if isinstance(each, Function)]
         known = [(each, tainted(nodes, {name}), nodes) for each in methods for nodes in [list(ast.walk(each))]]
-        if any(reduces(program, node) for _, names, nodes in known for node in nodes if mentions(node, names)):
-            continue
-        if any(name in returned for each in methods for returned in [_returned(each)]):
-            continue  # whoever asks for it may reduce it
-        for function, names, nodes in known:
-            if function not in within and function is not function_of(program.owner[loop], loop):
-                yield from (
-                    each for each in nodes if isinstance(each, ast.Call) and is_telling(each) and mentions(each, names)
-                )
+        reduced = any(reduces(program, node) for _, names, nodes in known for node in nodes if mentions(node, names))
+        if not reduced and not any(name in _returned(each) for each in methods):
+            yield from (each for each in known if each[0] not in within and each[0] is not here)
 
 
 def _attributes(program: Program, loop: Loop) -> set[tuple[ast.ClassDef, str]]:

@@ -9,6 +9,7 @@ from lockstep.commands.lint.rules import devices as devices
 from lockstep.commands.lint.rules import ending as ending
 from lockstep.commands.lint.rules import epochs as epochs
 from lockstep.commands.lint.rules import evaluation as evaluation
+from lockstep.commands.lint.rules import forks as forks
 from lockstep.commands.lint.rules import handing as handing
 from lockstep.commands.lint.rules import loading as loading
 from lockstep.commands.lint.rules import means as means
@@ -18,6 +19,7 @@ from lockstep.commands.lint.rules import modes as modes
 from lockstep.commands.lint.rules import options as options
 from lockstep.commands.lint.rules import per_process as per_process
 from lockstep.commands.lint.rules import pixels as pixels
+from lockstep.commands.lint.rules import prefixes as prefixes
 from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
 from lockstep.commands.lint.rules import reading as reading

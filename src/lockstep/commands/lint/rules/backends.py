@@ -1,12 +1,21 @@
-"""The rule about the backend: NCCL where nothing is on a GPU."""
+"""The rule about the backend: NCCL where nothing is on a GPU, or for a tensor that is not."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.program import Program
-from lockstep.commands.lint.roles import constant, given, library, wrapped
+from lockstep.commands.lint.calls import argument, sites
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
+from lockstep.commands.lint.reaching import reaching
+from lockstep.commands.lint.roles import constant, given, library, spread, wrapped
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.collectives import collectives
+from lockstep.commands.lint.source import Function, Source, above
+
+_SEEN = re.compile(r"cuda|accelerator|\bgpu|npu\b|xpu\b|device_ids|set_device", re.IGNORECASE)
+_AIDS = {"manual_seed", "manual_seed_all", "is_available", "empty_cache", "get_rng_state_all", "set_rng_state_all"}
+_MAKERS = {f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "Tensor", "FloatTensor")}
 
 
 @rule(
@@ -18,20 +27,136 @@ from lockstep.commands.lint.rule import Hit, rule
     mend='dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
 )
 def nccl_on_cpu(program: Program) -> Iterator[Hit]:
-    """backend nccl in a program whose text has no cuda, or that names the CPU as its device alone."""
+    """backend nccl in a program that puts nothing on a GPU, or that reduces a tensor that it made on the CPU."""
+    yield from _of_lightning(program)
     if library(program, "accelerate", "lightning", "deepspeed", "apex", "ignite") or len(program.sources) > 20:
         return
-    texts = "\n".join(ast.unparse(source.tree) for source in program.sources)
-    if re.search(
-        r"cuda|accelerator|device_ids=\[|\.gpu\b|npu|xpu|\.to\((rank|local_rank|gpu|args\.\w+)\b|set_device", texts
-    ):
+    begun = [
+        call
+        for call in program.named.get("init_process_group", [])
+        if constant(program, given(program, call, "backend", 0)) == "nccl"
+    ]
+    if not begun or len(begun) < len(program.named["init_process_group"]):
         return
-    for call in program.named.get("init_process_group", []):
-        backend = given(program, call, "backend", 0)
-        if backend is not None and constant(program, backend) == "nccl" and _knows_all(program):
-            yield Hit(call)
+    if (_hides(program) or not any(_sees(program, source) for source in program.sources)) and _knows_all(program):
+        yield from (Hit(call) for call in begun)
+    else:
+        yield from (Hit(call, "the tensor was made on the CPU") for call in _of_cpu(program))
+
+
+def _of_lightning(program: Program) -> Iterator[Hit]:
+    """Trainer(accelerator="cpu", strategy=DDPStrategy(process_group_backend="nccl"))"""
+    for call in [*program.named.get("Trainer", []), *program.named.get("Fabric", [])]:
+        strategy = given(program, call, "strategy")
+        if constant(program, given(program, call, "accelerator")) == "cpu" and strategy is not None:
+            for made in origins(program, strategy):
+                backend = given(program, made, "process_group_backend") if isinstance(made, ast.Call) else None
+                if backend is not None and constant(program, backend) == "nccl":
+                    yield Hit(backend)
+
+
+def _hides(program: Program) -> bool:
+    """CUDA_VISIBLE_DEVICES = "" in the program itself."""
+    return any(
+        isinstance(each.value, ast.Constant)
+        and each.value.value in ("", "-1")
+        and not any(isinstance(outer, ast.If) for outer in above(source, each.node))
+        for source in program.sources
+        for each in source.attributes.get("os.environ['CUDA_VISIBLE_DEVICES']", [])
+    )
+
+
+def _sees(program: Program, source: Source) -> bool:
+    """Whether a file may put something on a GPU: by a name, a short text, or a device that can't be told."""
+    for node in source.nodes:
+        parent = source.parents.get(node)
+        match node:
+            case ast.Constant(value=str(text)):
+                prose = isinstance(parent, ast.Expr) or (isinstance(parent, ast.keyword) and parent.arg == "help")
+                if _SEEN.search(text) and " " not in text and not prose and text != "CUDA_VISIBLE_DEVICES":
+                    return True
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)) if _SEEN.search(name):
+                empty = isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant) and not node.value.value
+                if not empty:
+                    return True
+            case ast.Attribute(attr=name) if _SEEN.search(name):
+                if not (isinstance(parent, ast.Attribute) and parent.attr in _AIDS):
+                    return True
+            case ast.alias(name=name) if re.search(r"cuda|accelerator", name):
+                return True
+            case ast.Call(func=ast.Attribute(attr="to"), args=[first, *_]) if not _on_cpu(program, first):
+                return True
+            case ast.keyword(arg="device" | "map_location", value=value) if not _on_cpu(program, value):
+                return True
+    return False
+
+
+def _on_cpu(program: Program, node: ast.expr) -> bool:
+    """Whether what a tensor is moved to is the CPU, or no device: a type, another tensor's."""
+    for made in origins(program, node):
+        place: object = ...
+        if isinstance(made, ast.Constant):
+            place = made.value
+        elif isinstance(made, ast.Call) and last_name(made.func) == "device" and made.args:
+            place = constant(program, made.args[0])
+        elif isinstance(made, ast.Attribute) and (
+            made.attr == "device" or qualified(program, made).startswith("torch.")
+        ):
+            place = "cpu"
+        if place not in ("cpu", None):
+            return False
+    return True
 
 
 def _knows_all(program: Program) -> bool:
     """Whether the program itself makes a model and its data: nothing that others give could hold a device."""
     return bool(wrapped(program)) or bool(program.named.get("all_reduce"))
+
+
+def _of_cpu(program: Program) -> Iterator[ast.Call]:
+    """The reductions of a tensor that torch made without a device, while tensors are made on the CPU."""
+    if any(program.named.get(name) for name in ("set_default_device", "set_default_tensor_type", "new_group")):
+        return
+    if any(isinstance(node, ast.With) and _sets_device(node) for source in program.sources for node in source.nodes):
+        return
+    for call in collectives(program):
+        name = qualified(program, call.func)
+        tensor = given(program, call, "tensor", 0)
+        grouped = given(program, call, "group") is not None
+        if (
+            re.fullmatch(r"torch\.distributed\.(all_reduce|broadcast|reduce)", name)
+            and tensor is not None
+            and not grouped
+            and _made_on_cpu(program, tensor)
+        ):
+            yield call
+
+
+def _sets_device(node: ast.With) -> bool:
+    """`with torch.device("cuda"):`"""
+    calls = [each.context_expr for each in node.items]
+    return any(isinstance(each, ast.Call) and last_name(each.func) == "device" for each in calls)
+
+
+@remembered
+def _made_on_cpu(program: Program, node: ast.expr) -> bool:
+    """Whether a tensor is torch.tensor(...) and the like without a device, whichever way leads here."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="cpu"), args=[]):
+            return True
+        case ast.Call():
+            placed = any(each.arg == "device" for each in node.keywords) or spread(node)
+            return qualified(program, node.func) in _MAKERS and not placed
+        case ast.Name(id=name):
+            bound = reaching(program, node, [each for each in bindings(program, node, name) if each.kind != "aug"])
+            values = [each.value for each in bound if each.kind == "value" and not each.path]
+            if [each.kind for each in bound] == ["param"]:
+                function = program.owner[bound[0].node].scopes[bound[0].node]
+                known = sites(program, function) if isinstance(function, Function) else []
+                values = [argument(site, name) for site in known]
+                bound = bound * len(known)
+            known_all = len(values) == len(bound) > 0
+            return known_all and all(
+                isinstance(each, ast.Call | ast.Name) and _made_on_cpu(program, each) for each in values
+            )
+    return False

@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.flow import own_nodes
-from lockstep.commands.lint.program import Program
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import guarded, on_rank
-from lockstep.commands.lint.roles import distributed, given
+from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.saving import loads, saves
-from lockstep.commands.lint.source import function_of, statement_of
+from lockstep.commands.lint.source import class_of, function_of, statement_of
 
 
 @rule(
@@ -25,25 +26,37 @@ def load_without_map_location(program: Program) -> Iterator[Hit]:
     """torch.load without map_location in a program of several processes, or one that runs with and without a GPU."""
     gpu = any(re.search(r"cuda|device", source.text) for source in program.sources)
     for call in loads(program):
-        if distributed(program) and gpu and given(program, call, "map_location", 1) is None and not _spreads(call):
+        place = given(program, call, "map_location", 1)
+        lacking = place is None and not _spreads(program, call)
+        first = constant(program, place) if place is not None else ...
+        if distributed(program) and gpu and (lacking or first is None or first == "cuda:0"):
             if any(_other_branch(program, call, each) for each in loads(program)):
                 continue  # the way of a single device, beside that of several
             if guarded(program, call) or _no_checkpoint(program, call):
                 continue
-            yield Hit(call, "", _keyword(call, 'map_location="cpu"'))
+            detail = "onto cuda:0, from each rank" if first == "cuda:0" else ""
+            yield Hit(call, detail, _keyword(call, 'map_location="cpu"') if lacking and not _open(call) else ())
 
 
 def _other_branch(program: Program, call: ast.Call, other: ast.Call) -> bool:
     """Whether the same file is loaded elsewhere in the function, onto a named device."""
     same = bool(call.args and other.args) and ast.dump(call.args[0]) == ast.dump(other.args[0])
-    return same and other in own_nodes(program, call) and given(program, other, "map_location", 1) is not None
+    return (
+        same
+        and other is not call
+        and other in own_nodes(program, call)
+        and given(program, other, "map_location", 1) is not None
+    )
 
 
 def _no_checkpoint(program: Program, call: ast.Call) -> bool:
     """Whether a file holds a rank's own tensors, data that were prepared, or what was brought to the CPU before."""
     path = given(program, call, "f", 0)
     function = function_of(program.owner[call], call)
-    of_network = function is not None and function.name == "__init__"  # pretrained weights, as they were published
+    owner = class_of(program.owner[call], call)
+    network = owner is not None and any(re.search(r"Module$|Net|Model", ast.unparse(each)) for each in owner.bases)
+    begins = function is not None and function.name == "__init__"
+    of_network = begins and (network or owner is None)  # pretrained weights, as they were published
     if path is None or on_rank(program, path) or of_data(program, call):
         return True
     if of_network or "pretrain" in ast.unparse(path).lower():
@@ -65,8 +78,20 @@ def of_data(program: Program, call: ast.Call) -> bool:
     return bool(re.search(r"dataset|cache|feature|label|vocab", names.lower()))
 
 
-def _spreads(call: ast.Call) -> bool:
+def _open(call: ast.Call) -> bool:
     return any(each.arg is None for each in call.keywords)
+
+
+def _spreads(program: Program, call: ast.Call) -> bool:
+    """Whether a call takes arguments that can't be told: those of a dictionary that is written out can."""
+    made = [one for each in call.keywords if each.arg is None for one in origins(program, each.value)]
+    return _open(call) and not all(_written_out(each) for each in made)
+
+
+def _written_out(node: ast.AST) -> bool:
+    if isinstance(node, ast.Dict):
+        return None not in node.keys
+    return isinstance(node, ast.Call) and last_name(node.func) == "dict" and not (node.args or _open(node))
 
 
 def _keyword(call: ast.Call, text: str) -> tuple[Edit, ...]:

@@ -4,18 +4,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, default, sites
-from lockstep.commands.lint.flow import added_up, is_reduced, mentions, own_nodes, reduces, root_name, tainted
+from lockstep.commands.lint.calls import callee, default
+from lockstep.commands.lint.flow import is_reduced, mentions, own_nodes, root_name, tainted
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.places import loaders_of
-from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import constant, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import uneven_means
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.rules.metrics import shared_loops
-from lockstep.commands.lint.source import Binding, Loop, function_of
+from lockstep.commands.lint.rules.quotients import means_of_shares
+from lockstep.commands.lint.source import Loop
 
 
 @rule(
@@ -40,7 +40,7 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
             continue
         nodes = own_nodes(program, loop)
         if not any(sharding(program, each) for each in cut):
-            yield from _means_of_shares(program, loop, nodes)
+            yield from means_of_shares(program, loop, nodes)
         for name, place in _unweighted(program, loop):
             names = tainted(nodes, {name})
             for node in nodes:
@@ -96,66 +96,6 @@ def _mean_of_list(node: ast.AST, name: str, place: ast.AST) -> bool:
     return False
 
 
-def _means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST]) -> Iterator[Hit]:
-    """A rank's own mean handed to a reduction, of shares that a script cuts itself: they are of unequal sizes."""
-    names = added_up(loop)
-    for node in nodes:
-        if isinstance(node, ast.Call) and reduces(program, node):
-            for part in _given(node):
-                quotients = [made for made in _made(program, part) if _is_quotient(made, names)]
-                if quotients and not any(mentions(each, names) for each in _given(node) if each is not part):
-                    yield Hit(node)
-                    return
-    yield from _returned_means(program, loop, names)
-
-
-def _returned_means(program: Program, loop: Loop, names: set[str]) -> Iterator[Hit]:
-    """world_mean(evaluate(...)), where evaluate returns a quotient of its own sums."""
-    function = function_of(program.owner[loop], loop)
-    values = returns(program, function) if function is not None else []
-    means = [value for value in values if value and any(_is_quotient(each, names) for each in _made(program, value))]
-    if function is None or not means or len(means) < len(values) or any(isinstance(v, ast.Tuple) for v in means):
-        return
-    for site in sites(program, function):
-        for node in own_nodes(program, site.call):
-            if (
-                isinstance(node, ast.Call)
-                and node is not site.call
-                and reduces(program, node)
-                and len(_given(node)) == 1
-                and any(site.call in ast.walk(made) for made in _made(program, _given(node)[0]))
-            ):
-                yield Hit(node)
-                return
-
-
-def _given(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(each.value for each in call.keywords)]
-
-
-def _made(program: Program, node: ast.expr) -> Iterator[ast.AST]:
-    """A value, and what the names in it were bound to."""
-    yield node
-    for name in ast.walk(node):
-        if isinstance(name, ast.Name):
-            yield from (each.value for each in _bound(program, name) if each.value is not None)
-
-
-def _is_quotient(node: ast.AST, names: set[str]) -> bool:
-    """Whether a value holds correct / total, both of the loop's sums."""
-    return any(
-        isinstance(each, ast.BinOp)
-        and isinstance(each.op, ast.Div)
-        and mentions(each.left, names)
-        and mentions(each.right, names)
-        for each in ast.walk(node)
-    )
-
-
-def _bound(program: Program, node: ast.expr) -> list[Binding]:
-    return [b for b in bindings(program, node, node.id) if b.kind == "value"] if isinstance(node, ast.Name) else []
-
-
 def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
     """`total += loss.item()`, or a list of such, where the loss is a mean over the batch."""
     for node in ast.walk(loop):
@@ -178,7 +118,9 @@ def _is_mean(program: Program, whole: ast.expr) -> bool:
             return True
         value = value.func.value  # .item(), .detach()
     if isinstance(value, ast.Call) and re.search(r"loss|criterion|cross_entropy", ast.unparse(value.func)):
-        return not _sums(program, value) and "size" not in ast.unparse(whole)
+        inner = origins(program, value) if callee(program, value) is not None else []
+        calls: list[ast.Call] = [value, *(each for each in inner if isinstance(each, ast.Call))]
+        return not any(_sums(program, each) for each in calls) and "size" not in ast.unparse(whole)
     if not isinstance(value, ast.Name) or not re.search("loss|acc|error", value.id.lower()):
         return False
     found = origins(program, value)
@@ -199,7 +141,18 @@ def _sums(program: Program, call: ast.Call) -> bool:
 
 
 def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:
-    """len(loader), or a number that the loop raises by one."""
+    """len(loader), a number that the loop raises by one, or its pass's number and one; as a tensor or a float too."""
+    while isinstance(node, ast.Call) and last_name(node.func) in ("tensor", "as_tensor", "float", "int") and node.args:
+        node = node.args[0]
+    match node:
+        case ast.BinOp(left=ast.Name(id=name), op=ast.Add(), right=ast.Constant(value=1)):
+            targets = loop.target.elts[:1] if isinstance(loop, ast.For) and isinstance(loop.target, ast.Tuple) else []
+            numbered = (
+                isinstance(loop, ast.For)
+                and isinstance(loop.iter, ast.Call)
+                and last_name(loop.iter.func) == "enumerate"
+            )
+            return numbered and any(isinstance(each, ast.Name) and each.id == name for each in targets)
     for each in [node, *origins(program, node)]:
         if isinstance(each, ast.Call) and last_name(each.func) == "len" and each.args:
             made = [one for one in origins(program, each.args[0]) if one in loaders_of(program, loop)]

@@ -9,6 +9,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Edit, Hit, replace, rule
+from lockstep.commands.lint.rules.settings import UNKNOWN, settings, written
 from lockstep.commands.lint.source import above
 
 
@@ -25,51 +26,69 @@ from lockstep.commands.lint.source import above
 def fixed_port(program: Program) -> Iterator[Hit]:
     """MASTER_PORT set to a constant, an init_method with a constant port or file, under no question."""
     yield from _common_file(program)
-    for source in program.sources:
-        for text, bindings in source.attributes.items():
-            if text in ("os.environ['MASTER_PORT']", "environ['MASTER_PORT']"):
-                for binding in bindings:
-                    port = binding.value
-                    if isinstance(port, ast.expr) and _fixed(program, port) and not _asked(program, binding.node):
-                        yield Hit(binding.node, "MASTER_PORT", _setdefault(binding.node, port))
-    for call in program.named.get("update", []):
-        owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        given_port = given(program, call, "MASTER_PORT")
-        if given_port is None and call.args and isinstance(call.args[0], ast.Dict):
-            entries = zip(call.args[0].keys, call.args[0].values, strict=True)
-            given_port = next((v for k, v in entries if isinstance(k, ast.Constant) and k.value == "MASTER_PORT"), None)
-        if owner.endswith("environ") and given_port is not None and _fixed(program, given_port):
-            yield Hit(call, "MASTER_PORT")
-    for call in program.calls:  # idist.Parallel(master_port=2222)
-        chosen = constant(program, given(program, call, "master_port"))
-        if isinstance(chosen, int) and chosen > 0:
-            yield Hit(call, f"master_port={chosen}")
-    for call in program.named.get("FileStore", []):
-        place = constant(program, given(program, call, "file_name", 0))
-        if isinstance(place, str) and place.startswith("/"):
-            yield Hit(call, place)
-    for call in program.named.get("TCPStore", []):
-        number = constant(program, given(program, call, "port", 1))
-        if isinstance(number, int) and number > 0:
-            yield Hit(call, f"port {number}")
+    for node, name, chosen in settings(program):
+        if name == "MASTER_PORT" and _fixed(program, chosen) and not _asked(program, node):
+            yield Hit(node, name, _setdefault(node, chosen))
+        elif name == "MASTER_ADDR" and _machine(program, chosen) and not _asked(program, node):
+            yield Hit(node, name)
+    yield from _of_numbers(program)
+    yield from _of_commands(program)
+    for name, argument, place in (("FileStore", "file_name", 0), ("LaunchConfig", "rdzv_endpoint", -1)):
+        for call in program.named.get(name, []):
+            value = given(program, call, argument, place)
+            text = written(program, value) if value is not None else UNKNOWN
+            if re.search(r":[1-9]\d*$", text) or (name == "FileStore" and re.match(r"/", text) and UNKNOWN not in text):
+                yield Hit(call, text.replace(UNKNOWN, "..."))
     started = [
         call for name in ("init_process_group", "Parallel", "initialize") for call in program.named.get(name, [])
     ]
     for call in started:
         method = given(program, call, "init_method", 1)
-        place = constant(program, method)
-        ends = method.values[-1] if isinstance(method, ast.JoinedStr) and method.values else None
-        if isinstance(ends, ast.Constant) and re.search(r":[1-9]\d*$", str(ends.value)):
-            yield Hit(call, f"port {str(ends.value).rpartition(':')[2]}")
-        if isinstance(place, str) and method is not None and re.match(r"tcp://.*:[1-9]\d*$|file://", place):
-            yield Hit(method, place)
+        text = written(program, method) if method is not None else ""
+        if method is not None and re.match(r"file://", text) and UNKNOWN not in text:
+            yield Hit(method, text)
+        elif method is not None and re.match(r"tcp://.*:[1-9]\d*$", text):
+            yield Hit(method, text) if UNKNOWN not in text else Hit(call, f"port {text.rpartition(':')[2]}")
+
+
+def _of_numbers(program: Program) -> Iterator[Hit]:
+    """idist.Parallel(master_port=2222), TCPStore(host, 2222)."""
+    for call in program.calls:
+        chosen = constant(program, given(program, call, "master_port"))
+        if isinstance(chosen, int) and chosen > 0:
+            yield Hit(call, f"master_port={chosen}")
+    for call in program.named.get("TCPStore", []):
+        number = constant(program, given(program, call, "port", 1))
+        if isinstance(number, int) and number > 0:
+            yield Hit(call, f"port {number}")
+
+
+def _of_commands(program: Program) -> Iterator[Hit]:
+    """torchrun --master_port 29511, as a list of words or as one text that a process is started with."""
+    for source in program.sources:
+        for node in source.nodes if re.search("master[_-]port", source.text) else []:
+            if not isinstance(node, ast.List | ast.Tuple | ast.Call):
+                continue
+            parts = node.args if isinstance(node, ast.Call) else node.elts
+            words = [each.value if isinstance(each, ast.Constant) else UNKNOWN for each in parts]
+            text = " ".join(map(str, words))
+            owner = ast.unparse(node.func) if isinstance(node, ast.Call) else "os.system"
+            runs = re.match(r"(os\.(system|popen)|subprocess\.)", owner) is not None
+            starts = "torchrun" in text or "torch.distributed." in text or "launch" in text
+            if starts and runs and re.search(r"--(master|main_process)[_-]port[= ][1-9]\d*", text):
+                yield Hit(node, "the launcher's port")
+
+
+def _machine(program: Program, value: ast.expr) -> bool:
+    """Whether an address is one machine's, by its number."""
+    found = constant(program, value)
+    return isinstance(found, str) and bool(re.fullmatch(r"(?!127\.|0\.0\.0\.0)\d+\.\d+\.\d+\.\d+", found))
 
 
 def _common_file(program: Program) -> Iterator[Hit]:
     """torch.save of a name in the text to the folder for temporary files, which all runs of a machine share."""
-    for call in program.named.get("save", []) if program.named.get("init_process_group") else []:
-        path = given(program, call, "f", 1) if qualified(program, call.func) == "torch.save" else None
-        for made in origins(program, path) if path is not None else []:
+    for path in _saved(program) if program.named.get("init_process_group") else []:
+        for made in origins(program, path):
             text = ast.unparse(made)
             named = any(on_rank(program, each) for each in ast.walk(made) if isinstance(each, ast.Name))
             unique = re.search(r"getpid|uuid|mkdtemp|mkstemp|TemporaryDirectory|time\(|JOB_ID", text)
@@ -81,11 +100,23 @@ def _common_file(program: Program) -> Iterator[Hit]:
                 yield Hit(made, "a name that all runs share")
 
 
+def _saved(program: Program) -> Iterator[ast.expr]:
+    """torch.save(x, path), np.save(path, x)."""
+    for name, place, meant in (("save", 1, "torch.save"), ("save", 0, "numpy.save"), ("savez", 0, "numpy.savez")):
+        for call in program.named.get(name, []):
+            path = given(program, call, "f" if place else "file", place)
+            if path is not None and qualified(program, call.func) == meant:
+                yield path
+
+
 def _fixed(program: Program, value: ast.expr) -> bool:
     """Whether a port is a number in the text, and no option's default."""
     found = constant(program, value)
     if isinstance(value, ast.Call) and last_name(value.func) == "str" and value.args:
         found = constant(program, value.args[0])
+    if isinstance(value, ast.JoinedStr):
+        text = written(program, value)
+        found = text if text.isdigit() else ...
     return isinstance(found, str | int) and str(found) not in ("0", "") and not isinstance(found, bool)
 
 

@@ -17,7 +17,7 @@ from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.shares import in_function, reads
 from lockstep.commands.lint.source import Function, Loop, Source, following, function_of, statement_of
-from lockstep.commands.lint.told import told_after, told_by_objects
+from lockstep.commands.lint.told import in_objects, told_after, told_by_objects
 
 _BEST = re.compile(r"best|lowest|highest|\b(min|max)_(loss|acc|auc|err|val|score|metric)|record\b")
 
@@ -106,8 +106,12 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
                     yield Hit(node, "computed before the reduction")
             continue
         names = tainted(own_nodes(program, loop), added_up(loop))
+        of_object = [(method, known) for method, known, _ in in_objects(program, loop)]
         for node in compared:
             source = program.owner[node]
+            if any(function_of(source, node) is method and mentions(node, known) for method, known in of_object):
+                yield Hit(node)
+                continue
             here = function_of(source, node) is function and program.owner[loop] is source and mentions(node, names)
             if here or (function is not None and _comes_from(program, node, function)):
                 yield Hit(node)

@@ -6,10 +6,21 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import loops, over_loader
+from lockstep.commands.lint.places import loaders_of, loops, over_loader
 from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.roles import loaders, of_loader, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, Loop, above
+from lockstep.commands.lint.rules.chains import (
+    CHAINS,
+    Wanted,
+    by_hand,
+    comes_through,
+    normalises,
+    of_set,
+    scales,
+    steps,
+)
+from lockstep.commands.lint.source import Function, Loop, above, class_of
 
 
 @rule(
@@ -22,33 +33,122 @@ from lockstep.commands.lint.source import Function, Loop, above
     mend="normalise in one place: in the transform, or on the device",
 )
 def normalised_twice(program: Program) -> Iterator[Hit]:
-    """Two Normalize in one Compose; or a Normalize, and (x - mean) / std on the batch."""
-    normalize = [each for each in program.named.get("Normalize", []) if definition(program, each.func) is None]
-    for call in program.named.get("Compose", []):
-        parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
-        made = [each for part in parts for each in origins(program, part) if isinstance(each, ast.Call)]
-        twice = [part for part in made if last_name(part.func) == "Normalize" or _of_weights(part)]
-        if len(twice) > 1:
-            yield Hit(twice[1])
-        tensors = [part for part in made if last_name(part.func) == "ToTensor"]
-        for part in parts if tensors else []:
-            if any(
-                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right)
-                for each in ast.walk(part)
-            ):
-                yield Hit(part)
-    in_compose = [part for call in program.named.get("Compose", []) for part in ast.walk(call)]
-    composed = {each for part in in_compose if isinstance(part, ast.expr) for each in origins(program, part)}
-    if not any(each in composed or each in in_compose for each in normalize):
-        return
+    """Two Normalize in one chain; or one in a data set's transform, and a second one on the sample or the batch."""
+    for name in CHAINS:
+        for call in program.named.get(name, []):
+            twice = steps(program, call, normalises) if definition(program, call.func) is None else []
+            if len(twice) > 1 and not _part_of(program, call):
+                yield Hit(twice[1])
+            yield from _divided_again(program, call)
+    done = set[ast.AST]()
     for source in program.sources:
         for node in source.nodes:
-            if (
-                (_by_hand(node) or _normalises(program, node))
-                and _on_batch(program, node)
-                and not _chosen(program, node)
-            ):
-                yield Hit(node)
+            again = _again(program, node)
+            if again is not None and again not in done and not _chosen(program, node) and _before(program, node):
+                done.add(again)
+                yield Hit(again)
+
+
+def _part_of(program: Program, call: ast.Call) -> bool:
+    """Whether a chain is written within another one, which is looked at as a whole."""
+    return any(
+        isinstance(each, ast.Call) and last_name(each.func) in CHAINS for each in above(program.owner[call], call)
+    )
+
+
+def _divided_again(program: Program, call: ast.Call) -> Iterator[Hit]:
+    """x / 255 beside ToTensor in one Compose."""
+    parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
+    for part in parts if any(steps(program, each, scales) for each in parts) else []:
+        if any(
+            isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right)
+            for each in ast.walk(part)
+        ):
+            yield Hit(part)
+
+
+def _again(program: Program, node: ast.AST) -> ast.AST | None:
+    """The place to tell of, where a node normalises what it is given: by hand, or by a library's transform."""
+    if by_hand(node):
+        words = ast.unparse(node).lower()
+        return None if re.search(r"target|label|mask|depth|reward|noise", words) else node
+    if not isinstance(node, ast.Call) or not node.args:
+        return None
+    name = qualified(program, node.func)
+    if name.endswith("functional.normalize") and "torchvision" in name:
+        return node
+    if last_name(node.func) in CHAINS or not isinstance(node.func, ast.Name | ast.Attribute | ast.Call):
+        return None
+    for made in origins(program, node.func):
+        if isinstance(made, ast.Call) and made is not node and definition(program, made.func) is None:
+            if last_name(made.func) == "Normalize" and normalises(program, made):
+                return node
+            inside = steps(program, made, normalises)
+            if inside:
+                return inside[0]
+    return None
+
+
+def _before(program: Program, node: ast.AST) -> bool:
+    """Whether what comes by a place has been normalised already: by the transform of the set that it is read from."""
+    source = program.owner[node]
+    for outer in above(source, node):
+        if isinstance(outer, Loop) and over_loader(program, outer):
+            return _read_through(program, loaders_of(program, outer))
+        if isinstance(outer, ast.ClassDef) and re.search(r"prefetch|loader", outer.name.lower()):
+            return _read_through(program, list(training_loaders(program)))
+        if isinstance(outer, Function):
+            return _in_function(program, outer, node)
+    return False
+
+
+def _in_function(program: Program, function: Function, node: ast.AST) -> bool:
+    source = program.owner[node]
+    if function.name == "forward":
+        own = "self." in ast.unparse(node) or isinstance(node, ast.Call)
+        return own and _read_through(program, list(training_loaders(program)))
+    if function.name == "__getitem__":
+        owner = class_of(source, node)
+        return owner is not None and _of_own_set(program, owner, node)
+    collated = [each for each in loaders(program) if _collates(program, each, function)]
+    if collated:
+        return all(comes_through(program, each, normalises) for each in collated)
+    if function.name in ("on_after_batch_transfer", "training_step"):
+        return _read_through(program, loaders(program))
+    ways = [path[0] for site in sites(program, function) for path in loops(program, site.call)[:1] if path]
+    return any(over_loader(program, each) and _read_through(program, loaders_of(program, each)) for each in ways)
+
+
+def _read_through(program: Program, known: list[ast.Call]) -> bool:
+    """Whether loaders give normalised samples; where none is known, whether all of the program's transforms do."""
+    if known:
+        return any(comes_through(program, each, normalises) for each in known)
+    chains = [call for name in CHAINS[:1] for call in program.named.get(name, [])]
+    return bool(chains) and all(steps(program, each, normalises) for each in chains)
+
+
+def _collates(program: Program, loader: ast.Call, function: Function) -> bool:
+    node = of_loader(program, loader, "collate_fn")
+    return node is not None and function in (*origins(program, node), definition(program, node))
+
+
+def _of_own_set(program: Program, owner: ast.ClassDef, node: ast.AST) -> bool:
+    """Whether the objects of a data set's class are given a transform, or a set, that normalises already."""
+    made = [call for call in program.named.get(owner.name, []) if definition(program, call.func) is owner]
+    ways = origins(program, node.func) if isinstance(node, ast.Call) else []
+    mine = [*ways, *(step for each in ways for step in steps(program, each, normalises))]
+
+    def others(program: Program, call: ast.Call) -> bool:
+        return call not in mine and normalises(program, call)
+
+    return bool(made) and all(_given_normalised(program, call, others) for call in made)
+
+
+def _given_normalised(program: Program, call: ast.Call, wanted: Wanted) -> bool:
+    return any(
+        steps(program, each, wanted) or of_set(program, each, wanted)
+        for each in [*call.args, *(one.value for one in call.keywords)]
+    )
 
 
 def _chosen(program: Program, node: ast.AST) -> bool:
@@ -62,53 +162,5 @@ def _chosen(program: Program, node: ast.AST) -> bool:
     )
 
 
-def _normalises(program: Program, node: ast.AST) -> bool:
-    """normalize(images, mean, std) of torchvision, or a Normalize that is called."""
-    if not isinstance(node, ast.Call) or not node.args:
-        return False
-    if qualified(program, node.func).endswith("functional.normalize") and "torchvision" in qualified(
-        program, node.func
-    ):
-        return True
-    calls = origins(program, node.func) if isinstance(node.func, ast.Name | ast.Attribute) else []
-    return any(isinstance(each, ast.Call) and last_name(each.func) == "Normalize" for each in calls)
-
-
-def _of_weights(call: ast.Call) -> bool:
-    """ResNet50_Weights.DEFAULT.transforms(): it resizes, crops and normalises."""
-    return last_name(call.func) == "transforms" and "Weights" in ast.unparse(call.func)
-
-
 def _is_255(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value in (255, 255.0)
-
-
-def _by_hand(node: ast.AST) -> bool:
-    """(x - mean) / std, x.sub_(mean).div_(std)."""
-    match node:
-        case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
-            if isinstance(mean, ast.Constant) and isinstance(std, ast.Constant):
-                return 0 < float(mean.value if isinstance(mean.value, float) else 0) < 1
-            own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
-            return not own and "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
-        case ast.Call(
-            func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]
-        ):
-            if first in ("sub", "sub_") and second in ("div", "div_"):
-                return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
-    return False
-
-
-def _on_batch(program: Program, node: ast.AST) -> bool:
-    """Whether a place is in a loop over batches, or in a prefetcher."""
-    for outer in above(program.owner[node], node):
-        if isinstance(outer, Loop) and over_loader(program, outer):
-            return True
-        if isinstance(outer, ast.ClassDef) and re.search(r"prefetch|loader", outer.name.lower()):
-            return True
-        if isinstance(outer, Function) and outer.name == "forward":
-            return "self." in ast.unparse(node) or isinstance(node, ast.Call)
-        if isinstance(outer, Function):
-            calls = [site.call for site in sites(program, outer)]
-            return any(over_loader(program, path[0]) for call in calls for path in loops(program, call)[:1] if path)
-    return False

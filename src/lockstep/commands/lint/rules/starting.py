@@ -1,16 +1,15 @@
-"""Rules about how processes start: the main guard, fork."""
+"""The rule about how processes start: the main guard."""
 
 import ast
-import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.calls import definition, sites
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import per_rank
-from lockstep.commands.lint.roles import constant, given
+from lockstep.commands.lint.places import loaders_of
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
+from lockstep.commands.lint.roles import constant, given, library, of_loader
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
-from lockstep.commands.lint.source import above, function_of, statement_of
+from lockstep.commands.lint.source import Function, Source, above, function_of, statement_of
 
 
 @rule(
@@ -24,27 +23,71 @@ from lockstep.commands.lint.source import above, function_of, statement_of
 )
 def no_main_guard(program: Program) -> Iterator[Hit]:
     """mp.spawn that a file runs as it is imported."""
+    told = set[ast.AST]()
+    for node in _spawning(program):
+        place = _runs_at_import(program, node, 0)
+        if place is not None and place not in told:
+            told.add(place)
+            yield Hit(place, "", _guard_edit(program, place))
+
+
+def _spawning(program: Program) -> Iterator[ast.AST]:
+    """What starts processes that import the file anew: calls, and loops over a loader whose workers do."""
+    anew = bool(methods(program) & {"spawn", "forkserver"})
     for call in program.calls:
-        name = qualified(program, call.func)
-        spawns = (
-            name.endswith(("multiprocessing.spawn", "ignite.distributed.spawn"))
-            or name.endswith("multiprocessing.spawn.spawn")
+        last, name = last_name(call.func), qualified(program, call.func)
+        if (
+            name.endswith(("multiprocessing.spawn", "multiprocessing.spawn.spawn", "ignite.distributed.spawn"))
             or (
                 name.endswith("multiprocessing.start_processes")
                 and constant(program, given(program, call, "start_method")) != "fork"
             )
-        )
-        started = {
-            constant(program, each.args[0] if each.args else None)
-            for each in [*program.named.get("set_start_method", []), *program.named.get("get_context", [])]
-        }
-        spawns = spawns or (last_name(call.func) == "Process" and bool(started & {"spawn", "forkserver"}))
-        if not spawns:
-            continue
-        if program.owner[call] is program.root:
-            places = _runs_at_import(program, call, 0)
-            if places is not None:
-                yield Hit(places, "", _guard_edit(program, places))
+            or (last in ("Process", "Pool") and anew)
+            or (last == "ProcessPoolExecutor" and anew and given(program, call, "mp_context") is not None)
+            or (last == "Parallel" and name.startswith("ignite.distributed") and _several(program, call))
+            or (last in ("launch", "fit") and _by_lightning(program, call))
+        ):
+            yield call
+    if not anew and not any("multiprocessing_context" in source.text for source in program.sources):
+        return
+    for source in program.sources:
+        for node in source.nodes:
+            if isinstance(node, ast.For) and any(_anew(program, each, anew) for each in loaders_of(program, node)):
+                yield node
+
+
+@remembered
+def methods(program: Program) -> set[object]:
+    """The ways in which the program says that processes are started: spawn, fork; Ellipsis where it can't be told."""
+    return {
+        constant(program, call.args[0] if call.args else None)
+        for call in [*program.named.get("set_start_method", []), *program.named.get("get_context", [])]
+    }
+
+
+def _several(program: Program, call: ast.Call) -> bool:
+    count = constant(program, given(program, call, "nproc_per_node"))
+    return isinstance(count, int) and count > 1
+
+
+def _by_lightning(program: Program, call: ast.Call) -> bool:
+    """fabric.launch() and trainer.fit() where the strategy is ddp_spawn."""
+    if not isinstance(call.func, ast.Attribute) or not library(program, "lightning", "pytorch_lightning"):
+        return False
+    made = [each for each in origins(program, call.func.value) if isinstance(each, ast.Call)]
+    return any(
+        last_name(each.func) in ("Fabric", "Trainer")
+        and str(constant(program, given(program, each, "strategy"))).startswith("ddp_spawn")
+        for each in made
+    )
+
+
+def _anew(program: Program, loader: ast.Call, anew: bool) -> bool:
+    """Whether a loader has workers, and they are spawned."""
+    workers = constant(program, of_loader(program, loader, "num_workers"))
+    context = given(program, loader, "multiprocessing_context")
+    spawned = anew if context is None else constant(program, context) in ("spawn", "forkserver")
+    return isinstance(workers, int) and workers > 0 and spawned
 
 
 def _runs_at_import(program: Program, node: ast.AST, depth: int) -> ast.AST | None:
@@ -54,12 +97,33 @@ def _runs_at_import(program: Program, node: ast.AST, depth: int) -> ast.AST | No
         return None
     function = function_of(source, node)
     if function is None:
-        return statement_of(source, node) if source is program.root else None
-    for site in sites(program, function) if depth < 6 else []:
-        found = _runs_at_import(program, site.call, depth + 1)
+        return statement_of(source, node) if source is program.root and not _left(source, node) else None
+    for call in [*(site.call for site in sites(program, function)), *_handed(program, function)] if depth < 6 else []:
+        found = _runs_at_import(program, call, depth + 1)
         if found is not None:
             return found
     return None
+
+
+def _left(source: Source, node: ast.AST) -> bool:
+    """`if __name__ != "__main__": raise SystemExit` above a line of the top."""
+    return any(
+        isinstance(each, ast.If)
+        and each.lineno < getattr(node, "lineno", 0)
+        and "__name__ !=" in ast.unparse(each.test)
+        for each in source.tree.body
+    )
+
+
+def _handed(program: Program, function: Function) -> Iterator[ast.Call]:
+    """fire.Fire(function), and app() where the function is a command of app."""
+    for call in [*program.named.get("Fire", []), *program.named.get("CLI", [])]:
+        if any(definition(program, each) is function for each in call.args):
+            yield call
+    for mark in function.decorator_list:
+        made = mark.func if isinstance(mark, ast.Call) else mark
+        if isinstance(made, ast.Attribute) and made.attr == "command" and isinstance(made.value, ast.Name):
+            yield from (each for each in program.named.get(made.value.id, []) if isinstance(each.func, ast.Name))
 
 
 def _guard_edit(program: Program, node: ast.AST) -> tuple[Edit, ...]:
@@ -68,83 +132,3 @@ def _guard_edit(program: Program, node: ast.AST) -> tuple[Edit, ...]:
     if isinstance(node, ast.Expr) and node is body[-1] and node.col_offset == 0 and node.end_lineno == node.lineno:
         return (insert(node.lineno, 0, 'if __name__ == "__main__":\n    '),)
     return ()
-
-
-@rule(
-    "LS315",
-    "cuda-before-fork",
-    "CUDA is used before the process is forked",
-    result="RuntimeError in each child: cannot re-initialize CUDA in forked subprocess",
-    why="a driver's state does not survive a fork",
-    mend='mp.set_start_method("spawn")  # or touch no GPU before the children start',
-)
-def cuda_before_fork(program: Program) -> Iterator[Hit]:
-    """A call of torch.cuda that starts the driver, above one that forks, or in a loader's workers."""
-    if not program.named.get("get_context") and "multiprocessing_context" not in program.root.text:
-        yield from (Hit(call, "in __getitem__, which workers run") for call in _workers_on_cuda(program))
-    spawning = {
-        constant(program, call.args[0] if call.args else None)
-        for call in [*program.named.get("set_start_method", []), *program.named.get("get_context", [])]
-    }
-    forks = []
-    for call in program.calls:
-        name = qualified(program, call.func)
-        method = constant(program, given(program, call, "start_method"))
-        if (
-            name == "os.fork"
-            or (name.endswith("start_processes") and method == "fork")
-            or (name.endswith("multiprocessing.Process") and not (spawning & {"spawn", "forkserver", ...}))
-            or (last_name(call.func) == "Process" and "fork" in spawning)
-            or (last_name(call.func) == "notebook_launcher" and name.startswith("accelerate"))
-        ):
-            forks.append(call)
-    for fork in forks:
-        source, function = program.owner[fork], function_of(program.owner[fork], fork)
-        for call in program.calls:
-            earlier = program.owner[call] is source and call.lineno < fork.lineno
-            place = function_of(source, call) if earlier else fork
-            if (
-                earlier
-                and (place is function or place is None)
-                and _starts_cuda(program, call)
-                and not per_child(program, call)
-            ):
-                yield Hit(call)
-                return
-
-
-def _workers_on_cuda(program: Program) -> Iterator[ast.Call]:
-    """.cuda() in a data set's __getitem__, which a loader's forked workers run."""
-    if not any(
-        constant(program, each.value) not in (0, ...)
-        for call in program.named.get("DataLoader", [])
-        for each in call.keywords
-        if each.arg == "num_workers"
-    ):
-        return
-    for function in program.methods.get("__getitem__", []):
-        for call in ast.walk(function):
-            if isinstance(call, ast.Call) and _starts_cuda(program, call):
-                yield call
-
-
-def _starts_cuda(program: Program, call: ast.Call) -> bool:
-    name = qualified(program, call.func)
-    if re.match(
-        r"torch\.cuda\.(set_device|init|current_device|get_device_name|get_device_properties|synchronize|empty_cache"
-        r"|memory_allocated|mem_get_info|manual_seed)",
-        name,
-    ):
-        return not name.startswith("torch.cuda.manual_seed")
-    if last_name(call.func) == "cuda" and isinstance(call.func, ast.Attribute) and not name:
-        return True
-    if last_name(call.func) == "to" and isinstance(call.func, ast.Attribute) and not name and call.args:
-        return any(
-            "cuda" in ast.unparse(each) and "cpu" not in ast.unparse(each) for each in origins(program, call.args[0])
-        )
-    return any(each.arg == "device" and str(constant(program, each.value)).startswith("cuda") for each in call.keywords)
-
-
-def per_child(program: Program, call: ast.Call) -> bool:
-    """Whether a line runs in the children."""
-    return function_of(program.owner[call], call) is not None and per_rank(program, call)
