@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, sites
-from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import guarded, per_rank
 from lockstep.commands.lint.roles import (
     constant,
@@ -35,7 +36,7 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
         return
     yield from _weights(program)
     yield from _fetched(program)
-    known = [each for each in datasets(program) if constant(program, given(program, each, _DOWNLOAD)) is True]
+    known = [each for each in _sets(program) if constant(program, _asks(program, each)) is True]
     if any(guarded(program, each) for each in known):
         return  # one rank goes first, somewhere
     for call in known:
@@ -51,6 +52,43 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
             continue  # nobody calls it
         if per_rank(program, call) and not _waits(program, call) and not (lightning(program) and _prepares(program)):
             yield Hit(call)
+
+
+def _sets(program: Program) -> Iterator[ast.Call]:
+    """The calls of torchvision's data sets, of local classes built on them, and of those taken from a table."""
+    yield from datasets(program)
+    for call in program.calls:
+        if not any(each.arg == _DOWNLOAD for each in call.keywords):
+            continue
+        owner = definition(program, call.func)
+        if isinstance(owner, ast.ClassDef):
+            if any(_of_torchvision(program, base) for base in owner.bases):
+                yield call
+        elif owner is None and not qualified(program, call.func):
+            made = origins(program, call.func)
+            if any(_of_torchvision(program, each) for each in made) or _from_module(program, call.func):
+                yield call
+
+
+def _of_torchvision(program: Program, node: ast.AST) -> bool:
+    return qualified(program, node).startswith("torchvision.datasets.")
+
+
+def _from_module(program: Program, node: ast.expr) -> bool:
+    """getattr(datasets, name), and an entry of a table of data sets."""
+    match node:
+        case ast.Call(func=ast.Name(id="getattr"), args=[module, *_]):
+            return qualified(program, module) == "torchvision.datasets"
+        case ast.Subscript(value=value):
+            tables = [each for each in origins(program, value) if isinstance(each, ast.Dict)]
+            return any(_of_torchvision(program, entry) for table in tables for entry in table.values)
+    return False
+
+
+def _asks(program: Program, call: ast.Call) -> ast.expr | None:
+    """The argument `download`, by name or by place."""
+    fifth = last_name(call.func) in ("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN")
+    return given(program, call, _DOWNLOAD, 4 if fifth else -1)
 
 
 def _weights(program: Program) -> Iterator[Hit]:
@@ -75,22 +113,40 @@ def _pretrained(program: Program, call: ast.Call) -> bool:
 
 def _fetched(program: Program) -> Iterator[Hit]:
     """A file that each process fetches to one place."""
-    names = ("urlretrieve", "download_url", "download_and_extract_archive", "download_url_to_file")
-    for name in names if program.named.get("init_process_group") else ():
-        for call in program.named.get(name, []):
-            here = program.owner[call] is program.root and definition(program, call.func) is None
-            known = here and not guarded(program, call)
-            if known and per_rank(program, call) and not _waits(program, call) and not _conditional(program, call):
-                yield Hit(call)
+    for call in program.calls if program.named.get("init_process_group") else ():
+        here = program.owner[call] is program.root and _fetches(program, call)
+        known = here and not guarded(program, call)
+        if known and per_rank(program, call) and not _waits(program, call) and not _conditional(program, call):
+            yield Hit(call)
+
+
+def _fetches(program: Program, call: ast.Call) -> bool:
+    """A call that writes what it fetches: urlretrieve, gdown, wget in a shell, requests beside an open file."""
+    name, meaning = last_name(call.func), qualified(program, call.func)
+    if name in ("urlretrieve", "download_url", "download_and_extract_archive", "download_url_to_file"):
+        return definition(program, call.func) is None
+    if meaning == "gdown.download":
+        return True
+    if meaning == "os.system" or meaning.startswith("subprocess."):
+        texts = [each.value for part in call.args for each in ast.walk(part) if isinstance(each, ast.Constant)]
+        command = " ".join(map(str, texts))
+        return bool(re.match(r"(wget|gdown)\b|curl\b.*( -\w*[oO]\b| --output| >)", command))
+    if meaning == "requests.get":
+        function = function_of(program.owner[call], call)
+        inner = [each for each in ast.walk(function) if isinstance(each, ast.Constant)] if function is not None else []
+        return any(each.value == "wb" for each in inner)
+    return False
 
 
 def _conditional(program: Program, call: ast.Call) -> bool:
     tests = [each.test for each in above(program.owner[call], call) if isinstance(each, ast.If)]
-    return any("exists" not in ast.unparse(each) and "__name__" not in ast.unparse(each) for each in tests)
+    return any(not re.search("exists|is_?dir|is_?file|listdir|__name__", ast.unparse(each)) for each in tests)
 
 
 def _prepares(program: Program) -> bool:
-    return bool(program.methods.get("prepare_data"))
+    """Whether Lightning's prepare_data, which one process of a machine runs, does something."""
+    found = program.methods.get("prepare_data", [])
+    return any(isinstance(each, ast.Call) for one in found for each in ast.walk(one))
 
 
 def _waits(program: Program, call: ast.Call) -> bool:

@@ -11,6 +11,7 @@ from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_rank
 from lockstep.commands.lint.roles import constant, datasets, given, loaders, of_loader, samplers, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.first_parts import by_words, draws_nothing, in_order, of_folders, told_random
 from lockstep.commands.lint.rules.overlap import apart, on_training_samples
 from lockstep.commands.lint.rules.sets import in_hooks, misnamed
 from lockstep.commands.lint.source import Function, Loop, function_of, statement_of
@@ -139,9 +140,11 @@ def _assigned(program: Program, node: ast.AST) -> str:
 )
 def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
     """Subset(set, range(k)) that is called random, or of a folder of classes."""
+    yield from by_words(program)
+    yield from of_folders(program)
     for call in program.named.get("Subset", []):
         chosen = given(program, call, "indices", 1)
-        if chosen is None or not _first_part(program, chosen):
+        if chosen is None or not in_order(program, chosen):
             continue
         source = program.owner[call]
         function = function_of(source, call)
@@ -154,28 +157,10 @@ def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
         folder = of is not None and any(
             isinstance(each, ast.Call) and last_name(each.func) == "ImageFolder" for each in origins(program, of)
         )
-        if folder or re.search(
-            r"random|shuffl|\brand\b|随机", re.sub(r"random_split|RandomSampler|random_state", "", words)
+        if (
+            folder
+            or draws_nothing(program, call)
+            or told_random(program, chosen)
+            or re.search(r"random|shuffl|\brand\b|随机", re.sub(r"random_split|RandomSampler|random_state", "", words))
         ):
             yield Hit(call)
-
-
-def _first_part(program: Program, node: ast.expr) -> bool:
-    """range(k), list(range(k)), arange(k), or a list of them cut at k, that nothing shuffles."""
-    if isinstance(node, ast.Name):
-        shuffled = [each for each in program.calls if last_name(each.func) in ("shuffle", "permutation", "sample")]
-        if any(isinstance(arg, ast.Name) and arg.id == node.id for each in shuffled for arg in each.args):
-            return False
-    for made in origins(program, node):
-        match made:
-            case ast.Call(func=function, args=[inner]) if last_name(function) in ("list", "array", "tolist", "sorted"):
-                if not _first_part(program, inner):
-                    return False
-            case ast.Call(func=function, args=[_]) if last_name(function) in ("range", "arange"):
-                pass
-            case ast.Subscript(value=value, slice=ast.Slice(lower=None, step=None)):
-                if not _first_part(program, value):
-                    return False
-            case _:
-                return False
-    return bool(origins(program, node))
