@@ -228,6 +228,42 @@ def _pixels() -> list[tuple[str, dict[str, str]]]:
     return [*found, _of("", PIXELS, **{**ONCE, "GPU": back})]
 
 
+BESIDE = (
+    """\
+class Noted(Dataset):
+    def __init__(self, base):
+        self.base = base
+    def __len__(self):
+        return len(self.base)
+    def __getitem__(self, index):
+        return self.base[index]
+def build(data, shuffle, order):
+    return DataLoader(data, batch_size=8, shuffle=shuffle, sampler=order)
+"""
+    + BEGIN
+    + """\
+cut = torch.utils.data.random_split(data, [48, 16], generator=torch.Generator().manual_seed(0))
+long, short = cut
+sets = {name: make(size) for name, size in (("train", 64), ("test", 32))}
+order = DistributedSampler(SAMPLED)
+loader = build(READ, SHUFFLE, order)
+for epoch in range(3):
+    order.set_epoch(epoch)
+    fit(loader, model, opt)
+dist.destroy_process_group()
+"""
+)
+
+
+DIRECT = BESIDE.replace("build(READ, SHUFFLE, order)", "DataLoader(READ, batch_size=8, sampler=order)")
+
+
+def _beside(
+    codes: str, sampled: str = "long", read: str = "long", shuffle: str = "False"
+) -> tuple[str, dict[str, str]]:
+    return _of(codes, BESIDE, SAMPLED=sampled, READ=read, SHUFFLE=shuffle)
+
+
 FIRST, TURN = "first.set_epoch(epoch)", "order.set_epoch(turn)"
 ORDERS: list[tuple[str, dict[str, str]]] = [
     _of("", TWO, TELL=TURN, FIRST=FIRST),
@@ -256,6 +292,14 @@ ORDERS: list[tuple[str, dict[str, str]]] = [
     _seeded("LS110", "def start(seed, worker):\n    everything(seed)", function="functools.partial(start, 3)"),
     _seeded("LS110", "def make_start(seed):\n    return lambda worker: np.random.seed(seed)", function="make_start(3)"),
     *_pixels(),
+    _beside(""),
+    _of("LS102", DIRECT, SAMPLED="short", READ="long"),
+    _of("LS102", DIRECT, SAMPLED='sets["test"]', READ='sets["train"]'),
+    _of("", DIRECT, SAMPLED='sets["train"]', READ='sets["train"]'),
+    _of("", DIRECT, SAMPLED="long", READ="long"),
+    _beside("LS103", shuffle="True"),
+    _beside("", "data", "Noted(data)"),
+    _beside("", 'sets["train"]', 'sets["train"]'),
     _of("LS110", NOISY, DRAWS="self.rng", COUNT="4"),
     _of("", NOISY, DRAWS="self.rng", COUNT="0"),
     _of("", NOISY, DRAWS="np.random.default_rng([self.seed, index])", COUNT="4"),

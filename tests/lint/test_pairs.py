@@ -8,6 +8,7 @@ from tests.lint.adjusting import ADJUSTING, SHORT, START
 from tests.lint.drawing import DRAWING, DRAWN
 from tests.lint.shapes import BEFORE
 from tests.lint.test_rules import codes_in
+from tests.lint.wrapping import PLAIN, WRAPPED, WRAPPING
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,14 @@ def test_batch_and_rate(code: str, wrong: str, right: str, tmp_path: Path) -> No
 def test_what_ranks_draw(code: str, wrong: str, right: str, tmp_path: Path) -> None:
     assert codes_in(BEFORE + DRAWN.replace("BODY", wrong), tmp_path) == [code]
     assert codes_in(BEFORE + DRAWN.replace("BODY", right), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong", "right"), WRAPPING, ids=[f"{each[0]}-{n}" for n, each in enumerate(WRAPPING)]
+)
+def test_wrapped_models(code: str, wrong: dict[str, str], right: dict[str, str], tmp_path: Path) -> None:
+    for parts, codes in ((wrong, [code]), (right, [])):
+        text = WRAPPED
+        for name, value in {**PLAIN, **parts}.items():
+            text = text.replace(name, value)
+        assert codes_in(BEFORE + text, tmp_path) == codes

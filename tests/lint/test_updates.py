@@ -8,6 +8,7 @@ from tests.lint.accumulating import ACCUMULATING
 from tests.lint.clipping import CLIPPING
 from tests.lint.schedules import SCHEDULES
 from tests.lint.shapes import BEFORE
+from tests.lint.sparing import SPARING
 from tests.lint.test_rules import codes_in
 
 
@@ -29,4 +30,11 @@ def test_accumulation(codes: str, text: str, tmp_path: Path) -> None:
     ("codes", "text"), CLIPPING, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(CLIPPING)]
 )
 def test_clipping(codes: str, text: str, tmp_path: Path) -> None:
+    assert codes_in(BEFORE + text, tmp_path) == codes.split()
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"), SPARING, ids=[f"{codes or 'right'}-{n}" for n, (codes, _) in enumerate(SPARING)]
+)
+def test_no_sync(codes: str, text: str, tmp_path: Path) -> None:
     assert codes_in(BEFORE + text, tmp_path) == codes.split()

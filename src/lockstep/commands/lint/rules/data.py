@@ -4,16 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.calls import argument, callee, default, definition, method, sites
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.roles import (
-    given,
-    loaders,
-    of_loader,
-    samplers,
-)
+from lockstep.commands.lint.roles import constant, given, loaders, of_loader, samplers
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.source import function_of
 
 
 @rule(
@@ -36,7 +32,10 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
             if dataset is None or other is None or not known or definition(program, sampler.func):
                 continue
             mine, theirs = origins(program, dataset), origins(program, other)
-            if _whole_and_part(program, dataset, other) or _built_apart(program, dataset, other):
+            if _same_length(program, dataset, theirs) or _same_length(program, other, mine):
+                continue
+            apart = _whole_and_part(program, dataset, other) or _built_apart(program, dataset, other)
+            if apart or _taken_apart(program, dataset, other):
                 yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
                 continue
             made = all(isinstance(each, ast.Call) and "ampler" not in last_name(each.func) for each in [*mine, *theirs])
@@ -49,6 +48,30 @@ def _whole_and_part(program: Program, one: ast.expr, other: ast.expr) -> bool:
     for whole, part in ((one, other), (other, one)):
         if isinstance(whole, ast.Attribute) and whole.attr == "dataset" and ast.dump(whole.value) == ast.dump(part):
             return bool(made_by(program, part, "random_split", "Subset"))
+    return False
+
+
+def _same_length(program: Program, whole: ast.expr, others: list[ast.AST]) -> bool:
+    """Whether a set is a local class's around the other one, and as long as that."""
+    for made in origins(program, whole):
+        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+        length = method(program, owner, "__len__") if isinstance(owner, ast.ClassDef) else None
+        inside = [one for arg in made.args for one in origins(program, arg)] if isinstance(made, ast.Call) else []
+        if length is not None and "len(self." in ast.unparse(length) and set(inside) & set(others):
+            return True
+    return False
+
+
+def _taken_apart(program: Program, one: ast.expr, other: ast.expr) -> bool:
+    """Two places of one tuple that is unpacked, or of one dictionary."""
+    match one, other:
+        case ast.Subscript(slice=ast.Constant(value=first)), ast.Subscript(slice=ast.Constant(value=second)):
+            return first != second and ast.dump(one.value) == ast.dump(other.value)
+        case ast.Name(), ast.Name():
+            found = [bindings(program, each, each.id) for each in (one, other)]
+            if any(len(each) != 1 or each[0].kind != "value" for each in found):
+                return False
+            return found[0][0].node is found[1][0].node and found[0][0].path != found[1][0].path
     return False
 
 
@@ -82,10 +105,35 @@ def _built_apart(program: Program, one: ast.expr, other: ast.expr) -> bool:
 def shuffle_beside_sampler(program: Program) -> Iterator[Hit]:
     """shuffle=True and a sampler in one call."""
     for loader in loaders(program):
-        shuffle, sampler = of_loader(program, loader, "shuffle"), of_loader(program, loader, "sampler")
-        if shuffle is None or sampler is None or not isinstance(shuffle, ast.Constant) or shuffle.value is not True:
+        shuffle = of_loader(program, loader, "shuffle")
+        for name in ("sampler", "batch_sampler"):
+            sampler = of_loader(program, loader, name)
+            if shuffle is None or sampler is None:
+                continue
+            if constant(program, shuffle) is True and _is_sampler(program, sampler):
+                yield Hit(loader)
+                break
+            yield from (Hit(call) for call in _told_both(program, shuffle, sampler))
+
+
+def _is_sampler(program: Program, node: ast.expr) -> bool:
+    made = origins(program, node)
+    known = [each for each in made if not (isinstance(each, ast.Constant) and each.value is None)]
+    return bool(known) and all(isinstance(each, ast.Call) for each in known)
+
+
+def _told_both(program: Program, shuffle: ast.expr, sampler: ast.expr) -> Iterator[ast.Call]:
+    """The calls that hand a function of the script's shuffle=True and a sampler, which it hands on to the loader."""
+    names = [each.id for each in (shuffle, sampler) if isinstance(each, ast.Name)]
+    function = function_of(program.owner[shuffle], shuffle)
+    if len(names) < 2 or function is None:
+        return
+    known = [bindings(program, each, each.id) for each in (shuffle, sampler) if isinstance(each, ast.Name)]
+    if any(len(found) != 1 or found[0].kind != "param" for found in known):
+        return
+    for site in sites(program, function):
+        first, second = (argument(site, name) or default(function, name) for name in names)
+        if first is None or second is None:
             continue
-        made = origins(program, sampler)
-        known = [each for each in made if not (isinstance(each, ast.Constant) and each.value is None)]
-        if known and all(isinstance(each, ast.Call) for each in known):
-            yield Hit(loader)
+        if isinstance(first, ast.Constant) and first.value is True and _is_sampler(program, second):
+            yield site.call

@@ -3,11 +3,11 @@
 import ast
 import re
 
-from lockstep.commands.lint.calls import callee, instance_of, method
+from lockstep.commands.lint.calls import callee, definition, instance_of, method
 from lockstep.commands.lint.flow import root_name
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.parts import returns
-from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.roles import constant
 from lockstep.commands.lint.rules.units import by_name, name_of
 from lockstep.commands.lint.source import Binding, Function
@@ -16,6 +16,7 @@ _THROUGH = {"mean", "sum", "float", "double", "clone", "to", "scale", "scale_los
 _DIVIDERS = re.compile(
     r"^_foreach_(div|mul)|^register_(comm_)?hook|^register_post|(scale|divide|average|multiply|normali[sz]e)_?\w*grad"
 )
+_LIBRARIES = ("torch", "timm", "transformers", "lightning", "pytorch_lightning", "accelerate", "monai", "fastai")
 _DIVISION = {"div", "div_", "true_divide", "divide"}
 
 
@@ -42,7 +43,7 @@ class _Way:
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 return self._by(right) or self.divided(left, depth + 1, summed)
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                if any(self._fraction(each) for each in (left, right)):
+                if any(self._fraction(each) or _of_samples(each) for each in (left, right)):
                     return True
                 named = not summed and bool(re.search(r"scale|weight|inv|frac|ratio", ast.unparse(node)))
                 return named or any(self.divided(each, depth + 1, summed) for each in (left, right))
@@ -115,7 +116,10 @@ class _Way:
         if name in _DIVISION and isinstance(call.func, ast.Attribute):
             by = call.args[-1:] if call.args else [each.value for each in call.keywords]
             return any(self._by(each) for each in by) or self.divided(call.func.value, depth + 1, summed)
-        if self._sums(call):
+        if self._sums(call) or self._is_unseen(call):
+            return True
+        lambdas = [each for each in origins(self.program, call.func) if isinstance(each, ast.Lambda)]
+        if any(self.divided(each.body, depth + 1, summed) for each in lambdas):
             return True
         function = callee(self.program, call)
         if function is not None and function.name == "__init__":
@@ -143,6 +147,12 @@ class _Way:
         accumulated = any(by_name(last_name(each)).accumulated for each in names)
         return accumulated and any(isinstance(each, ast.Div) for each in ast.walk(function))
 
+    def _is_unseen(self, call: ast.Call) -> bool:
+        """A loss of a module of the script's own that is not among the files, which may do anything."""
+        made = [call, *(each for each in origins(self.program, call.func) if isinstance(each, ast.Call))]
+        names = [qualified(self.program, each.func) for each in made if definition(self.program, each.func) is None]
+        return any("." in each and not each.startswith(_LIBRARIES) and ".py" not in each for each in names)
+
     def _sums(self, call: ast.Call) -> bool:
         made = [call, *(each for each in origins(self.program, call.func) if isinstance(each, ast.Call))]
         return any(
@@ -150,6 +160,11 @@ class _Way:
             for one in made
             for each in one.keywords
         )
+
+
+def _of_samples(node: ast.expr) -> bool:
+    """A batch's size: what a mean is made a sum with."""
+    return by_name(name_of(node)).samples > 0 or bool(re.search(r"len\(|\.size\(0|\.shape\[0\]$", ast.unparse(node)))
 
 
 def _bare(node: ast.AST) -> ast.AST:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, sites
-from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
@@ -70,8 +69,8 @@ def _names_in_saves(program: Program, node: ast.Call) -> list[ast.Call]:
 
 def _surely_wrapped(program: Program, node: ast.AST) -> bool:
     """Whether an object is the wrapper, on no way the network within it."""
-    if depends(program, node, lambda each: isinstance(each, ast.Attribute) and each.attr == "module"):
-        return False  # model.module if hasattr(model, "module") else model
+    if _taken_off(program, node):
+        return False
     if isinstance(node, ast.Name):
         found = reaching(program, node, bindings(program, node, node.id))
         values = [each.value for each in found]
@@ -84,6 +83,17 @@ def _surely_wrapped(program: Program, node: ast.AST) -> bool:
     around = wraps(program, node)
     inner = {each for wrap in around if wrap.args for each in origins(program, wrap.args[0])}
     return bool(around) and set(made) <= {*around, *inner}  # the plain one, where there is one process
+
+
+def _taken_off(program: Program, node: ast.AST) -> bool:
+    """Whether the wrapper may be taken off: `model.module if hasattr(model, "module") else model`, or by a call."""
+    values = [node]
+    if isinstance(node, ast.Name):
+        values += [each.value for each in reaching(program, node, bindings(program, node, node.id)) if each.value]
+    for value in list(values):
+        function = callee(program, value) if isinstance(value, ast.Call) else None
+        values += [each for each in (returns(program, function) if function else []) if each is not None]
+    return any(isinstance(each, ast.Attribute) and each.attr == "module" for one in values for each in ast.walk(one))
 
 
 def _before_wrapping(program: Program, call: ast.Call, owner: ast.expr) -> bool:

@@ -4,13 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.calls import definition, method
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.parts import returns
+from lockstep.commands.lint.places import inside, step_loops
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import constant, given, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unused
-from lockstep.commands.lint.source import Function
 
 
 @rule(
@@ -62,17 +63,110 @@ def _is_model(program: Program, made: ast.Call) -> bool:
     return isinstance(definition(program, made.func), ast.ClassDef) or ".models." in name or name.endswith("Sequential")
 
 
-def _straight(program: Program, made: ast.AST) -> bool:
+_MODELS = re.compile(
+    r"^(resne[xt]t?|wide_resnet|vgg|alexnet|mobilenet|densenet|vit_|deit_|convnext|efficientnet|regnet|shufflenet|swin)"
+)
+
+
+def _straight(program: Program, made: ast.AST, depth: int = 0) -> bool:
     """Whether a model's forward runs the same modules in each step, as far as the text tells."""
-    if not isinstance(made, ast.Call):
+    if not isinstance(made, ast.Call) or depth > 5:
         return False
-    if re.search(r"^torchvision\.models\.(resnet|vgg|alexnet|mobilenet|densenet)", qualified(program, made.func)):
-        return True
+    name = qualified(program, made.func)
+    if name.startswith("torchvision.models.") or name == "timm.create_model":
+        kind = name.rpartition(".")[2]
+        named = kind in ("get_model", "create_model")
+        return bool(_MODELS.search(str(constant(program, given(program, made, "name", 0))) if named else kind))
     owner = definition(program, made.func)
-    if not isinstance(owner, ast.ClassDef):
-        return qualified(program, made.func).endswith("nn.Sequential") and all(
-            isinstance(each, ast.Call) for each in made.args
-        )
-    forward = next((each for each in owner.body if isinstance(each, Function) and each.name == "forward"), None)
-    choices = (ast.If, ast.IfExp, ast.While, ast.For, ast.Try, ast.Match, ast.ListComp, ast.With)
-    return forward is not None and not any(isinstance(each, choices) for each in ast.walk(forward))
+    if isinstance(owner, ast.ClassDef):
+        return _forward_is_straight(program, owner, depth)
+    if name.endswith("nn.Sequential"):
+        parts = [each for each in made.args if isinstance(each, ast.Call)]
+        local = [each for each in parts if not qualified(program, each.func).startswith("torch.nn.")]
+        return len(parts) == len(made.args) and all(_straight(program, each, depth + 1) for each in local)
+    return False
+
+
+def _forward_is_straight(program: Program, owner: ast.ClassDef, depth: int) -> bool:
+    forward = method(program, owner, "forward")
+    if forward is None or any(_chooses(program, each) for each in ast.walk(forward)):
+        return False
+    several = any(
+        isinstance(each, ast.Tuple | ast.List | ast.Dict | ast.ListComp) for each in returns(program, forward)
+    )
+    if several and not _all_are_used(program):
+        return False
+    for node in ast.walk(owner):
+        inner = definition(program, node.func) if isinstance(node, ast.Call) else None
+        part = isinstance(inner, ast.ClassDef) and inner is not owner and method(program, inner, "forward") is not None
+        if part and not _straight(program, node, depth + 1):
+            return False
+    return True
+
+
+_BY_CHANCE = (
+    "rand",
+    "random",
+    "randint",
+    "randperm",
+    "choice",
+    "sample",
+    "bernoulli",
+    "uniform",
+    "multinomial",
+    "no_grad",
+)
+
+
+def _chooses(program: Program, node: ast.AST) -> bool:
+    """Whether a part of forward may be left out in one step and run in another."""
+    match node:
+        case ast.If(test=test) | ast.IfExp(test=test):
+            return not _fixed(program, test)
+        case ast.For(iter=items):
+            return any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node)) or not _own_layers(items)
+        case ast.comprehension(iter=items, ifs=tests):
+            return bool(tests) or not _own_layers(items)
+        case ast.With(items=items):
+            return any("autocast" not in ast.unparse(each.context_expr) for each in items)
+        case ast.Call(func=function):
+            return (isinstance(function, ast.Subscript) and not isinstance(function.slice, ast.Constant)) or last_name(
+                function
+            ) in _BY_CHANCE
+    return isinstance(node, ast.While | ast.Try | ast.Match)
+
+
+def _fixed(program: Program, test: ast.expr) -> bool:
+    """A condition on what the module was made with: self.x, self.x is not None."""
+    names = [each for each in ast.walk(test) if isinstance(each, ast.Name | ast.Attribute)]
+    own = all(each.id == "self" if isinstance(each, ast.Name) else each.attr != "training" for each in names)
+    switched = {
+        text.rpartition(".")[2]
+        for source in program.sources
+        for text in source.attributes
+        if not text.startswith("self.") or text.count(".") > 1
+    }
+    apart = not any(isinstance(each, ast.Attribute) and each.attr in switched for each in names)
+    return own and apart and not any(isinstance(each, ast.Call) for each in ast.walk(test))
+
+
+def _own_layers(items: ast.expr) -> bool:
+    """self.layers, enumerate(self.layers): all of them, in each step."""
+    if isinstance(items, ast.Call) and last_name(items.func) in ("enumerate", "zip", "reversed"):
+        return all(_own_layers(each) or isinstance(each, ast.Name) for each in items.args)
+    return isinstance(items, ast.Attribute) and ast.unparse(items).startswith("self.")
+
+
+def _all_are_used(program: Program) -> bool:
+    """Whether no step chooses among a model's outputs: by a condition with an else, or a name that nobody reads."""
+    for loop in step_loops(program):
+        nodes = inside(program, loop)
+        if any(isinstance(each, ast.IfExp) or (isinstance(each, ast.If) and each.orelse) for each in nodes):
+            return False
+        read = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+        for each in nodes:
+            target = each.targets[0] if isinstance(each, ast.Assign) else None
+            parts = target.elts if isinstance(target, ast.Tuple) else []
+            if any(isinstance(part, ast.Name) and part.id not in read for part in parts):
+                return False
+    return True

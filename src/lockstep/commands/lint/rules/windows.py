@@ -49,7 +49,8 @@ def _accumulations(program: Program) -> Iterator[Accumulation]:
             if every is None or not isinstance(node, ast.If):
                 continue
             gated = _gated(program, node)
-            if not any(each in gated for each in updates) or any(each not in gated for each in updates):
+            always = [each for each in updates if each not in gated and not _elsewhere(program, node, each)]
+            if always or not any(each in gated for each in updates):
                 continue  # an update in each pass: the condition is about something else
             body = {each for part in node.body for each in inside(program, part)}
             other = {each for part in node.orelse for each in inside(program, part)}
@@ -69,6 +70,19 @@ def passes(program: Program) -> Iterator[_Pass]:
     for call in program.named.get("Engine", []) if library(program, "ignite") else []:
         if (step := engine_step(program, call)) is not None:
             yield step
+
+
+def _elsewhere(program: Program, one: ast.AST, other: ast.AST) -> bool:
+    """Whether two places stand in different branches of a condition."""
+    source = program.owner[one]
+    around = {one, *above(source, one)}
+    inner = other
+    for outer in above(program.owner[other], other):
+        if isinstance(outer, ast.If) and outer in around and outer is not one:
+            mine = any(each in around for each in (outer.orelse if inner in outer.body else outer.body))
+            return mine and inner is not outer.test
+        inner = outer
+    return False
 
 
 def _gated(program: Program, node: ast.If) -> set[ast.AST]:

@@ -4,15 +4,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.depends import depends, entering
+from lockstep.commands.lint.learning import optimizer_calls
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import guarded
+from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import unwrapped_calls
-from lockstep.commands.lint.source import above
+from lockstep.commands.lint.source import Function, above
 
 
 @rule(
@@ -55,14 +58,45 @@ def _moved_before(program: Program, call: ast.Call) -> bool:
             inner = inner.func.value
         if isinstance(inner, ast.Call) and last_name(inner.func) in ("to", "cuda"):
             return True
+        if inner is not None and (_made_moved(program, inner) or _made_there(program, inner)):
+            return True
         source = program.owner[made]
         for other in [*program.named.get("to", []), *program.named.get("cuda", [])]:
             same = (
                 isinstance(other.func, ast.Attribute)
-                and inner is not None
+                and isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
                 and ast.dump(other.func.value) == ast.dump(inner)
             )
             if same and program.owner[other] is source and other.lineno < made.lineno:
+                return True
+    return False
+
+
+def _moves(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "cuda")
+
+
+def _made_moved(program: Program, model: ast.expr) -> bool:
+    """Whether a model was moved where it was made: Net().cuda(), or in the local function that returned it."""
+    values: list[ast.AST] = [model]
+    for binding in reaching(program, model, bindings(program, model, model.id)) if isinstance(model, ast.Name) else []:
+        values += entering(program, model) if binding.kind == "param" else [binding.value or model]
+    for each in values:
+        function = callee(program, each) if isinstance(each, ast.Call) else None
+        made_in = function is not None and function.name != "__init__"
+        if _moves(each) or (made_in and function is not None and any(map(_moves, ast.walk(function)))):
+            return True
+    return False
+
+
+def _made_there(program: Program, model: ast.expr) -> bool:
+    """Whether a model is made on its device: within `with torch.device(...)`, or by a default device."""
+    if program.named.get("set_default_device"):
+        return True
+    for made in origins(program, model):
+        outer = above(program.owner[made], made) if made in program.owner else ()
+        for each in outer:
+            if isinstance(each, ast.With) and any("device(" in ast.unparse(item) for item in each.items):
                 return True
     return False
 
@@ -86,45 +120,77 @@ def unwrapped_in_training(program: Program) -> Iterator[Hit]:
         model = call.args[0] if call.args else None
         if model is not None and not wraps(program, model) and set(origins(program, model)) & kept:
             yield Hit(call)
+    if _reduced_by_hand(program):
+        return
     for loop in step_loops(program):
+        told = set[ast.Call]()
         for node in inside(program, loop):
-            if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name | ast.Attribute)):
+            past = _past(program, node) if isinstance(node, ast.Call) and node.args else []
+            if not past or told & set(past) or guarded(program, node):
                 continue
-            direct = (
-                isinstance(node.func, ast.Attribute) and node.func.attr == "module" and wraps(program, node.func.value)
-            )
-            made = (
-                []
-                if direct or qualified(program, node.func) or definition(program, node.func)
-                else origins(program, node.func)
-            )
-            bare = (
-                bool(made)
-                and not wraps(program, node.func)
-                and bool(set(made) & kept)
-                and all(isinstance(each, ast.Call) for each in made)
-                and isinstance(node.func, ast.Name)
-            )
-            if (
-                (direct or bare)
-                and not guarded(program, node)
-                and _trains(program, node, loop)
-                and not _reduced_by_hand(program)
-            ):
+            assert isinstance(node, ast.Call)
+            if _trains(program, node, loop, past):
+                told |= set(past)
                 yield Hit(node)
 
 
-def _trains(program: Program, node: ast.Call, loop: ast.AST) -> bool:
-    """Whether a call's result enters a backward pass: no no_grad around, and the loop has no call of the wrapper."""
+def _past(program: Program, node: ast.Call) -> list[ast.Call]:
+    """The wrappers that a call of a model goes past: ddp.module(x), net(x), and methods of either."""
+    match node.func:
+        case ast.Attribute(attr="module", value=owner) | ast.Attribute(value=ast.Attribute(attr="module", value=owner)):
+            return wraps(program, owner)
+    model: ast.expr = node.func
+    if definition(program, model) is None and isinstance(model, ast.Attribute) and not _holds(program, model):
+        model = model.value  # net.loss(x, y)
+    if not isinstance(model, ast.Name | ast.Attribute) or qualified(program, model) or definition(program, model):
+        return []
+    made = origins(program, model)
+    if not made or wraps(program, model) or not all(isinstance(each, ast.Call) for each in made):
+        return []
+    return [each for each in wrapped(program) if each.args and set(origins(program, each.args[0])) & set(made)]
+
+
+def _holds(program: Program, node: ast.Attribute) -> bool:
+    """Whether an attribute was assigned, and is no method."""
+    return origins(program, node) != [node]
+
+
+def _trains(program: Program, node: ast.Call, loop: ast.AST, past: list[ast.Call]) -> bool:
+    """Whether a call's result enters a backward pass: no no_grad around, no call of the wrapper beside it.
+
+    A method's result has to be what backward() starts from: others fill buffers or regularise.
+    """
     for outer in above(program.owner[node], node):
-        if isinstance(outer, ast.With) and any(
-            re.search("no_grad|inference|eval", ast.unparse(item)) for item in outer.items
-        ):
+        around: list[ast.AST] = list(outer.items) if isinstance(outer, ast.With) else []
+        around += outer.decorator_list if isinstance(outer, Function) else []
+        if any(re.search("no_grad|inference|eval", ast.unparse(item)) for item in around):
             return False
-    return not any(
-        isinstance(each, ast.Call) and each.args and wraps(program, each.func)
-        for each in inside(program, loop)
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute)
+    calls = [each for each in inside(program, loop) if isinstance(each, ast.Call)]
+    for each in calls:
+        if each.args and isinstance(each.func, ast.Name | ast.Attribute) and set(wraps(program, each.func)) & set(past):
+            return False
+    others = any(
+        each.args and isinstance(each.func, ast.Name | ast.Attribute) and wraps(program, each.func) for each in calls
+    )
+    method = isinstance(node.func, ast.Attribute) and node.func.attr != "module" and not _holds(program, node.func)
+    if not others and not method:
+        return True
+    return _optimized(program, past) and any(
+        depends(program, each.func.value, lambda one: one is node)
+        for each in calls
+        if isinstance(each.func, ast.Attribute) and each.func.attr == "backward"
+    )
+
+
+def _optimized(program: Program, past: list[ast.Call]) -> bool:
+    """Whether an optimizer is given the parameters of what a wrapper holds."""
+    known = [each for one in past for each in (one, *origins(program, one.args[0]))]
+    return any(
+        set(origins(program, part.value)) & set(known)
+        for call in optimizer_calls(program)
+        for given_one in call.args[:1]
+        for part in ast.walk(given_one)
+        if isinstance(part, ast.Attribute) and part.attr in ("parameters", "named_parameters")
     )
 
 
