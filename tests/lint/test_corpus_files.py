@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lint.corpus.held_out import CORPUS, Expected, Script, expected, held_out, scripts
+from tests.lint.corpus.held_out import CORPUS, HELD_OUT, Expected, Script, expected, scripts
 from tests.lint.corpus.score import score, statement
 
 KEYWORDS = tomllib.loads((CORPUS / "keywords.toml").read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def test_a_wrong_script_has_one_fault_on_a_line_that_exists(script: Script) -> N
     fault = script.fault
     assert fault is not None
     assert fault.keyword in KEYWORDS
-    assert script.path.stem == f"{script.family}__{fault.keyword.replace('-', '_')}"
+    assert script.path.stem.startswith(f"{script.family}__{fault.keyword.replace('-', '_')}")
     places = [(fault.file, fault.line), *fault.others]
     assert len(set(places)) == len(places)
     for file, number in places:
@@ -63,16 +63,13 @@ def test_a_wrong_script_is_its_family_s_right_one_but_for_a_few_lines() -> None:
         for before, after in zip(right[script.family].files, script.files, strict=True):
             old, new = (file.read_text(encoding="utf-8").splitlines()[1:] for file in (before, after))
             changed += sum(line[0] in "+-" for line in list(difflib.unified_diff(old, new, n=0))[2:])
-        assert 1 <= changed <= 45, f"{script.path.name}: {changed}"
+        assert 1 <= changed <= 70, f"{script.path.name}: {changed}"
 
 
-def test_a_third_is_held_out_by_the_family_s_name() -> None:
-    for group in (RIGHT, WRONG):
-        share = sum(script.held_out for script in group) / len(group)
-        assert 0.25 <= share <= 0.42
-    assert held_out("imagenet_amp")
-    assert not held_out("mnist_torchrun")
-    assert all(script.held_out == held_out(script.path.stem.split("__")[0]) for script in WRONG)
+def test_whole_families_are_held_out() -> None:
+    assert {script.family for script in RIGHT if script.held_out} == HELD_OUT
+    assert len([script for script in WRONG if script.held_out]) >= 60
+    assert all(script.held_out == (script.path.stem.split("__")[0] in HELD_OUT) for script in WRONG)
 
 
 def test_all_of_it_compiles() -> None:

@@ -116,8 +116,18 @@ def _cut_to_size(program: Program, loops: list[Loop]) -> bool:
                 return True
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _by_number(node.slice):
                 return True
+            if isinstance(node, ast.Compare) and any(_size(program, each) for each in node.comparators):
+                return True  # places beyond the set's size are masked out
     text = "\n".join(source.text for source in program.sources)
     return bool(re.search(r"total_size|aux_val|remainder|gather_for_metrics|unpad|even_batches|drop_dup|dedup", text))
+
+
+def _size(program: Program, node: ast.expr) -> bool:
+    """len(loader.dataset), len(test_set), or a name for it."""
+    return any(
+        isinstance(each, ast.Call) and last_name(each.func) == "len" and "set" in ast.unparse(each).lower()
+        for each in [node, *origins(program, node)]
+    )
 
 
 def _after(program: Program, loop: Loop) -> list[ast.AST]:

@@ -38,6 +38,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
             and shared
             and meant_for_all(program, batch)
             and not on_world(program, batch)
+            and not depends(program, batch, _divides)
             and not _split_batches(program)
         ):
             yield Hit(batch, f"batch_size={ast.unparse(batch)}")
@@ -46,7 +47,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
         if (
             workers is not None
             and (depends(program, workers, _counts_cores) or (_workers_of_all(program, workers) and shared))
-            and not depends(program, workers, _caps)
+            and not depends(program, workers, lambda each: _caps(each) or _divides(each))
             and not on_world(program, workers)
         ):
             place = (program.owner[workers].scopes[workers], ast.unparse(workers))
@@ -79,7 +80,7 @@ def _workers_of_all(program: Program, workers: ast.expr) -> bool:
     """Whether a number of workers is that of the machine or of all processes, by its name, comment or option's help."""
 
     def says(each: ast.AST) -> bool:
-        name = _called(each)
+        name = called(each)
         if not re.search(r"work|loader_proc|num_proc|cpus", name):
             return False
         if re.search(
@@ -91,6 +92,13 @@ def _workers_of_all(program: Program, workers: ast.expr) -> bool:
         return bool(_OF_MACHINE.search(told)) and not _OF_ONE.search(told)
 
     return depends(program, workers, says)
+
+
+def _divides(node: ast.AST) -> bool:
+    """batch // args.processes: by a number that is not written there, and not that of accumulated passes."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv | ast.Div):
+        return False
+    return not isinstance(node.right, ast.Constant) and "accum" not in ast.unparse(node.right).lower()
 
 
 def _caps(node: ast.AST) -> bool:
@@ -110,7 +118,7 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
     """Whether a batch size is called that of all processes, by its name or its option's help."""
 
     def says(each: ast.AST) -> bool:
-        name = _called(each)
+        name = called(each)
         if not name:
             return False
         if re.search(r"(global|total|effective|overall|whole).*(batch|bs)|batch.*(global|total)", name):
@@ -123,7 +131,7 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
     return depends(program, node, says)
 
 
-def _called(node: ast.AST) -> str:
+def called(node: ast.AST) -> str:
     """A value's name: a variable's, an attribute's, or that of an entry."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
         return node.slice.value.lower()

@@ -31,7 +31,7 @@ from lockstep.commands.lint.roles import (
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.rules.per_process import meant_for_all
+from lockstep.commands.lint.rules.per_process import called, meant_for_all
 
 _EACH = re.compile(
     r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"
@@ -142,8 +142,8 @@ def _for_each(program: Program, node: ast.expr) -> bool:
     """Whether a batch size is called one process's, by a name or an option's help."""
 
     def says(each: ast.AST) -> bool:
-        name = last_name(each) if isinstance(each, ast.Name | ast.Attribute) else ""
-        return bool(name) and bool(_EACH.search(name.lower()) or _EACH.search(option(program, name)[0].lower()))
+        name = called(each) if isinstance(each, ast.Name | ast.Attribute | ast.Subscript) else ""
+        return bool(name) and bool(_EACH.search(name) or _EACH.search(option(program, name)[0].lower()))
 
     return depends(program, node, says)
 

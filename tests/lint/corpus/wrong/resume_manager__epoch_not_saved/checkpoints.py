@@ -1,0 +1,36 @@
+# expect: epoch-not-saved line 23 or 19 or 21 or 31 or run.py:71 or run.py:72 or run.py:79
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+class Checkpoints:
+    """Keeps the last state and the best weights of a run in its folder."""
+
+    def __init__(self, folder, rank, device, **members):
+        self.folder = Path(folder)
+        self.rank = rank
+        self.device = device
+        self.members = members
+        if rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def store(self, best, better):
+        if self.rank == 0:
+            state = {name: part.state_dict() for name, part in self.members.items()}
+            state["best"] = best
+            torch.save(state, self.folder / "last.pt")
+            if better:
+                torch.save(state["net"], self.folder / "best.pt")
+
+    def restore(self):
+        state = torch.load(self.folder / "last.pt", map_location=self.device, weights_only=True)
+        for name, part in self.members.items():
+            part.load_state_dict(state[name])
+        return state["best"]
+
+    def restore_best(self):
+        dist.barrier()
+        weights = torch.load(self.folder / "best.pt", map_location=self.device, weights_only=True)
+        self.members["net"].load_state_dict(weights)
