@@ -63,7 +63,7 @@ def test_a_wrong_script_is_its_family_s_right_one_but_for_a_few_lines() -> None:
         for before, after in zip(right[script.family].files, script.files, strict=True):
             old, new = (file.read_text(encoding="utf-8").splitlines()[1:] for file in (before, after))
             changed += sum(line[0] in "+-" for line in list(difflib.unified_diff(old, new, n=0))[2:])
-        assert 1 <= changed <= 70, f"{script.path.name}: {changed}"
+        assert 1 <= changed <= 100, f"{script.path.name}: {changed}"
 
 
 def test_whole_families_are_held_out() -> None:
