@@ -4,9 +4,9 @@ A right script is `right/FAMILY.py` or the folder `right/FAMILY`; a wrong one is
 First line of a file: `# expect: none`, or `# expect: KEYWORD line N or M or data.py:K`. N is where the fault is; a
 report may name the others as well, of this file or of another of the program. Keywords stand in keywords.toml.
 
-What is held out was written by somebody who had not seen the rules, and no rule was written with its faults in view:
-the figures of this part say how the rules do on code not seen before. It goes by families, for the scripts of one
-share most of their lines.
+What is held out was written without sight of the rules, and no rule was written with its faults in view: the figures of
+this part say how the rules do on code not seen before. It goes by families, for the scripts of one share most of their
+lines.
 """
 
 import re
