@@ -4,6 +4,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 
+from lockstep.commands.lint.calls import Site
 from lockstep.commands.lint.frames import Frame, Key, held, truth
 from lockstep.commands.lint.places import inside, over_loader
 from lockstep.commands.lint.program import Program, last_name, remembered
@@ -44,6 +45,23 @@ class Pass:
     backward: bool = False
 
 
+@dataclass(eq=False)
+class Run:
+    """The whole walk: what it has seen."""
+
+    program: Program
+    backward: set[ast.Call]
+    started: dict[ast.Call, list[Site]]
+    modes: Modes = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)  # those that are over
+    within: list[Pass] = field(default_factory=list)
+    trained: set[Key] = field(default_factory=set)
+    under: tuple[str, ...] = ()
+    quiet: int = 0  # how many no_grad() are around
+    active: list[Function] = field(default_factory=list)
+    count: int = 0
+
+
 @remembered
 def matters(program: Program, function: Function) -> bool:
     """Whether a function says a mode, makes an optimizer, or runs over something."""
@@ -66,6 +84,12 @@ def silences(program: Program, node: ast.expr, frame: Frame) -> bool:
     if name == "set_grad_enabled" and isinstance(node, ast.Call) and node.args:
         return truth(program, node.args[0], frame) is False
     return name in ("no_grad", "inference_mode")
+
+
+def quiet(node: ast.AST) -> bool:
+    """Whether no_grad or inference_mode stands somewhere in it."""
+    text = ast.unparse(node)
+    return "no_grad" in text or "inference_mode" in text
 
 
 def around_yield(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:

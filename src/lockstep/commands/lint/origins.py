@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import argument, callee, default, definition, sites
 from lockstep.commands.lint.parts import entries, members, of_self, returns, yielded
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.reaching import reaching
+from lockstep.commands.lint.reaching import holding, reaching
 from lockstep.commands.lint.source import Binding, Function, class_of, function_of
 from lockstep.commands.lint.words import PREPARE, SAME
 
@@ -156,7 +156,7 @@ def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> Iterator
         yield from _of_owner(program, node, depth)
         return
     same = [each for each in found if function_of(source, each.node) is function_of(source, node)]
-    for binding in _latest(program, same or found, node):
+    for binding in holding(program, same or found, node):
         if binding.kind in ("value", "with") and binding.value is not None:
             yield from _along(program, binding.value, binding.path, depth)
         else:
@@ -179,23 +179,6 @@ def _of_owner(program: Program, node: ast.Attribute, depth: int) -> Iterator[ast
         yield from _along(program, value, path, depth)
     if not known:
         yield node
-
-
-def _latest(program: Program, found: list[Binding], node: ast.AST) -> list[Binding]:
-    """Of an attribute's bindings in one function those that hold at its end, or above a place of the same function."""
-    source = program.owner[found[0].node]
-    functions = {function_of(source, each.node) if each.node in source.scopes else None for each in found}
-    if len(functions) != 1 or None in functions:
-        return found
-    here = node in source.scopes and function_of(source, node) in functions
-    kept: list[Binding] = []
-    for each in reversed(found):
-        if here and getattr(each.node, "lineno", 0) >= getattr(node, "lineno", 0):
-            continue
-        kept.append(each)
-        if source.parents[each.node] in functions:
-            break
-    return kept or found
 
 
 def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:

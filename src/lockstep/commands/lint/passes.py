@@ -4,14 +4,14 @@ Loops are gone through twice, conditions that can't be told both ways, calls of 
 """
 
 import ast
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from lockstep.commands.lint.calls import Site, callee, definition, sites
 from lockstep.commands.lint.contexts import (
     UNKNOWN,
     Mode,
-    Modes,
     Pass,
+    Run,
     Use,
     around_yield,
     calls_of,
@@ -21,32 +21,16 @@ from lockstep.commands.lint.contexts import (
     matters,
     of_module,
     optimized,
+    quiet,
     says_mode,
     silences,
 )
-from lockstep.commands.lint.frames import Frame, Key, entered, held, key, truth
+from lockstep.commands.lint.frames import Frame, entered, held, key, truth
 from lockstep.commands.lint.places import backwards
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function, Loop
 
 _MOST = 4000  # statements gone through; past it, nothing is said
-
-
-@dataclass(eq=False)
-class Run:
-    """The whole walk: what it has seen."""
-
-    program: Program
-    backward: set[ast.Call]
-    started: dict[ast.Call, list[Site]]
-    modes: Modes = field(default_factory=dict)
-    passes: list[Pass] = field(default_factory=list)  # those that are over
-    within: list[Pass] = field(default_factory=list)
-    trained: set[Key] = field(default_factory=set)
-    under: tuple[str, ...] = ()
-    quiet: int = 0  # how many no_grad() are around
-    active: list[Function] = field(default_factory=list)
-    count: int = 0
 
 
 class _TooLong(Exception):
@@ -152,13 +136,13 @@ def _over(run: Run) -> None:
 
 
 def _with(run: Run, items: list[ast.withitem], body: list[ast.stmt], frame: Frame) -> bool:
-    quiet, after = run.quiet, []
+    before_it, after = run.quiet, []
     for item in items:
         node = item.context_expr
         function = callee(run.program, node) if isinstance(node, ast.Call) else None
         if function is not None and isinstance(node, ast.Call) and "yield" in ast.unparse(function):
             inner = entered(run.started[node][0], frame)
-            run.quiet += "no_grad" in ast.unparse(function) or "inference_mode" in ast.unparse(function)
+            run.quiet += quiet(function)
             before, behind = around_yield(function.body)
             _block(run, before, inner)
             after.append((behind, inner))
@@ -168,7 +152,7 @@ def _with(run: Run, items: list[ast.withitem], body: list[ast.stmt], frame: Fram
     ended = _block(run, body, frame)
     for behind, inner in reversed(after):
         _block(run, behind, inner)
-    run.quiet = quiet
+    run.quiet = before_it
     return ended
 
 
@@ -243,9 +227,9 @@ def _say(run: Run, node: ast.Call, model: ast.expr, frame: Frame) -> None:
 
 
 def _body(run: Run, function: Function, frame: Frame) -> None:
-    quiet, active = run.quiet, len(run.active)
-    run.quiet += any("no_grad" in ast.unparse(e) or "inference_mode" in ast.unparse(e) for e in function.decorator_list)
+    before_it, active = run.quiet, len(run.active)
+    run.quiet += any(map(quiet, function.decorator_list))
     run.active.append(function)
     _block(run, function.body, frame)
     del run.active[active:]
-    run.quiet = quiet
+    run.quiet = before_it

@@ -12,23 +12,36 @@ from lockstep.commands.lint.source import Function, Loop, above, function_of
 LOADERS = ("DataLoader", "MultiEpochsDataLoader", "StatefulDataLoader", "create_loader", "auto_dataloader")
 
 
-def loops(program: Program, node: ast.AST, depth: int = 0) -> list[list[Loop]]:
+def loops(program: Program, node: ast.AST) -> list[list[Loop]]:
     """The loops around a place, from the inside out, one list for each way of calls that leads here."""
+    return [path for path, _ in ways(program, node)]
+
+
+def ways(program: Program, node: ast.AST, depth: int = 0) -> list[tuple[list[Loop], list[ast.expr]]]:
+    """The loops around a place for each way of calls, and the conditions between it and the first of them."""
     source = program.owner[node]
-    here: list[Loop] = []
-    inner = node
-    function: Function | None = None
+    path: list[Loop] = []
+    tests: list[ast.expr] = []
+    inner, function = node, None
     for outer in above(source, node):
         if isinstance(outer, Loop) and inner in outer.body:
-            here.append(outer)
+            path.append(outer)
+        if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and not path:
+            tests.append(outer.test)
+        if isinstance(outer, ast.ExceptHandler) and not path:
+            tests.append(ast.Constant(value="except"))
         if isinstance(outer, Function | ast.Lambda):
             function = outer if isinstance(outer, Function) else None
             break
         inner = outer
     calls = [site.call for site in sites(program, function) if not site.spawned] if function else []
     if not calls or depth > 6:
-        return [here]
-    return [here + rest for call in calls[:6] for rest in loops(program, call, depth + 1)][:16]
+        return [(path, tests)]
+    found = []
+    for call in calls[:6]:
+        for rest, more in ways(program, call, depth + 1):
+            found.append((path + rest, tests if path else tests + more))
+    return found[:16]
 
 
 @remembered

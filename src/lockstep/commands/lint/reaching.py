@@ -1,9 +1,9 @@
-"""Which of a name's bindings may hold at a place."""
+"""Which of a name's or an attribute's bindings may hold at a place."""
 
 import ast
 
 from lockstep.commands.lint.program import Program
-from lockstep.commands.lint.source import Binding, above
+from lockstep.commands.lint.source import Binding, above, function_of
 
 
 def reaching(program: Program, name: ast.AST, found: list[Binding]) -> list[Binding]:
@@ -46,3 +46,20 @@ def _apart(block: ast.AST, one: ast.AST, other: ast.AST, parents: dict[ast.AST, 
         return "else" if node in block.orelse else "test" if node is block.test else "body"
 
     return {branch(one), branch(other)} == {"body", "else"}
+
+
+def holding(program: Program, found: list[Binding], node: ast.AST) -> list[Binding]:
+    """Of an attribute's bindings in one function those that hold at its end, or above a place of the same function."""
+    source = program.owner[found[0].node]
+    functions = {function_of(source, each.node) if each.node in source.scopes else None for each in found}
+    if len(functions) != 1 or None in functions:
+        return found
+    here = node in source.scopes and function_of(source, node) in functions
+    kept: list[Binding] = []
+    for each in reversed(found):
+        if here and getattr(each.node, "lineno", 0) >= getattr(node, "lineno", 0):
+            continue
+        kept.append(each)
+        if source.parents[each.node] in functions:
+            break
+    return kept or found

@@ -2,7 +2,6 @@
 
 # ruff: noqa: ARG001, ARG005, B010  the signatures are torch's
 
-import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lockstep.commands.audit.pretended.current import Device, DeviceOf, Event, Stream, device_index, set_device, use
 from lockstep.commands.audit.pretended.state import Pretend
 
 NAME = "Pretended GPU (this CPU)"
@@ -26,132 +26,12 @@ _SHARED = (  # what torch.accelerator has by the same name
 MEMORY = 16 * 2**30  # bytes that a GPU says to have, all of them free
 
 
-class Stream:
-    """A stream of work: there is one, and it is always done."""
-
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        del kwargs
-        self.device, self.priority, self.stream_id, self.cuda_stream = (
-            torch.device("cuda", device_index(device)),
-            priority,
-            0,
-            0,
-        )
-        self.device_index = self.device.index
-
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for, here and below."""
-
-    def wait_event(self, event: Any) -> None: ...  # noqa: D102
-
-    def synchronize(self) -> None: ...  # noqa: D102
-
-    def query(self) -> bool:
-        """Whether its work is done."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """Whether a CUDA graph is recorded."""
-        return False
-
-    def record_event(self, event: Any = None) -> Any:
-        """An event that is over."""
-        event = event or Event()
-        event.record()
-        return event
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-class Event:
-    """A moment on a stream: the CPU's clock when it was recorded."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        self.moment = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        """Take the time."""
-        del stream
-        self.moment = time.perf_counter()
-
-    def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds between two events."""
-        return (end.moment - self.moment) * 1000
-
-    def query(self) -> bool:
-        """Whether it is over."""
-        return True
-
-    def wait(self, stream: Any = None) -> None: ...  # noqa: D102
-
-    def synchronize(self) -> None: ...  # noqa: D102
-
-
-_pretend: Pretend | None = None
-
-
-def device_index(device: Any = None) -> int:
-    """A device argument as an index, the current one for None."""
-    assert _pretend is not None
-    index = _pretend.index("cuda" if device is None else device)
-    if index is None:
-        raise ValueError(f"Expected a cuda device, but got: {device}")
-    return index
-
-
-class _Device:
-    """torch.cuda.device(i) and torch.accelerator.device_index(i): another current GPU inside a `with`."""
-
-    def __init__(self, device: Any) -> None:
-        self.index = -1 if device is None or (isinstance(device, int) and device < 0) else device_index(device)
-        self.before = -1
-
-    def __enter__(self) -> None:
-        assert _pretend is not None
-        self.before = _pretend.current
-        _pretend.current = self.index if self.index >= 0 else self.before
-
-    def __exit__(self, *exc: object) -> None:
-        assert _pretend is not None
-        _pretend.current = self.before
-
-
-class _DeviceOf(_Device):
-    def __init__(self, tensor: Any) -> None:
-        super().__init__(tensor.get_device() if tensor.is_cuda else -1)
-
-
-def _set_device(device: Any) -> None:
-    assert _pretend is not None
-    if isinstance(device, int) and device < 0:
-        return
-    index = _pretend.index(device, "set_device")
-    _pretend.current = _pretend.current if index is None else index
-
-
 def _properties(device: Any = None) -> Any:
     device_index(device)
     return SimpleNamespace(
         name=NAME, major=8, minor=0, total_memory=MEMORY, multi_processor_count=1, is_integrated=False, uuid="0",
         warp_size=32, max_threads_per_multi_processor=2048, gcnArchName="", regs_per_multiprocessor=65536,
     )  # fmt: skip
-
-
-def _seed(seed: int) -> None:
-    assert _pretend is not None
-    state = torch.Generator().manual_seed(int(seed)).get_state()
-    for index in range(_pretend.devices):
-        _pretend.random[index] = state.clone()
-
-
-def _set_states(states: Iterable[Any]) -> None:
-    assert _pretend is not None
-    for index, state in enumerate(states):
-        _pretend.random[index] = state.cpu().clone()
 
 
 def _stream(stream: Any) -> AbstractContextManager[Any]:
@@ -164,8 +44,7 @@ def _no_graphs(*args: Any, **kwargs: Any) -> Any:
 
 def install(pretend: Pretend) -> None:
     """Put the answers in torch.cuda's and torch.accelerator's places."""
-    global _pretend
-    _pretend = pretend
+    use(pretend)
     answers = _devices(pretend) | _random(pretend)
     for name in ("allocated", "reserved", "cached"):
         answers |= {f"memory_{name}": _zero, f"max_memory_{name}": _zero, f"reset_max_memory_{name}": _nothing}
@@ -193,19 +72,28 @@ def _random(pretend: Pretend) -> dict[str, Any]:
     def seed_one(seed: int) -> None:
         pretend.random[pretend.current] = torch.Generator().manual_seed(int(seed)).get_state()
 
+    def seed_all(seed: int) -> None:
+        state = torch.Generator().manual_seed(int(seed)).get_state()
+        for index in range(pretend.devices):
+            pretend.random[index] = state.clone()
+
+    def set_states(states: Iterable[Any]) -> None:
+        for index, state in enumerate(states):
+            pretend.random[index] = state.cpu().clone()
+
     def set_state(state: Any, device: Any = "cuda") -> None:
         pretend.random[device_index(device)] = state.cpu().clone()
 
     return {
         "manual_seed": seed_one,
-        "manual_seed_all": _seed,
+        "manual_seed_all": seed_all,
         "seed": lambda: seed_one(torch.Generator().seed()),
-        "seed_all": lambda: _seed(torch.Generator().seed()),
+        "seed_all": lambda: seed_all(torch.Generator().seed()),
         "initial_seed": torch.initial_seed,
         "get_rng_state": lambda device="cuda": pretend.random_state(device_index(device)).clone(),
         "get_rng_state_all": lambda: [pretend.random_state(index).clone() for index in range(pretend.visible)],
         "set_rng_state": set_state,
-        "set_rng_state_all": _set_states,
+        "set_rng_state_all": set_states,
     }
 
 
@@ -215,9 +103,9 @@ def _devices(pretend: Pretend) -> dict[str, Any]:
         "is_available": lambda: pretend.visible > 0,
         "device_count": lambda: pretend.visible,
         "current_device": lambda: device_index(),
-        "set_device": _set_device,
-        "device": _Device,
-        "device_of": _DeviceOf,
+        "set_device": set_device,
+        "device": Device,
+        "device_of": DeviceOf,
         "get_device_name": lambda device=None: _properties(device).name,
         "get_device_capability": lambda device=None: (8, 0),
         "get_device_properties": _properties,
@@ -249,9 +137,9 @@ def _accelerator(pretend: Pretend, answers: dict[str, Any]) -> None:
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: pretend.current,
         "current_device_idx": lambda: pretend.current,
-        "set_device_index": _set_device,
-        "set_device_idx": _set_device,
-        "device_index": _Device,
+        "set_device_index": set_device,
+        "set_device_idx": set_device,
+        "device_index": Device,
         "get_memory_info": answers["mem_get_info"],
     }
     for name, answer in more.items():

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, instance_of, method
+from lockstep.commands.lint.contexts import quiet
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import constant, given, library
@@ -89,8 +90,7 @@ def training_mode(program: Program) -> Iterator[Hit]:
         step = engine_step(program, call)
         nodes = list(ast.walk(step)) if step is not None else []
         trains = any(_named(each, "backward") or _named(each, "step") for each in nodes)
-        quiet = step is not None and ("no_grad" in ast.unparse(step) or "inference_mode" in ast.unparse(step))
-        if step is not None and quiet and not trains and not any(_named(each, "eval") for each in nodes):
+        if step is not None and quiet(step) and not trains and not any(_named(each, "eval") for each in nodes):
             inner = [each for each in nodes if isinstance(each, ast.With) and "no_grad" in ast.unparse(each.items[0])]
             yield Hit(inner[0] if inner else step)
 

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.guards import guard
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.ranks import guard, side
+from lockstep.commands.lint.ranks import side
 from lockstep.commands.lint.roles import library
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Function, above, function_of

@@ -8,10 +8,11 @@ from typing import cast
 
 from lockstep.commands.lint.calls import Site, argument, instance_of, sites
 from lockstep.commands.lint.flow import own_nodes
+from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.ranks import guarded, side
+from lockstep.commands.lint.ranks import side
 from lockstep.commands.lint.roles import constant, distributed, given, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Function, above, class_of, function_of, parameters

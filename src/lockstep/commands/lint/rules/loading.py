@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.flow import own_nodes
+from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.ranks import guarded, on_rank
+from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.saving import loads, saves

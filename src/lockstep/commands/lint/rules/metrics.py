@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_reduced, is_telling, mentions, own_nodes, tainted
+from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.origins import made_by
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, qualified
-from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched

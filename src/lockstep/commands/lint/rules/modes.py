@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, sites
-from lockstep.commands.lint.contexts import Pass, Use
+from lockstep.commands.lint.contexts import Pass, Use, quiet
 from lockstep.commands.lint.origins import made_by, origins
 from lockstep.commands.lint.passes import run
 from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, over_loader, step_loops
@@ -112,13 +112,9 @@ def _without_gradients(program: Program, loop: ast.AST) -> ast.AST | None:
     """The `with torch.no_grad()` around or in a loop, or the function that is decorated so: eval() belongs above it."""
     outer = list(above(program.owner[loop], loop))
     for each in [*outer, *ast.walk(loop)]:
-        if isinstance(each, ast.With) and any(_no_grad(item.context_expr) for item in each.items):
+        if isinstance(each, ast.With) and any(quiet(item.context_expr) for item in each.items):
             return each
-    return next((f for f in outer if isinstance(f, Function) and any(map(_no_grad, f.decorator_list))), None)
-
-
-def _no_grad(node: ast.expr) -> bool:
-    return bool(re.search("no_grad|inference_mode", ast.unparse(node)))
+    return next((f for f in outer if isinstance(f, Function) and any(map(quiet, f.decorator_list))), None)
 
 
 def _looks_like_evaluation(program: Program, loop: ast.AST) -> bool:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.guards import guarded, per_rank
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import guarded, per_rank
 from lockstep.commands.lint.roles import (
     constant,
     datasets,

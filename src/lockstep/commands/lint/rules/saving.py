@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import method, sites
 from lockstep.commands.lint.dispatch import makings, runs_of
+from lockstep.commands.lint.guards import guarded, per_rank
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import guarded, on_rank, per_rank
+from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.roles import (
     comes_by,
     distributed,

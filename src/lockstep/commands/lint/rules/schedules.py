@@ -4,9 +4,9 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from lockstep.commands.lint.flow import option
+from lockstep.commands.lint.guards import guard
 from lockstep.commands.lint.learning import is_n
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.ranks import guard
 from lockstep.commands.lint.roles import constant, distributed, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_accelerate import steps_of_all

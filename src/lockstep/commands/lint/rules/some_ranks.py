@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.guards import kept_out, only_on_one, per_rank
 from lockstep.commands.lint.origins import made_by
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
-from lockstep.commands.lint.ranks import kept_out, only_on_one, per_rank, side
+from lockstep.commands.lint.ranks import side
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import wrapped
 from lockstep.commands.lint.rule import Hit, rule

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.drawn import differs, draws_in
 from lockstep.commands.lint.flow import own_nodes
+from lockstep.commands.lint.guards import guarded, per_rank
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.ranks import guarded, per_rank
 from lockstep.commands.lint.roles import distributed, given, library, lightning, loaders, of_loader, sharding, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed, seeded_before_loaders

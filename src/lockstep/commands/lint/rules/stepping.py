@@ -5,13 +5,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.commands.lint.calls import sites
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import loops, step_loops
+from lockstep.commands.lint.places import loops, step_loops, ways
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.rules.by_ignite import event_of
 from lockstep.commands.lint.rules.groups import is_update
-from lockstep.commands.lint.source import Function, Loop, above
+from lockstep.commands.lint.source import Loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +44,7 @@ def _steps(program: Program, scheduler: ast.Call) -> Iterator[Step]:
         event = event_of(program, call)
         if event:
             yield Step(call, event, (), False, told)
-        for path, tests in _ways(program, call):
+        for path, tests in ways(program, call):
             unknown = any(not _always(test) for test in tests)
             kind = _kind(program, path)
             if unknown and (several or kind == "other"):
@@ -84,33 +83,6 @@ def epoch_loops(program: Program) -> frozenset[Loop]:
     """The loops around those over batches."""
     around = {loop for outer in step_loops(program).values() for loop in outer}
     return frozenset(around - batch_loops(program))
-
-
-def _ways(program: Program, node: ast.AST, depth: int = 0) -> list[tuple[list[Loop], list[ast.expr]]]:
-    """The loops around a place for each way of calls, and the conditions between it and the first of them."""
-    source = program.owner[node]
-    path: list[Loop] = []
-    tests: list[ast.expr] = []
-    inner, function = node, None
-    for outer in above(source, node):
-        if isinstance(outer, Loop) and inner in outer.body:
-            path.append(outer)
-        if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and not path:
-            tests.append(outer.test)
-        if isinstance(outer, ast.ExceptHandler) and not path:
-            tests.append(ast.Constant(value="except"))
-        if isinstance(outer, Function | ast.Lambda):
-            function = outer if isinstance(outer, Function) else None
-            break
-        inner = outer
-    calls = [site.call for site in sites(program, function) if not site.spawned] if function else []
-    if not calls or depth > 6:
-        return [(path, tests)]
-    found = []
-    for call in calls[:6]:
-        for rest, more in _ways(program, call, depth + 1):
-            found.append((path + rest, tests if path else tests + more))
-    return found[:16]
 
 
 def _always(test: ast.expr) -> bool:

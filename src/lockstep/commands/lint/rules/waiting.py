@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.each_step import each_step
+from lockstep.commands.lint.guards import kept_out
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.ranks import kept_out
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import lightning
 from lockstep.commands.lint.rule import Hit, rule

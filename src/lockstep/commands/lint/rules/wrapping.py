@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends, entering
+from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.learning import optimizer_calls
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.ranks import guarded
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
