@@ -256,7 +256,7 @@ FIELD: list[tuple[str, dict[str, str]]] = [
     _of("LS310", STOPPED.replace("CHECK", "print(value)")),
     _of("", BANK.replace("NAME", "fill_memory")),
     _of("LS104 LS214", BANK.replace("NAME", "evaluate")),
-    _of("", PICKLED.replace("PATH", '"words.pkl"')),
+    _of("LS405", PICKLED.replace("PATH", '"words.pkl"')),
     _of("LS405", PICKLED.replace("PATH", '"checkpoint.pkl"')),
     _of("", GPU.replace("WHEN", "self.gpu_id == 0")),
     _of("LS401", GPU.replace("WHEN", "True")),

@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.command import main
 from lockstep.commands.lint.fixes import applied, fix
-from lockstep.commands.lint.rule import RULES, Edit
+from lockstep.commands.lint.program import Program
+from lockstep.commands.lint.rule import RULES, Edit, Hit
 from lockstep.errors import UserError
 from tests.lint.mutations import WRONG
 from tests.lint.test_rules import EVERY, HERE, mutated
@@ -32,7 +35,7 @@ def script(tmp_path: Path) -> Path:
 def test_exit_codes(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(script)]) == 1
     out = capsys.readouterr().out
-    assert f"{script}:3:9: LS405 a file is unpickled with weights_only=False" in out
+    assert f"{script}:3:9: LS405 a file is unpickled, and not as weights alone" in out
     assert out.endswith("\n\n1 finding in 1 file\n")
     assert [line.strip().partition(":")[0] for line in out.splitlines()[1:4]] == ["result", "why", "mend"]
     script.write_text("print(1)\n")
@@ -110,6 +113,18 @@ def test_imports_of_local_files_are_followed_and_told_once(tmp_path: Path) -> No
     found, _ = check(sorted(tmp_path.rglob("*.py")), EVERY)
     assert {(each.code, each.path.name) for each in found} == {("LS101", "train.py"), ("LS214", "steps.py")}
     assert {each.code for each in check([main_file], EVERY)[0]} == {"LS101"}, "only files that were asked for"
+
+
+def test_a_place_is_told_once_with_all_that_is_known_of_it(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.write_text(FAULTY + FAULTY.replace("'a.pt'", "'b.pt'"))
+
+    def find(program: Program) -> Iterator[Hit]:
+        first, second = (program.sources[0].tree.body[i] for i in (1, 3))
+        yield from (Hit(first), Hit(first, "read before"), Hit(first, "read after"), Hit(second))
+
+    monkeypatch.setitem(RULES, "LS405", replace(RULES["LS405"], find=find))
+    found, _ = check([script], frozenset({"LS405"}))
+    assert [(each.line, each.detail) for each in found] == [(3, "read after"), (3, "read before"), (6, "")]
 
 
 def fixable() -> list[tuple[str, str, str, str]]:

@@ -80,7 +80,18 @@ def test_all_of_it_compiles() -> None:
 
 def test_nothing_is_unused_or_undefined() -> None:
     """Else a reader, or a rule, would trip over what isn't the fault."""
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E4,E7,E9,F"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--no-cache",
+        "--select",
+        "E4,E7,E9,F",
+        "--ignore",
+        "E731",
+    ]
     ended = subprocess.run([*command, "right", "wrong"], cwd=CORPUS, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout
 

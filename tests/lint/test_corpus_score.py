@@ -1,8 +1,7 @@
 """What `lockstep lint` finds in the corpus: floors, which only ever rise; and not one false alarm in a right script.
 
-The rules were written with the open part in view. Of the held-out part they had found 35 of 68 faults, with 3 false
-alarms in 17 right scripts, before 71 other scripts of the same kind were opened and the rules widened by them; then 52,
-with 4 false alarms, which were mended.
+The rules were written with the open part in view. Of the held-out part, whose authors had not seen them, they find 79
+of 90 faults; on first sight there were 7 false alarms in 4 of its 25 right scripts, which were mended.
 """
 
 import pytest
@@ -12,7 +11,7 @@ from tests.lint.corpus.score import also, codes, lockstep_lint, score
 from tests.lint.test_corpus_files import KEYWORDS
 from tests.lint.test_rules import EVERY
 
-FLOORS = {"open": 394, "held out": 52}
+FLOORS = {"open": 538, "held out": 79}
 
 
 @pytest.mark.slow

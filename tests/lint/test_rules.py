@@ -13,12 +13,13 @@ from tests.lint.mutations import OWN, RIGHT, WRONG
 from tests.lint.orders import ORDERS
 from tests.lint.processes import PROCESSES
 from tests.lint.shapes import BEFORE, SHAPES
+from tests.lint.strangers import STRANGERS
 from tests.lint.values import VALUES
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE / "right").glob("*.py"))
 EVERY = frozenset(RULES)
-PROGRAMS = [*FIELD, *VALUES, *PROCESSES, *LAUNCHES, *ORDERS]
+PROGRAMS = [*FIELD, *VALUES, *PROCESSES, *LAUNCHES, *ORDERS, *STRANGERS]
 
 
 def codes_in(text: str, folder: Path) -> list[str]:

@@ -7,13 +7,23 @@ import pytest
 
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
+from tests.lint.reading import CASES as READING
 from tests.lint.samples import CASES
 from tests.lint.shapes import BEFORE
 
-MINE = frozenset(("LS104", "LS105", "LS106", "LS107", "LS108", "LS109"))
-IMPORTS = "import argparse\nfrom torchvision import datasets, models, transforms\n"
+MINE = frozenset(f"LS{number}" for number in range(101, 112))
+IMPORTS = """\
+import argparse, functools, glob, itertools, math
+from pathlib import Path
+from torchvision import datasets, models, transforms
+from torchvision.transforms import v2
+"""
 WRITTEN = tomllib.loads((Path(__file__).parent / "twins.toml").read_text(encoding="utf-8"))["twin"]
-TWINS = [*CASES, *((each["name"], each["code"], each["text"], each.get("wrong"), each["right"]) for each in WRITTEN)]
+TWINS = [
+    *CASES,
+    *READING,
+    *((each["name"], each["code"], each["text"], each.get("wrong"), each["right"]) for each in WRITTEN),
+]
 
 
 def codes_in(text: str, folder: Path) -> set[str]:

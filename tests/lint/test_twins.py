@@ -11,6 +11,7 @@ import pytest
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
 from tests.lint.innocent import INNOCENT
+from tests.lint.maths import MATHS
 from tests.lint.modes import MODES
 from tests.lint.numbers import NUMBERS
 from tests.lint.shapes import BEFORE
@@ -49,7 +50,9 @@ def twin(text: str, other: str, folder: Path) -> list[str]:
     return sorted({each.code for each in found})
 
 
-@pytest.mark.parametrize(("codes", "name", "text"), NUMBERS + MODES, ids=lambda value: value if len(value) < 40 else "")
+@pytest.mark.parametrize(
+    ("codes", "name", "text"), NUMBERS + MODES + MATHS, ids=lambda value: value if len(value) < 40 else ""
+)
 def test_twins(codes: str, name: str, text: str, tmp_path: Path) -> None:
     assert name
     assert twin(text, "right", tmp_path) == codes.split(), text

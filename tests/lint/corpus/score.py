@@ -38,20 +38,21 @@ class Score:
 
 
 @cache
-def _nodes(path: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-
-
-def statement(path: Path, line: int) -> tuple[int, int]:
-    """First and last line of the innermost statement at a line; of a compound one its head alone."""
-    spans = [(line, line)]
-    for node in _nodes(path):
+def _spans(path: Path) -> list[tuple[int, int]]:
+    """First and last line of each statement; of a compound one its head's."""
+    spans = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.stmt):
             first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
             body = getattr(node, "body", None)
             spans.append((first, body[0].lineno - 1 if body else node.end_lineno or node.lineno))
-    holding = [(first, last) for first, last in spans[1:] if first <= line <= last]
-    return min(holding, key=lambda span: span[1] - span[0], default=spans[0])
+    return spans
+
+
+def statement(path: Path, line: int) -> tuple[int, int]:
+    """First and last line of the innermost statement at a line; of a compound one its head alone."""
+    holding = [(first, last) for first, last in _spans(path) if first <= line <= last]
+    return min(holding, key=lambda span: span[1] - span[0], default=(line, line))
 
 
 def on_the_fault(script: Script, names: set[str], keyword: str, file: Path, line: int) -> bool:

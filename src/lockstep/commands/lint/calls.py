@@ -1,21 +1,22 @@
 """Who calls whom: the local functions behind calls, and where each is started."""
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
+from lockstep.commands.lint.aliases import by_value, element_of, hooks, of_item
+from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
-from lockstep.commands.lint.source import Function, class_of, function_of, parameters
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of
 from lockstep.commands.lint.words import COMMON
 
 
+@remembered
 def definition(program: Program, node: ast.AST) -> Function | ast.ClassDef | None:
     """The local function or class that a name means."""
     path, colon, name = qualified(program, node).partition(":")
     if not colon:
-        return _cls(program, node)
-    source = program.modules.get(Path(path))
+        return _cls(program, node) or by_value(program, node, definition)
+    source = program.named_files.get(path)
     name, _, inner = name.partition(".")
     for binding in source.names.get(source.tree, {}).get(name, []) if source else []:
         if inner and isinstance(binding.value, ast.ClassDef):
@@ -65,10 +66,10 @@ def lineage(program: Program, owner: ast.ClassDef) -> list[ast.ClassDef]:
 def _children(program: Program) -> dict[ast.ClassDef, list[ast.ClassDef]]:
     found: dict[ast.ClassDef, list[ast.ClassDef]] = {}
     for source in program.sources:
-        for node in source.nodes:
-            for base in node.bases if isinstance(node, ast.ClassDef) else []:
+        for node in source.of(ast.ClassDef):
+            for base in node.bases:
                 above = definition(program, base)
-                if isinstance(above, ast.ClassDef) and isinstance(node, ast.ClassDef):
+                if isinstance(above, ast.ClassDef):
                     found.setdefault(above, []).append(node)
     return found
 
@@ -135,6 +136,13 @@ def _callee(program: Program, call: ast.Call) -> Function | None:
     return None
 
 
+@remembered
+def called(program: Program, call: ast.Call) -> list[Function]:
+    """The local functions that a call may run at once: one, or the callbacks' hooks of its name."""
+    found = callee(program, call)
+    return [*([found] if found is not None else []), *(hook for hook, _ in hooks(program, call, found))]
+
+
 def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
     """The local class of an object, where the name or attribute was bound to what the class returns."""
     source = program.owner[node]
@@ -142,12 +150,16 @@ def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
         case ast.Name(id=name):
             found = bindings(program, node, name)
         case ast.Attribute():
-            found = source.attributes.get(ast.unparse(node), [])
+            found = source.attributes.get(text_of(node), [])
         case ast.Call():
             owner = definition(program, node.func)
             return owner if isinstance(owner, ast.ClassDef) else None
+        case ast.Subscript(value=holder):
+            return element_of(program, holder, definition)
         case _:
             return None
+    if (owner := of_item(program, found, definition)) is not None:
+        return owner
     for binding in found:
         value = binding.value if binding.kind == "value" else None
         for place in binding.path:  # a, b = A(), B()
@@ -160,77 +172,4 @@ def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
         owner = definition(program, value.func) if isinstance(value, ast.Call) else None
         if isinstance(owner, ast.ClassDef):
             return owner
-    return None
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """A place where a function is started; `offset`: parameters that the call itself fills (self; a spawned rank)."""
-
-    call: ast.Call
-    function: Function
-    arguments: list[ast.expr]
-    offset: int
-    spawned: bool = False
-
-
-def sites(program: Program, function: Function) -> list[Site]:
-    """Where a function is called, or started in other processes."""
-    if "sites" not in program.memo:
-        found: dict[Function, list[Site]] = {}
-        for call in program.calls:
-            for site in _sites(program, call):
-                found.setdefault(site.function, []).append(site)
-        program.memo["sites"] = found
-    known = program.memo["sites"]
-    assert isinstance(known, dict)
-    result: list[Site] = known.get(function, [])
-    return result
-
-
-def _sites(program: Program, call: ast.Call) -> Iterator[Site]:
-    function = callee(program, call)
-    if function is not None:
-        bound = isinstance(program.owner[function].parents[function], ast.ClassDef)
-        static = any(last_name(each) == "staticmethod" for each in function.decorator_list)
-        filled = bound and not static
-        if filled and isinstance(call.func, ast.Attribute) and last_name(call.func) != "__init__":
-            through = isinstance(definition(program, call.func.value), ast.ClassDef)
-            filled = not through or any(last_name(each) == "classmethod" for each in function.decorator_list)
-        yield Site(call, function, list(call.args), int(filled))
-    name = last_name(call.func)
-    keywords = {each.arg: each.value for each in call.keywords}
-    target = keywords.get("target") or keywords.get("fn") or (call.args[0] if call.args else None)
-    if name in ("spawn", "start_processes", "Process", "Thread", "notebook_launcher", "run", "launch") and target:
-        started = definition(program, target)
-        if isinstance(started, Function):
-            given = keywords.get("args") or (call.args[1] if len(call.args) > 1 and name != "Process" else None)
-            arguments = list(given.elts) if isinstance(given, ast.Tuple | ast.List) else []
-            yield Site(call, started, arguments, int(name in ("spawn", "start_processes")), name != "Thread")
-
-
-def argument(site: Site, parameter: str) -> ast.expr | None:
-    """What a call gives for a parameter: None where that is the default, or can't be told."""
-    if not site.spawned:
-        for keyword in site.call.keywords:
-            if keyword.arg == parameter:
-                return keyword.value
-    names = [each.arg for each in parameters(site.function)]
-    if parameter not in names:
-        return None
-    place = names.index(parameter) - site.offset
-    if 0 <= place < len(site.arguments) and not any(isinstance(a, ast.Starred) for a in site.arguments[: place + 1]):
-        return site.arguments[place]
-    return None
-
-
-def default(function: Function, parameter: str) -> ast.expr | None:
-    """The default of a parameter, where it has one."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    for each, value in zip(reversed(positional), reversed(function.args.defaults), strict=False):
-        if each.arg == parameter:
-            return value
-    for each, other in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
-        if each.arg == parameter:
-            return other
     return None

@@ -1,14 +1,17 @@
 """From files and folders to findings."""
 
 import ast
+import gc
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lockstep.commands.lint.rules as _rules
 from lockstep.commands.lint.program import Program, load
-from lockstep.commands.lint.roles import library
 from lockstep.commands.lint.rule import RULES, Finding, Hit, Rule
+from lockstep.commands.lint.several import library
 from lockstep.commands.lint.source import Source, silenced
+from lockstep.commands.lint.tree import text_of
 
 _ELSEWHERE = {
     ".git",
@@ -23,6 +26,7 @@ _ELSEWHERE = {
     "site-packages",
 }
 _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "accelerate", "ignite", "timm", "torchvision", "horovod.torch")
+_MANY = 200  # files, of which about 100 MB are kept until the process ends
 assert _rules  # importing them has entered them
 
 
@@ -43,6 +47,28 @@ def check(paths: list[Path], codes: frozenset[str]) -> tuple[list[Finding], list
 
     A file that another one of them imports is checked with that one: alone it shows a part of the program.
     """
+    with _uncollected(len(paths)):
+        return _check(paths, codes)
+
+
+@contextmanager
+def _uncollected(files: int) -> Iterator[None]:
+    """Without the garbage collector, which would go through all trees again and again: they are held to the end.
+
+    It would also go through them once more afterwards, for a second where they are many: those are left to the exit.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            if files > _MANY:
+                gc.freeze()
+            gc.enable()
+
+
+def _check(paths: list[Path], codes: frozenset[str]) -> tuple[list[Finding], list[Path]]:
     parsed: dict[Path, Source | None] = {}
     programs = {path: program for path in paths if (program := load(path, parsed))}
     broken = [path for path in paths if path not in programs]
@@ -54,13 +80,19 @@ def check(paths: list[Path], codes: frozenset[str]) -> tuple[list[Finding], list
     for path, program in programs.items():
         if (path.resolve() not in imported or _starts(program.root)) and library(program, *_LIBRARIES):
             found.update(_findings(program, names, codes))
-    return sorted(found), broken
+    return sorted(_fullest(found)), broken
+
+
+def _fullest(found: set[Finding]) -> Iterator[Finding]:
+    """Without those that say nothing more than another at their place: two ways may lead to one fault."""
+    said = {(each.path, each.line, each.column, each.code) for each in found if each.detail}
+    return (each for each in found if each.detail or (each.path, each.line, each.column, each.code) not in said)
 
 
 def _starts(source: Source) -> bool:
     """Whether a file is a program, by its main guard."""
     return any(
-        isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) and "__main__" in ast.unparse(node.test)
+        isinstance(node, ast.If) and "__name__" in text_of(node.test) and "__main__" in text_of(node.test)
         for node in source.tree.body
     )
 

@@ -4,11 +4,12 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.calls import Site
 from lockstep.commands.lint.frames import Frame, Key, held, truth
 from lockstep.commands.lint.places import inside, over_loader
 from lockstep.commands.lint.program import Program, last_name, remembered
+from lockstep.commands.lint.sites import Site
 from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import children, text_of, walk
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,14 @@ def silences(program: Program, node: ast.expr, frame: Frame) -> bool:
 
 def quiet(node: ast.AST) -> bool:
     """Whether no_grad or inference_mode stands somewhere in it."""
-    text = ast.unparse(node)
+    text = text_of(node)
     return "no_grad" in text or "inference_mode" in text
 
 
 def around_yield(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """A context manager's statements before and after its yield."""
     for number, node in enumerate(body):
-        if any(isinstance(each, ast.Yield) for each in ast.walk(node)):
+        if any(isinstance(each, ast.Yield) for each in walk(node)):
             if isinstance(node, ast.With):
                 before, after = around_yield(node.body)
             elif isinstance(node, ast.Try):
@@ -123,7 +124,7 @@ def optimized(_: Program, node: ast.Call) -> list[ast.expr]:
     for part in [*node.args, *(each.value for each in node.keywords)]:
         if isinstance(part, ast.Name | ast.Attribute) and re.search(r"optim|param_group", name):
             found.append(part)
-        known = [each for each in ast.walk(part) if isinstance(each, ast.Attribute)]
+        known = [each for each in walk(part) if isinstance(each, ast.Attribute)]
         found += [each.value for each in known if each.attr in ("parameters", "named_parameters")]
     return found
 
@@ -131,25 +132,26 @@ def optimized(_: Program, node: ast.Call) -> list[ast.expr]:
 @remembered
 def calls_of(_: Program, node: ast.AST) -> list[ast.Call]:
     """The calls of an expression or a simple statement, the inner ones first."""
-    found, waiting = [], [node]
+    found, waiting = list[ast.Call](), list(children(node))
     while waiting:
         each = waiting.pop()
         if isinstance(each, ast.Call):
             found.append(each)
-        waiting.extend(inner for inner in ast.iter_child_nodes(each) if not isinstance(inner, ast.Lambda))
-    return found[::-1]
+        if not isinstance(each, ast.Lambda):
+            waiting += children(each)
+    return [*found[::-1], *([node] if isinstance(node, ast.Call) else [])]
 
 
 @remembered
 def comprehension(program: Program, node: ast.stmt) -> ast.comprehension | None:
     """The part `for x, y in loader` of a comprehension within a statement."""
-    parts = [each for each in ast.walk(node) if isinstance(each, ast.comprehension)]
+    parts = [each for each in walk(node) if isinstance(each, ast.comprehension)]
     return next((each for each in parts if over_loader(program, each)), None)
 
 
 def of_module(function: Function) -> bool:
     """Whether a method is a module's own train() or eval(), which hands on to torch's."""
-    return "super()" in ast.unparse(function)
+    return "super()" in text_of(function)
 
 
 def joined(one: Modes, other: Modes, text: str) -> Modes:

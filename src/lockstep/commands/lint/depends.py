@@ -3,11 +3,15 @@
 import ast
 from collections.abc import Callable, Iterator
 
-from lockstep.commands.lint.calls import argument, callee, sites
-from lockstep.commands.lint.origins import DEPTH
-from lockstep.commands.lint.parts import returns
-from lockstep.commands.lint.program import Program, bindings, last_name
-from lockstep.commands.lint.source import Binding, Function, class_of
+from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.origins import DEPTH, origins
+from lockstep.commands.lint.parts import entries, of_self
+from lockstep.commands.lint.program import Program, bindings, last_name, remembered
+from lockstep.commands.lint.results import returns
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Binding, Function
+from lockstep.commands.lint.tree import text_of, walk
 
 
 def depends(
@@ -15,15 +19,52 @@ def depends(
 ) -> bool:
     """Whether something wanted enters the computation of a value, here or where its names were bound."""
     seen = set() if seen is None else seen
-    for each in ast.walk(node):
+    passed = set[ast.AST]()
+    for each in walk(node):
+        if each in passed:
+            continue
         if wanted(each):
             return True
+        entry = _entry(program, each) if isinstance(each, ast.Subscript) and depth <= DEPTH else None
+        if entry is not None:
+            if each not in seen and any(depends(program, value, wanted, depth + 1, seen) for value in entry):
+                return True
+            seen.add(each)
+            passed.update(walk(each))
+            continue
         if each in seen or depth > DEPTH or not isinstance(each, ast.Name | ast.Attribute | ast.Call):
             continue
         seen.add(each)
         if any(depends(program, value, wanted, depth + 1, seen) for value in entering(program, each)):
             return True
     return False
+
+
+def _entry(program: Program, node: ast.Subscript) -> list[ast.AST] | None:
+    """The value of `logs["loss"]` where logs is a dictionary that is written out; None where it isn't."""
+    if isinstance(node.slice, ast.Slice | ast.Tuple | ast.BinOp):
+        return None
+    made = origins(program, node.value)
+    if not made or not all(isinstance(each, ast.Dict) and None not in each.keys for each in made):
+        return None
+    if any(_returned(program, each) for each in made):
+        return None  # the call that made it enters as well
+    keys = [each.value if isinstance(each, ast.Constant) else None for each in origins(program, node.slice)]
+    found = [entries(program, each, key) for each in made for key in keys if isinstance(key, str)]
+    if len(found) != len(made) * len(keys) or not all(found):
+        return None
+    return [value for parts in found for value, path in parts if not path]
+
+
+def _returned(program: Program, made: ast.AST) -> bool:
+    """Whether a dictionary is returned by the function that it stands in, by itself or by its name."""
+    source = program.owner[made]
+    parent, function = source.parents[made], function_of(source, made)
+    names = {each.id for each in getattr(parent, "targets", []) if isinstance(each, ast.Name)}
+    if function is None:
+        return False
+    values = [each for each in returns(program, function) if each is not None]
+    return any(each is made or (isinstance(each, ast.Name) and each.id in names) for v in values for each in walk(v))
 
 
 def entering(program: Program, node: ast.AST) -> Iterator[ast.AST]:
@@ -42,14 +83,34 @@ def entering(program: Program, node: ast.AST) -> Iterator[ast.AST]:
                     yield binding.node  # with its operator
         case ast.Attribute():
             for source in program.sources:
-                for binding in source.attributes.get(ast.unparse(node), []):
+                for binding in source.attributes.get(text_of(node), []):
                     if binding.value is not None:
                         yield binding.node if binding.kind == "aug" else _part(binding)  # with its operator
             yield from _of_property(program, node)
+            yield from _of_object(program, node)
         case ast.Call():
             called = callee(program, node)
             if called is not None and called.name != "__init__":
                 yield from (value for value in returns(program, called) if value is not None)
+
+
+def _of_object(program: Program, node: ast.Attribute) -> Iterator[ast.AST]:
+    """What a local class's methods set an attribute to, that is read from outside: `run.accuracy`."""
+    if node.attr not in _set_by_self(program) or (isinstance(node.value, ast.Name) and node.value.id == "self"):
+        return
+    for made in origins(program, node.value):
+        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+        if isinstance(made, ast.arg) and made.arg == "self":
+            owner = class_of(program.owner[made], made)
+        for binding in of_self(program, owner, f"self.{node.attr}") if isinstance(owner, ast.ClassDef) else []:
+            if binding.value is not None:
+                yield binding.node if binding.kind == "aug" else _part(binding)
+
+
+@remembered
+def _set_by_self(program: Program) -> frozenset[str]:
+    known = [name for source in program.sources for name in source.attributes if name.startswith("self.")]
+    return frozenset(name.removeprefix("self.") for name in known)
 
 
 def _part(binding: Binding) -> ast.AST:

@@ -3,9 +3,10 @@
 import ast
 import re
 
+from lockstep.commands.lint.around import class_of
 from lockstep.commands.lint.calls import callee, definition, instance_of
-from lockstep.commands.lint.program import Program, qualified, remembered
-from lockstep.commands.lint.source import Function, class_of
+from lockstep.commands.lint.program import Program, bindings, qualified, remembered
+from lockstep.commands.lint.source import Function
 
 _HOOK = re.compile(r"^(on|after|before|post|pre)_|_(end|start|begin|hook)$")
 
@@ -39,15 +40,42 @@ def hooks_run(program: Program, call: ast.Call) -> list[Function]:
     return hooks(program, call.func.attr) if instance_of(program, call.func.value) is None else []
 
 
+def is_hook(program: Program, function: Function) -> bool:
+    """Whether a function is a method named like a hook, of a class that the program makes objects of."""
+    owner = _owner(program, function)
+    return owner is not None and owner in makings(program) and bool(_HOOK.search(function.name))
+
+
 def runs_of(program: Program, function: Function) -> list[ast.AST]:
     """The places that run a hook: its name called on an object, or handed over as a text to what calls getattr."""
-    owner = _owner(program, function)
-    if owner is None or owner not in makings(program) or not _HOOK.search(function.name):
+    if not is_hook(program, function):
         return []
     found: list[ast.AST] = [
         call for call in program.named.get(function.name, []) if function in hooks_run(program, call)
     ]
     return found + (_texts(program).get(function.name, []) if program.named.get("getattr") else [])
+
+
+def handed_on(program: Program, function: Function) -> list[ast.AST]:
+    """Where a function is registered to be run later: signal.signal(number, stop), trainer.on(event)."""
+    found: list[ast.AST] = []
+    for meaning, place in (("signal.signal", 1), ("atexit.register", 0)):
+        for call in program.named.get(meaning.rpartition(".")[2], []):
+            if qualified(program, call.func) == meaning and len(call.args) > place:
+                given = call.args[place]
+                named = isinstance(given, ast.Name) and any(
+                    binding.value is function for binding in bindings(program, given, given.id)
+                )
+                if named or definition(program, given) is function:
+                    found.append(call)
+    for call in program.named.get("add_event_handler", []):
+        if len(call.args) > 1 and definition(program, call.args[1]) is function:
+            found.append(call)
+    for each in function.decorator_list:
+        event = isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "on"
+        if event or qualified(program, each) == "atexit.register":
+            found.append(function)
+    return found
 
 
 @remembered

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import entering
 from lockstep.commands.lint.origins import origins
@@ -10,7 +11,8 @@ from lockstep.commands.lint.program import Program, bindings, last_name, qualifi
 from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.roles import constant, given, spread
 from lockstep.commands.lint.seeding import alike, by_rank
-from lockstep.commands.lint.source import Function, function_of
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import children, text_of, walk
 
 
 def differs(program: Program, draw: ast.Call) -> bool:
@@ -82,6 +84,8 @@ _MADE = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random"
 
 def _of_generator(program: Program, node: ast.expr) -> str:
     """A generator object: "own" where it is seeded by the rank, or by the machine's entropy."""
+    if any(by_rank(program, each) for each in _seeded_later(program, node)):
+        return "own"
     for made in origins(program, node):
         if not isinstance(made, ast.Call):
             return ""
@@ -92,6 +96,17 @@ def _of_generator(program: Program, node: ast.expr) -> str:
         if qualified(program, made.func) in _MADE:
             return "own" if on_rank(program, made.args[0]) else ""
     return ""
+
+
+def _seeded_later(program: Program, node: ast.expr) -> list[ast.Call]:
+    """`generator.manual_seed(...)` of a name, as a statement of the same function."""
+    source, found = program.owner[node], []
+    for call in program.named.get("manual_seed", []) if isinstance(node, ast.Name | ast.Attribute) else []:
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        same = owner is not None and text_of(owner) == text_of(node) and program.owner[call] is source
+        if same and function_of(source, call) is function_of(source, node) and call.lineno < node.lineno:
+            found.append(call)
+    return found
 
 
 @remembered
@@ -122,9 +137,7 @@ def draws_in(program: Program, node: ast.AST) -> list[ast.Call]:
         each = waiting.pop()
         if isinstance(each, ast.Lambda):
             continue
-        inner = [
-            one for one in ast.iter_child_nodes(each) if not (isinstance(one, ast.keyword) and one.arg == "transform")
-        ]
+        inner = [one for one in children(each) if not (isinstance(one, ast.keyword) and one.arg == "transform")]
         if isinstance(each, ast.Name | ast.Attribute | ast.Call):
             inner += entering(program, each)
         if isinstance(each, ast.Name) and (call := _shuffled(program).get(_place(program, each) or (each, ""))):
@@ -142,6 +155,6 @@ def _set_up(program: Program, call: ast.Call) -> Iterator[ast.AST]:
     """The draws in the __init__ of a local data set."""
     made = callee(program, call)
     if isinstance(made, Function) and made.name == "__init__":
-        for each in ast.walk(made):
+        for each in walk(made):
             if isinstance(each, ast.Call) and last_name(each.func) in _DRAWS:
                 yield each

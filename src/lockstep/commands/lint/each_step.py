@@ -5,14 +5,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.calls import Site, argument, callee, definition
+from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.dispatch import hooks, hooks_run
 from lockstep.commands.lint.places import backwards, step_loops
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.ranks import is_first, rank_like
-from lockstep.commands.lint.roles import library, lightning
 from lockstep.commands.lint.rules.by_ignite import engine_step
-from lockstep.commands.lint.source import Function, parameters
+from lockstep.commands.lint.several import library, lightning
+from lockstep.commands.lint.sites import Site, argument
+from lockstep.commands.lint.source import Function, Loop, parameters
+from lockstep.commands.lint.tree import children, text_of, walk
 
 _SEVERAL = re.compile(
     r"is_(dist_?)?(avail\w*|initialized|distributed)|world(_size)?(\(\))? > 1|^(\w+\.)?distributed$|is_dist"
@@ -47,7 +49,7 @@ class _Walk:
 
     def holds(self, node: ast.AST) -> bool:
         """Whether a step's backward pass, or the optimizer's step, stands within a node."""
-        return any(each in self.steps for each in ast.walk(node))
+        return any(each in self.steps for each in walk(node))
 
     def visit(self, node: ast.AST) -> None:
         if len(self.found) > _MOST or isinstance(node, Function | ast.Lambda | ast.ClassDef):
@@ -74,7 +76,7 @@ class _Walk:
                     self.visit(item)
                 self.block(body)
             case _:
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     self.visit(child)
         if isinstance(node, ast.Call):
             self.call(node)
@@ -95,14 +97,34 @@ class _Walk:
         self.seen.add(key)
         if _evaluates(function) and not self.holds(function):
             return  # once in an epoch, whose loop is the step's where one batch holds all
+        for around in _decorators(self.program, function):
+            self.block(around.body)
         self.block(function.body)
         for name in names:
             for each in hooks(self.program, name):
                 self.run(each, None)
 
 
+def _decorators(program: Program, function: Function) -> Iterator[Function]:
+    """What local decorators put in a function's place, which runs at each call of it."""
+    for mark in function.decorator_list:
+        local = definition(program, mark.func if isinstance(mark, ast.Call) else mark)
+        if isinstance(local, Function):
+            yield from (each for each in walk(local) if isinstance(each, Function) and each is not local)
+
+
+def _handing_on(program: Program, loop: Loop) -> list[ast.stmt]:
+    """What a local generator runs for each batch that it hands on to a loop."""
+    made = loop.iter if isinstance(loop, ast.For) else None
+    if isinstance(made, ast.Call) and last_name(made.func) in ("enumerate", "tqdm") and made.args:
+        made = made.args[0]
+    function = callee(program, made) if isinstance(made, ast.Call) else None
+    inner = [each for each in walk(function) if isinstance(each, ast.For)] if function is not None else []
+    return [part for each in inner if any(isinstance(one, ast.Yield) for one in walk(each)) for part in each.body]
+
+
 def _evaluates(function: Function) -> bool:
-    return any(isinstance(each, ast.Call) and last_name(each.func) == "eval" for each in ast.walk(function))
+    return any(isinstance(each, ast.Call) and last_name(each.func) == "eval" for each in walk(function))
 
 
 def about_ranks(program: Program, test: ast.expr) -> bool:
@@ -113,14 +135,14 @@ def about_ranks(program: Program, test: ast.expr) -> bool:
         case ast.BoolOp(values=values):
             return all(about_ranks(program, each) for each in values)
         case ast.Compare(left=left, comparators=[ast.Constant() | ast.UnaryOp()]) if rank_like(program, left):
-            return not any(isinstance(each, ast.BinOp) for each in ast.walk(left))
+            return not any(isinstance(each, ast.BinOp) for each in walk(left))
         case ast.Attribute(attr="sync_gradients"):
             return True  # of Accelerate: in each step of the optimizer
         case ast.Name() | ast.Attribute() | ast.Call():
             name = last_name(test.func if isinstance(test, ast.Call) else test).lower()
             if is_first(name):
                 return True
-    return bool(_SEVERAL.search(ast.unparse(test).lower())) and not _SWITCHES.search(ast.unparse(test).lower())
+    return bool(_SEVERAL.search(text_of(test).lower())) and not _SWITCHES.search(text_of(test).lower())
 
 
 def _leaves(condition: ast.If) -> bool:
@@ -130,7 +152,7 @@ def _leaves(condition: ast.If) -> bool:
 def _dispatched(program: Program, function: Function, call: ast.Call) -> list[str]:
     """The names of the methods that a function runs by getattr(hook, name)(), where the call gives the name."""
     found = []
-    for each in ast.walk(function):
+    for each in walk(function):
         match each:
             case ast.Call(func=ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Name(id=name), *_])):
                 bound = isinstance(program.owner[function].parents[function], ast.ClassDef)
@@ -149,12 +171,12 @@ def each_step(program: Program) -> list[tuple[ast.AST, list[ast.AST]]]:
     steps: set[ast.AST] = {*backwards(program)}
     for call in program.named.get("step", []):
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if owner is not None and re.search(r"opt|scaler", ast.unparse(owner).lower()):
+        if owner is not None and re.search(r"opt|scaler", text_of(owner).lower()):
             steps.add(call)
     found: list[tuple[ast.AST, list[ast.AST]]] = []
     for root, body in _roots(program):
         walk = _Walk(program, steps)
-        walk.block(body)
+        walk.block([*_handing_on(program, root), *body] if isinstance(root, Loop) else body)
         found.append((root, walk.found))
     return found
 
@@ -175,11 +197,11 @@ def _of_ignite(program: Program) -> Iterator[Function]:
     trains = set(backwards(program))
     for call in program.named.get("Engine", []):
         step = engine_step(program, call)
-        if step is not None and any(each in trains for each in ast.walk(step)):
+        if step is not None and any(each in trains for each in walk(step)):
             yield step
     for source in program.sources:
-        for node in source.nodes:
-            if isinstance(node, Function) and any(_each_iteration(one) for one in node.decorator_list):
+        for node in source.functions:
+            if any(_each_iteration(one) for one in node.decorator_list):
                 yield node
     for call in program.named.get("add_event_handler", []):
         handler = definition(program, call.args[1]) if len(call.args) > 1 and _each_iteration(call) else None
@@ -191,5 +213,5 @@ def _each_iteration(node: ast.expr) -> bool:
     """`trainer.on(Events.ITERATION_COMPLETED)`, without `every`."""
     if not isinstance(node, ast.Call) or not node.args or not isinstance(node.func, ast.Attribute):
         return False
-    event, owner = ast.unparse(node.args[0]), ast.unparse(node.func.value)
+    event, owner = text_of(node.args[0]), text_of(node.func.value)
     return bool(re.fullmatch(r"(\w+\.)*Events\.ITERATION_(COMPLETED|STARTED)", event)) and "train" in owner

@@ -48,8 +48,10 @@ def applied(text: bytes, edits: list[Edit]) -> bytes:
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     mark = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+    crossed = text.count(b"\r\n") == text.count(b"\n") > 0  # a file with Windows' line ends keeps them
     for edit in sorted(edits, key=lambda each: (each.line, each.column), reverse=True):
         first = starts[edit.line - 1] + edit.column + (mark if edit.line == 1 else 0)
         last = starts[edit.end_line - 1] + edit.end_column + (mark if edit.end_line == 1 else 0)
-        text = text[:first] + edit.text.encode() + text[last:]
+        put = edit.text.replace("\n", "\r\n") if crossed else edit.text
+        text = text[:first] + put.encode() + text[last:]
     return text

@@ -2,13 +2,14 @@
 
 import ast
 import re
+from functools import cache
 
-from lockstep.commands.lint.calls import callee, definition, method, sites
-from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import inside
+from lockstep.commands.lint.around import function_of
+from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.metric_objects import left_apart
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.source import Function, Loop, class_of, function_of
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import children, text_of, walk, yields
 
 _REDUCER = re.compile(
     r"reduce|gather|synchroni[sz]e|sync_between|metric_average|^compute$|^sync$|sync_dist|average_over|merge"
@@ -16,24 +17,27 @@ _REDUCER = re.compile(
 _TOLD = re.compile(
     r"^(print|log|info|add_scalar|add_scalars|log_metrics|write|log_metric|track|debug|warning|writerow|dump)$"
 )
+_ADDING = ("append", "update", "extend", "add", "add_batch", "index_add_", "index_put_", "scatter_add_")
 
 
 def is_reduction(node: ast.AST) -> bool:
     """A call that puts values of all ranks together, by its name."""
-    return isinstance(node, ast.Call) and bool(_REDUCER.search(last_name(node.func).lower()))
+    return isinstance(node, ast.Call) and _named_as_reduction(last_name(node.func))
+
+
+@cache
+def _named_as_reduction(name: str) -> bool:
+    return bool(_REDUCER.search(name.lower()))
 
 
 def reduces(program: Program, node: ast.AST) -> bool:
     """A call that puts values of all ranks together: by its name, or by what the local function runs at once."""
+    if not isinstance(node, ast.Call):
+        return False
     if is_reduction(node):
-        return True
-    function = callee(program, node) if isinstance(node, ast.Call) else None
-    if (
-        function is None
-        and isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and not is_telling(node)
-    ):
+        return not left_apart(program, node)
+    function = callee(program, node)
+    if function is None and isinstance(node.func, ast.Attribute) and not is_telling(node):
         known = program.methods.get(node.func.attr, []) if not qualified(program, node.func) else []
         return any(_reduces_at_once(program, each) for each in known if each.name not in ("update", "__init__"))
     return function is not None and _reduces_at_once(program, function)
@@ -41,12 +45,12 @@ def reduces(program: Program, node: ast.AST) -> bool:
 
 def _reduces_at_once(program: Program, function: Function) -> bool:
     """Whether a function puts the ranks' values together, and is no loop over batches or phase of training."""
-    if function.name == "__init__" or "yield" in ast.unparse(function):
+    if function.name == "__init__" or yields(function):
         return False
     key = ("reduces", function)
     if key not in program.memo:
         program.memo[key] = False  # a circle adds nothing
-        inner = [each for part in function.body for each in ast.walk(part)]
+        inner = [each for part in function.body for each in walk(part)]
         loops = any(isinstance(each, Loop) for each in inner)
         program.memo[key] = not loops and any(reduces(program, each) for each in inner)
     return bool(program.memo[key])
@@ -69,7 +73,7 @@ def own_nodes(program: Program, node: ast.AST) -> list[ast.AST]:
 @remembered
 def _nodes_of(program: Program, scope: Function | ast.Module) -> list[ast.AST]:
     if isinstance(scope, Function):
-        return list(ast.walk(scope))
+        return list(walk(scope))
     source = program.owner[scope]
     return [each for each in source.nodes if function_of(source, each) is None]
 
@@ -86,7 +90,7 @@ def root_name(node: ast.AST) -> str:
 def added_up(loop: Loop) -> set[str]:
     """The names that a loop's passes add to: by +=, by x = x + ..., by .append, .update and the like."""
     found = set()
-    for node in ast.walk(loop):
+    for node in walk(loop):
         match node:
             case ast.AugAssign(target=target, op=ast.Add()) | ast.Assign(targets=[ast.Subscript() as target]):
                 found.add(root_name(target))
@@ -94,7 +98,7 @@ def added_up(loop: Loop) -> set[str]:
                 found.add(root_name(target))
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if _smoothed(value, name):
                 found.add(name)
-            case ast.Call(func=ast.Attribute(value=value, attr="append" | "update" | "extend" | "add" | "add_batch")):
+            case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _ADDING:
                 found.add(root_name(value))
     return found - {"", "optimizer", "pbar", "progress_bar", "bar", "tbar", "step", "global_step", "i", "steps"}
 
@@ -112,7 +116,9 @@ def tainted(nodes: list[ast.AST], names: set[str]) -> set[str]:
         size = len(found)
         for node in nodes:
             if isinstance(node, ast.For) and _written_out(node.iter) and mentions(node.iter, found):
-                found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+                found |= {each.id for each in walk(node.target) if isinstance(each, ast.Name)}
+            if isinstance(node, ast.Call) and (kept := _kept_in(node)) and mentions(node.args[-1], found):
+                found.add(kept)
             if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 if mentions(node.value, found):
@@ -123,80 +129,29 @@ def tainted(nodes: list[ast.AST], names: set[str]) -> set[str]:
             return found
 
 
+def _kept_in(call: ast.Call) -> str:
+    """`history` of history["loss"].append(x)."""
+    match call.func:
+        case ast.Attribute(value=ast.Name() | ast.Subscript() | ast.Attribute() as holder, attr="append" | "extend"):
+            return root_name(holder) if call.args and root_name(holder) != "self" else ""
+    return ""
+
+
 def _written_out(node: ast.expr) -> bool:
     """(a, b), sums.values(), zip(a, b): a loop over a few numbers."""
     if isinstance(node, ast.Call):
-        return last_name(node.func) in ("values", "items", "zip", "enumerate") and "loader" not in ast.unparse(node)
+        return last_name(node.func) in ("values", "items", "zip", "enumerate") and "loader" not in text_of(node)
     return isinstance(node, ast.Tuple | ast.List)
 
 
 def mentions(node: ast.AST, names: set[str]) -> bool:
     """Whether one of these names is read within a node."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and each.id in names:
-            return True
-        if isinstance(each, ast.Attribute) and root_name(each) in names:
-            return True
-    return False
-
-
-@remembered
-def is_reduced(program: Program, loop: Loop) -> bool:
-    """Whether what a loop adds up is put together over the ranks: in the loop, after it, or by who called it."""
-    if any(reduces(program, each) for each in inside(program, loop)):
-        return True
-    nodes = own_nodes(program, loop)
-    names = tainted(nodes, added_up(loop))
-    if any(_reduces_itself(program, each) for each in ast.walk(loop)):
-        return True
-    if any(reduces(program, each) and mentions(each, names) for each in nodes):
-        return True
-    if any(_reduced_by_method(program, loop, name) for name in names if name.startswith("self.")):
-        return True
-    function = function_of(program.owner[loop], loop)
-    return function is not None and any(_reduced_by_caller(program, site.call) for site in sites(program, function))
-
-
-def _reduced_by_method(program: Program, loop: Loop, name: str) -> bool:
-    """Whether another method of the loop's class puts an attribute's values of all ranks together."""
-    owner = class_of(program.owner[loop], loop)
-    for each in owner.body if owner is not None else ():
-        if isinstance(each, Function) and each is not function_of(program.owner[loop], loop):
-            nodes = list(ast.walk(each))
-            names = tainted(nodes, {name})
-            if any(reduces(program, node) and mentions(node, names) for node in nodes):
-                return True
-    return False
-
-
-def _reduces_itself(program: Program, node: ast.AST) -> bool:
-    """Whether a call is a method's of a local class that puts the ranks' values together."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-        return False
-    for made in origins(program, node.func.value) if node.func.attr in ("update", "add", "add_batch") else []:
-        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
-        found = method(program, owner, node.func.attr) if isinstance(owner, ast.ClassDef) else None
-        if found is not None and any(reduces(program, each) for each in ast.walk(found)):
-            return True
-    return False
-
-
-def _reduced_by_caller(program: Program, call: ast.Call, depth: int = 0) -> bool:
-    for node in own_nodes(program, call):
-        if isinstance(node, ast.Call) and node is not call and reduces(program, node):
-            parts = [*node.args, *(each.value for each in node.keywords)]
-            if isinstance(node.func, ast.Attribute):
-                parts.append(node.func.value)
-            if any(depends(program, part, lambda each: each is call) for part in parts):
-                return True
-    function = function_of(program.owner[call], call)
-    returned = function is not None and any(
-        isinstance(each, ast.Return) and each.value and depends(program, each.value, lambda one: one is call)
-        for each in ast.walk(function)
-    )
-    if not returned or function is None or depth > 3:
-        return False
-    return any(_reduced_by_caller(program, site.call, depth + 1) for site in sites(program, function))
+    known: set[str] | None = node.__dict__.get("mentioned")
+    if known is None:
+        known = {each.id for each in walk(node) if isinstance(each, ast.Name)}
+        known |= {root_name(each) for each in walk(node) if isinstance(each, ast.Attribute)}
+        node.__dict__["mentioned"] = known
+    return not known.isdisjoint(names)
 
 
 def first_read(program: Program, loop: Loop) -> ast.stmt | None:
@@ -205,11 +160,7 @@ def first_read(program: Program, loop: Loop) -> ast.stmt | None:
     names = added_up(loop)
     known = [each for each in own_nodes(program, loop) if isinstance(each, ast.stmt) and each.lineno > last]
     for each in sorted(known, key=lambda one: one.lineno):
-        parts = (
-            [each]
-            if not hasattr(each, "body")
-            else [part for part in ast.iter_child_nodes(each) if isinstance(part, ast.expr)]
-        )
+        parts = [each] if not hasattr(each, "body") else [part for part in children(each) if isinstance(part, ast.expr)]
         if function_of(source, each) is function_of(source, loop) and any(mentions(part, names) for part in parts):
             return each
     return None
@@ -233,7 +184,7 @@ def option(program: Program, name: str) -> tuple[str, ast.expr | None]:
         keywords = {each.arg: each.value for each in call.keywords}
         if name in named:
             said = keywords.get("help")
-            parts = [each.value for each in ast.walk(said) if isinstance(each, ast.Constant)] if said else []
+            parts = [each.value for each in walk(said) if isinstance(each, ast.Constant)] if said else []
             helps.append(" ".join(map(str, parts)))
             defaults.append(keywords.get("default"))
     return "; ".join(helps), next(iter(defaults), None)

@@ -4,11 +4,13 @@ import ast
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.calls import Site, argument, default
-from lockstep.commands.lint.origins import is_ddp, origins
+from lockstep.commands.lint.around import class_of
+from lockstep.commands.lint.ddp import is_ddp
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.source import Binding, Function, class_of
+from lockstep.commands.lint.sites import Site, argument, default
+from lockstep.commands.lint.source import Binding, Function
 
 Key = frozenset[Hashable]  # the expressions that made an object
 

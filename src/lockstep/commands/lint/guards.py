@@ -3,11 +3,15 @@
 import ast
 import re
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, remembered
-from lockstep.commands.lint.ranks import side
-from lockstep.commands.lint.source import Function, above, function_of, parameters
+from lockstep.commands.lint.ranks import rank_like, side
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, parameters
+from lockstep.commands.lint.splitting import asks_for_object
+from lockstep.commands.lint.tree import text_of, walk
 
 
 def guard(program: Program, node: ast.AST) -> ast.If | ast.IfExp | None:
@@ -19,30 +23,56 @@ def guard(program: Program, node: ast.AST) -> ast.If | ast.IfExp | None:
 def kept_out(program: Program, node: ast.AST) -> ast.AST | None:
     """What keeps a part of the ranks from a place: a condition, or its function by a decorator."""
     found = _guard(program, node)
-    return found if isinstance(found, ast.If | ast.IfExp | ast.BoolOp | Function) else None
+    return found if isinstance(found, ast.If | ast.IfExp | ast.BoolOp | ast.While | ast.Match | Function) else None
+
+
+_HOLDERS = (
+    *(ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.AsyncFor, ast.While, ast.Match, ast.match_case, ast.With),
+    *(ast.AsyncWith, ast.Try, ast.TryStar, ast.ExceptHandler, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    ast.Module,
+)
 
 
 def _guard(program: Program, node: ast.AST) -> ast.AST | None:
-    source = program.owner[node]
-    inner: ast.AST = node
+    source, below = program.owner[node], list[tuple[str, ast.AST]]()
+    found: ast.AST | None = None
+    inner = node
     for outer in above(source, node):
-        if isinstance(outer, ast.If) and inner is not outer.test:
-            which = side(program, outer.test)
-            if (inner in outer.body and which) or (inner in outer.orelse and which):
-                return outer
-        if isinstance(outer, ast.IfExp) and inner is outer.body and side(program, outer.test):
-            return outer
-        if isinstance(outer, ast.BoolOp) and _behind(program, outer, inner):
-            return outer
-        if early := _early(program, outer, inner):
-            return early
-        if isinstance(outer, ast.With) and any(_one_first(each.context_expr) for each in outer.items):
-            return outer
-        if isinstance(outer, Function):
-            if any(only_on_one(program, each) for each in outer.decorator_list):
-                return outer
-            return None
+        if not isinstance(outer, _HOLDERS):
+            inner = outer
+            continue
+        key = ("guard", inner)  # what keeps ranks from a statement keeps them from all that is in it
+        if key in program.memo:
+            found = program.memo[key]
+            break
+        below.append(key)
+        if (found := _kept_by(program, outer, inner)) is not None or isinstance(outer, Function):
+            break
         inner = outer
+    program.memo.update(dict.fromkeys(below, found))
+    return found
+
+
+def _kept_by(program: Program, outer: ast.AST, inner: ast.AST) -> ast.AST | None:
+    """What of a node keeps a part of the ranks from what stands right below it: the node, or what is above there."""
+    if isinstance(outer, ast.If) and inner is not outer.test:
+        which = side(program, outer.test) or asks_for_object(program, outer.test)
+        if (inner in outer.body and which) or (inner in outer.orelse and which):
+            return outer
+    if isinstance(outer, ast.IfExp) and inner is outer.body and side(program, outer.test):
+        return outer
+    if isinstance(outer, ast.BoolOp) and _behind(program, outer, inner):
+        return outer
+    if isinstance(outer, ast.While) and inner in outer.body and side(program, outer.test):
+        return outer
+    if isinstance(outer, ast.Match) and inner is not outer.subject and rank_like(program, outer.subject):
+        return outer
+    if early := _early(program, outer, inner):
+        return early
+    if isinstance(outer, ast.With) and any(_one_first(each.context_expr) for each in outer.items):
+        return outer
+    if isinstance(outer, Function) and any(only_on_one(program, each) for each in outer.decorator_list):
+        return outer
     return None
 
 
@@ -64,8 +94,8 @@ def _one_first(node: ast.expr) -> bool:
 
 
 def _behind(program: Program, whole: ast.BoolOp, inner: ast.AST) -> bool:
-    """`rank == 0 and print(x)`, where that is a statement."""
-    if not (isinstance(whole.op, ast.And) and isinstance(program.owner[whole].parents[whole], ast.Expr)):
+    """`rank == 0 and print(x)`, `rank or print(x)`, where that is a statement."""
+    if not isinstance(program.owner[whole].parents[whole], ast.Expr):
         return False
     before = whole.values[: whole.values.index(inner)] if isinstance(inner, ast.expr) else []
     return any(side(program, each) for each in before)
@@ -84,12 +114,12 @@ def only_on_one(program: Program, node: ast.expr) -> bool:
 def _runs_on_one(program: Program, decorator: Function | ast.ClassDef) -> bool:
     """Whether a local decorator calls the function that it is given, and under a rank's condition alone."""
     source = program.owner[decorator]
-    inner = [each for each in ast.walk(decorator) if isinstance(each, Function)]
+    inner = [each for each in walk(decorator) if isinstance(each, Function)]
     given = {each.arg for function in inner for each in parameters(function)} - {"self"}
     calls = []
-    for each in ast.walk(decorator):
+    for each in walk(decorator):
         if isinstance(each, ast.Call):
-            kept = source.attributes.get(ast.unparse(each.func), []) if isinstance(decorator, ast.ClassDef) else []
+            kept = source.attributes.get(text_of(each.func), []) if isinstance(decorator, ast.ClassDef) else []
             held = any(isinstance(one.value, ast.Name) and one.value.id in given for one in kept)
             if (isinstance(each.func, ast.Name) and each.func.id in given) or held:
                 calls.append(each)

@@ -6,21 +6,25 @@ hold, so that `load(root, True)` and `load(root, False)` are told apart.
 
 import ast
 from collections.abc import Iterator
+from itertools import islice
 
-from lockstep.commands.lint.calls import argument, callee, default, definition, sites
-from lockstep.commands.lint.parts import returns
+from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.parts import set_in_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.source import Binding, Function, above, function_of
+from lockstep.commands.lint.results import returns
+from lockstep.commands.lint.sites import argument, default, sites
+from lockstep.commands.lint.source import Binding, Function
 from lockstep.commands.lint.ways import MOST, Made, assigned, entered, imported, within
+from lockstep.commands.lint.words import PREPARE_LOADERS
 
-_PREPARE = ("prepare", "setup_dataloaders", "prepare_data_loader")
-_DEPTH = 24  # hops in a row
+_DEPTH = 32  # hops in a row
 
 
 def resolve(program: Program, one: Made) -> list[Made]:
     """What may have made a value: calls of libraries and of classes, constants, and what can't be followed."""
-    return list(_resolve(program, one))[:MOST]
+    return list(islice(_resolve(program, one), MOST))
 
 
 def _resolve(program: Program, one: Made, path: tuple[int, ...] = ()) -> Iterator[Made]:
@@ -72,6 +76,8 @@ def _bound(program: Program, one: Made, binding: Binding, path: tuple[int, ...])
         yield from _resolve(program, within(one, binding.value), (*binding.path, *path))
     elif binding.kind == "import" and (value := imported(program, binding)) is not None:
         yield from _resolve(program, Made(value, {}, (*one.trail, one.node)), path)
+    elif binding.kind == "item" and binding.path and not path:
+        yield one  # known by its name alone
     else:
         yield within(one, binding.node)
 
@@ -115,6 +121,9 @@ def _entry(program: Program, one: Made, value: ast.expr, index: ast.expr) -> Ite
         for entry in _entries(program, made, wanted):
             found = True
             yield from _resolve(program, entry)
+        for given, loop, element in set_in_loops(program, made.node, wanted):
+            found = True
+            yield from _resolve(program, Made(given, {**made.given, loop: Made(element)}, made.trail))
     if not found:
         yield one
 
@@ -156,7 +165,8 @@ def _items(program: Program, source: Made) -> Iterator[Made]:
 def _of_call(program: Program, one: Made, path: tuple[int, ...]) -> Iterator[Made]:
     call = one.node
     assert isinstance(call, ast.Call)
-    function = callee(program, call)
+    function, place = callee(program, call), path[0] if path else 0
+    prepares = last_name(call.func) in PREPARE_LOADERS and isinstance(call.func, ast.Attribute)
     if function is not None and not isinstance(definition(program, call.func), ast.ClassDef):
         for site in [each for each in sites(program, function) if each.call is call]:
             inner = Made(call, entered(site, one), one.trail)
@@ -166,10 +176,7 @@ def _of_call(program: Program, one: Made, path: tuple[int, ...]) -> Iterator[Mad
             if values:
                 return
         yield one
-        return
-    place = path[0] if path else 0
-    prepares = last_name(call.func) in _PREPARE and isinstance(call.func, ast.Attribute)
-    if prepares and place < len(call.args) and (path or len(call.args) == 1):
+    elif prepares and place < len(call.args) and (path or len(call.args) == 1):
         yield from _resolve(program, within(one, call.args[place]), path[1:])
     elif last_name(call.func) in ("list", "iter", "cycle") and len(call.args) == 1 and not path:
         yield from _resolve(program, within(one, call.args[0]))
@@ -218,6 +225,10 @@ def decided(program: Program, test: Made) -> bool | None:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             found = decided(program, within(test, inner))
             return None if found is None else not found
+        case ast.BoolOp(op=op, values=values):
+            each = [decided(program, within(test, value)) for value in values]
+            decisive = isinstance(op, ast.Or)
+            return decisive if decisive in each else None if None in each else not decisive
         case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]):
             one, other = constant_of(program, within(test, left)), constant_of(program, within(test, right))
             return None if ... in (one, other) else (one == other) == isinstance(op, ast.Eq)

@@ -5,7 +5,8 @@ import re
 
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.instances import resolve
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.tree import text_of, walk
 from lockstep.commands.lint.ways import Made, within
 
 _DRAWS = re.compile(r"rand|permut|shuffle|sample|choice|split$|normal$|uniform|bootstrap")
@@ -15,7 +16,7 @@ Key = tuple[object, ...]
 def key(program: Program, one: Made, depth: int = 0) -> Key | None:
     """What a value is, told so that equal keys are equal things; None where more than one may be meant."""
     found = resolve(program, one)
-    if len(found) != 1 or depth > 8:
+    if len(found) != 1 or depth > 14:
         return None
     made = found[0]
     match made.node:
@@ -41,6 +42,8 @@ def key(program: Program, one: Made, depth: int = 0) -> Key | None:
         case ast.Attribute(value=value, attr=attr):
             base = key(program, within(made, value), depth + 1)
             return None if base is None else ("attribute", base, attr)
+        case ast.Name(id=name) if (item := _item(program, made.node)) is not None:
+            return item
         case ast.Name(id=name):
             return ("name", qualified(program, made.node) or name)
         case ast.arg() | ast.ClassDef():
@@ -57,12 +60,12 @@ def call_key(
 
 def _named(program: Program, made: Made, function: ast.expr, depth: int) -> object:
     local = definition(program, function) if function in program.owner else None
-    inner = [each for each in ast.walk(local) if isinstance(each, ast.Call)] if local is not None else []
+    inner = [each for each in walk(local) if isinstance(each, ast.Call)] if local is not None else []
     if _DRAWS.search(last_name(function)) or any(_DRAWS.search(last_name(each.func)) for each in inner):
         return made.node  # drawn anew by each call
     meaning = qualified(program, function) if function in program.owner else ""
     if meaning or not isinstance(function, ast.Attribute):
-        return meaning or ast.unparse(function)
+        return meaning or text_of(function)
     base = key(program, within(made, function.value), depth + 1)
     return None if base is None else (base, function.attr)
 
@@ -77,3 +80,9 @@ def _of_parts(
     if None in keys or None in head or any(each is None for _, each in named):
         return None
     return (*head, *keys, *sorted(named, key=lambda pair: str(pair[0])))
+
+
+def _item(program: Program, node: ast.Name) -> Key | None:
+    """A name that one loop gives a value in each pass, such as the folds of a cross-validation: by its place there."""
+    found = bindings(program, node, node.id) if node in program.owner else []
+    return ("item", found[0].node, *found[0].path) if len(found) == 1 and found[0].kind == "item" else None

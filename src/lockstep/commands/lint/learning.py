@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import entering
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import is_world
+from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.roles import given, optimizers
 from lockstep.commands.lint.source import Binding, Function
+from lockstep.commands.lint.tree import children, text_of, walk
 
 _CLASS = re.compile(r"(^|\.)optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*$")
 _STEPS = 12  # names and calls followed in a row
@@ -37,13 +38,15 @@ def _makes_optimizer(program: Program, call: ast.Call) -> bool:
         return False
     if isinstance(call.func, ast.Attribute) and call.func.attr != "get":
         return _takes_parameters(call)
+    if isinstance(call.func, ast.Name) and qualified(program, call.func):
+        return _takes_parameters(call)  # a library's, or a builtin
     return _takes_parameters(call) or any(_names_class(program, made) for made in origins(program, call.func))
 
 
 def _takes_parameters(call: ast.Call) -> bool:
     """Lion(model.parameters(), lr=...): what takes parameters and a rate, whosoever class it is."""
     rated = any(each.arg in ("lr", "learning_rate") for each in call.keywords)
-    return rated and bool(call.args) and ".parameters()" in ast.unparse(call.args[0])
+    return rated and bool(call.args) and ".parameters()" in text_of(call.args[0])
 
 
 def _names_class(program: Program, made: ast.AST) -> bool:
@@ -73,7 +76,7 @@ def rates(program: Program) -> list[ast.expr]:
 def _of_groups(program: Program, parameters: ast.expr) -> Iterator[ast.expr]:
     """The rates of [{"params": ..., "lr": ...}]."""
     for made in origins(program, parameters):
-        for each in ast.walk(made) if isinstance(made, ast.List | ast.ListComp) else []:
+        for each in walk(made) if isinstance(made, ast.List | ast.ListComp) else []:
             if isinstance(each, ast.Dict):
                 for key, value in zip(each.keys, each.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == "lr":
@@ -136,7 +139,7 @@ def made_of(program: Program, node: ast.AST) -> list[ast.AST]:
         each = waiting.pop()
         if isinstance(each, ast.Call) and re.search(r"^len$|Loader$|Sampler$|^Subset$", last_name(each.func)):
             continue
-        inner = [] if isinstance(each, ast.Attribute | ast.Subscript) else list(ast.iter_child_nodes(each))
+        inner = [] if isinstance(each, ast.Attribute | ast.Subscript) else list(children(each))
         if isinstance(each, ast.Subscript):  # one entry of a table of settings, not all of them
             inner += [one for one in _entries(program, each) if one is not each]
         if isinstance(each, ast.Name | ast.Attribute | ast.Call):
@@ -192,7 +195,7 @@ def grows(program: Program, node: ast.AST, depth: int = 0, seen: set[ast.AST] | 
 def _entries(program: Program, node: ast.Subscript) -> Iterator[ast.AST]:
     """What was put at a key of a dictionary, and what it was made with."""
     yield from origins(program, node)
-    text = ast.unparse(node)
+    text = text_of(node)
     for source in program.sources:
         for binding in source.attributes.get(text, []):
             if binding.value is not None:

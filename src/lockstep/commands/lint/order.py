@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from lockstep.commands.lint.calls import callee, definition, method
 from lockstep.commands.lint.program import Program, files_of, remembered
 from lockstep.commands.lint.source import Binding, Function, Source
+from lockstep.commands.lint.tree import children, text_of, walk
 
 Under = tuple[ast.AST, ...]  # conditions
 _DEEPEST = 12  # calls within calls
@@ -41,54 +42,54 @@ def passed(program: Program, start: ast.AST) -> list[Step]:
 
     What is spawned, or only named, is not entered.
     """
-    walk = _Walk(program)
-    walk.seen.add((start, True))
+    way = _Walk(program)
+    way.seen.add((start, True))
     body = start.body if isinstance(start, Function | ast.Module) else []
-    return list(_block(walk, body, _Frame(0, ()), ()))
+    return list(_block(way, body, _Frame(0, ()), ()))
 
 
-def _block(walk: _Walk, body: list[ast.stmt], frame: _Frame, under: Under) -> Iterator[Step]:
+def _block(way: _Walk, body: list[ast.stmt], frame: _Frame, under: Under) -> Iterator[Step]:
     for statement in body:
-        yield from _statement(walk, statement, frame, under)
+        yield from _statement(way, statement, frame, under)
 
 
-def _statement(walk: _Walk, node: ast.stmt, frame: _Frame, under: Under) -> Iterator[Step]:
+def _statement(way: _Walk, node: ast.stmt, frame: _Frame, under: Under) -> Iterator[Step]:
     match node:
         case ast.If(test=test):
-            yield from _expression(walk, test, frame, under)
-            inner = under if "__name__" in ast.unparse(test) else (*under, test)
-            yield from _block(walk, node.body, frame, inner)
-            yield from _block(walk, node.orelse, frame, (*under, test))
+            yield from _expression(way, test, frame, under)
+            inner = under if "__name__" in text_of(test) else (*under, test)
+            yield from _block(way, node.body, frame, inner)
+            yield from _block(way, node.orelse, frame, (*under, test))
         case ast.Try():
-            yield from _block(walk, node.body, frame, (*under, node) if _catches(node) else under)
+            yield from _block(way, node.body, frame, (*under, node) if _catches(node) else under)
             for handler in node.handlers:
-                yield from _block(walk, handler.body, frame, (*under, node))
-            yield from _block(walk, node.orelse, frame, under)
-            yield from _block(walk, node.finalbody, frame, under)
+                yield from _block(way, handler.body, frame, (*under, node))
+            yield from _block(way, node.orelse, frame, under)
+            yield from _block(way, node.finalbody, frame, under)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             for part in [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]:
-                yield from _expression(walk, part, frame, under)
+                yield from _expression(way, part, frame, under)
         case ast.ClassDef():
-            yield from _block(walk, node.body, frame, under)
+            yield from _block(way, node.body, frame, under)
         case ast.Import() | ast.ImportFrom():
-            yield from _import(walk, node, frame, under)
+            yield from _import(way, node, frame, under)
         case ast.Return():
             if node.value is not None:
-                yield from _expression(walk, node.value, frame, under)
+                yield from _expression(way, node.value, frame, under)
             if under:
                 frame.left = under[-1]
         case ast.Assert():
-            yield from _expression(walk, node.test, frame, under)
+            yield from _expression(way, node.test, frame, under)
         case _:
             for child in _in_order(node):
                 if isinstance(child, ast.stmt):
-                    yield from _statement(walk, child, frame, under)
+                    yield from _statement(way, child, frame, under)
                 elif isinstance(child, ast.withitem):
-                    yield from _entered(walk, child, frame, under)
+                    yield from _entered(way, child, frame, under)
                 elif isinstance(child, ast.expr | ast.keyword):
-                    yield from _expression(walk, child, frame, under)
+                    yield from _expression(way, child, frame, under)
                 elif isinstance(child, ast.match_case):
-                    yield from _block(walk, child.body, frame, (*under, child))
+                    yield from _block(way, child.body, frame, (*under, child))
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
@@ -96,21 +97,21 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
         if node.value is not None:
             yield node.value
         return
-    yield from ast.iter_child_nodes(node)
+    yield from children(node)
 
 
 def _catches(node: ast.Try) -> bool:
     """Whether an error that torch raises may end in one of a try's handlers."""
     return any(
-        each.type is None or ast.unparse(each.type) not in ("KeyboardInterrupt", "SystemExit") for each in node.handlers
+        each.type is None or text_of(each.type) not in ("KeyboardInterrupt", "SystemExit") for each in node.handlers
     )
 
 
-def _import(walk: _Walk, node: ast.Import | ast.ImportFrom, frame: _Frame, under: Under) -> Iterator[Step]:
-    for source in _imported(walk.program, node):
-        if (source.tree, True) not in walk.seen:
-            walk.seen.add((source.tree, True))
-            yield from _block(walk, source.tree.body, _Frame(frame.depth, frame.conditions), under)
+def _import(way: _Walk, node: ast.Import | ast.ImportFrom, frame: _Frame, under: Under) -> Iterator[Step]:
+    for source in _imported(way.program, node):
+        if (source.tree, True) not in way.seen:
+            way.seen.add((source.tree, True))
+            yield from _block(way, source.tree.body, _Frame(frame.depth, frame.conditions), under)
 
 
 def _imported(program: Program, node: ast.Import | ast.ImportFrom) -> Iterator[Source]:
@@ -120,62 +121,90 @@ def _imported(program: Program, node: ast.Import | ast.ImportFrom) -> Iterator[S
             binding = Binding("import", node, target=f"{node.module or ''}:{alias.name}", level=node.level)
         else:
             binding = Binding("import", node, target=alias.name)
-        for file in files_of(binding, home.path, program.root.path):
+        for file in files_of(program, binding, home):
             if file in program.modules and program.modules[file] is not program.root:
                 yield program.modules[file]
 
 
-def _entered(walk: _Walk, item: ast.withitem, frame: _Frame, under: Under) -> Iterator[Step]:
+def _entered(way: _Walk, item: ast.withitem, frame: _Frame, under: Under) -> Iterator[Step]:
     """`with Group():` runs __enter__ as well."""
-    yield from _expression(walk, item.context_expr, frame, under)
-    owner = definition(walk.program, item.context_expr.func) if isinstance(item.context_expr, ast.Call) else None
-    enters = method(walk.program, owner, "__enter__") if isinstance(owner, ast.ClassDef) else None
+    yield from _expression(way, item.context_expr, frame, under)
+    owner = definition(way.program, item.context_expr.func) if isinstance(item.context_expr, ast.Call) else None
+    enters = method(way.program, owner, "__enter__") if isinstance(owner, ast.ClassDef) else None
     if enters is not None:
-        yield from _run(walk, enters, frame, under)
+        yield from _run(way, enters, frame, under)
 
 
-def _expression(walk: _Walk, node: ast.AST, frame: _Frame, under: Under) -> Iterator[Step]:
+def _expression(way: _Walk, node: ast.AST, frame: _Frame, under: Under) -> Iterator[Step]:
     match node:
         case ast.Lambda():
             return
         case ast.IfExp(test=test):
-            yield from _expression(walk, test, frame, under)
-            yield from _expression(walk, node.body, frame, (*under, test))
-            yield from _expression(walk, node.orelse, frame, (*under, test))
+            yield from _expression(way, test, frame, under)
+            yield from _expression(way, node.body, frame, (*under, test))
+            yield from _expression(way, node.orelse, frame, (*under, test))
         case ast.BoolOp(values=[first, *rest]):
-            yield from _expression(walk, first, frame, under)
+            yield from _expression(way, first, frame, under)
             for each in rest:
-                yield from _expression(walk, each, frame, (*under, first))
+                yield from _expression(way, each, frame, (*under, first))
         case ast.Call():
             if isinstance(node.func, ast.Attribute):
-                yield from _expression(walk, node.func.value, frame, under)
+                yield from _expression(way, node.func.value, frame, under)
             for part in [*node.args, *node.keywords]:
-                yield from _expression(walk, part, frame, under)
+                yield from _expression(way, part, frame, under)
             yield Step(node, _conditions(frame, under))
-            function = callee(walk.program, node)
-            if function is not None:
-                yield from _run(walk, function, frame, under)
+            for function in _run_by(way.program, node):
+                yield from _run(way, function, frame, under)
         case ast.Name() | ast.Attribute():
             if isinstance(node, ast.Attribute):
-                yield from _expression(walk, node.value, frame, under)
+                yield from _expression(way, node.value, frame, under)
             yield Step(node, _conditions(frame, under))
         case _:
-            for child in ast.iter_child_nodes(node):
-                yield from _expression(walk, child, frame, under)
+            for child in children(node):
+                yield from _expression(way, child, frame, under)
+
+
+def _run_by(program: Program, call: ast.Call) -> Iterator[Function]:
+    """The local function that a call runs; of a dataclass what comes after its fields are set."""
+    function = callee(program, call)
+    if function is not None:
+        yield function
+    elif isinstance(owner := definition(program, call.func), ast.ClassDef):
+        after = method(program, owner, "__post_init__")
+        yield from [after] if after is not None else []
 
 
 def _conditions(frame: _Frame, under: Under) -> Under:
     return (*frame.conditions, *under, *([frame.left] if frame.left is not None else []))
 
 
-def _run(walk: _Walk, function: Function, frame: _Frame, under: Under) -> Iterator[Step]:
+def _run(way: _Walk, function: Function, frame: _Frame, under: Under) -> Iterator[Step]:
     """The body of a function that is called here."""
     conditions = _conditions(frame, under)
-    if frame.depth >= _DEEPEST or {(function, True), (function, not conditions)} & walk.seen:
+    if frame.depth >= _DEEPEST or {(function, True), (function, not conditions)} & way.seen:
         return
-    walk.seen.add((function, not conditions))
+    way.seen.add((function, not conditions))
     for decorator in function.decorator_list:
-        local = definition(walk.program, decorator.func if isinstance(decorator, ast.Call) else decorator)
+        local = definition(way.program, decorator.func if isinstance(decorator, ast.Call) else decorator)
         if local is not None:  # what stands around the function runs with it
-            yield from (Step(each, (*conditions, local)) for each in ast.walk(local) if isinstance(each, ast.Call))
-    yield from _block(walk, function.body, _Frame(frame.depth + 1, conditions), ())
+            yield from (Step(each, (*conditions, local)) for each in walk(local) if isinstance(each, ast.Call))
+    yield from _block(way, function.body, _Frame(frame.depth + 1, conditions), ())
+
+
+@remembered
+def _first(program: Program, start: ast.AST) -> dict[ast.AST, int]:
+    """The calls that a start comes by -> their place in its order, the first one where there are several."""
+    found: dict[ast.AST, int] = {}
+    for place, step in enumerate(passed(program, start)):
+        found.setdefault(step.node, place)
+    return found
+
+
+def before(program: Program, one: ast.AST, other: ast.AST) -> bool | None:
+    """Whether a process comes by a call before another; None where no start comes by both."""
+    starts = [program.root.tree, *(each for each in program.root.nodes if isinstance(each, Function))]
+    for start in starts:
+        known = _first(program, start)
+        if one in known and other in known:
+            return known[one] < known[other]
+    return None

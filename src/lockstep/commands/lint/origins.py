@@ -3,32 +3,44 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import argument, callee, default, definition, sites
-from lockstep.commands.lint.parts import entries, members, of_self, returns, yielded
+from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.ddp import asks_for_wrapper, is_ddp, is_wrapper
+from lockstep.commands.lint.owners import kinds
+from lockstep.commands.lint.parts import entries, members, of_self, turns
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import holding, reaching
-from lockstep.commands.lint.source import Binding, Function, class_of, function_of
+from lockstep.commands.lint.results import returns, yielded
+from lockstep.commands.lint.sites import argument, default, sites
+from lockstep.commands.lint.source import Binding, Function
+from lockstep.commands.lint.tree import text_of, walk
 from lockstep.commands.lint.words import PREPARE, SAME
 
 DEPTH = 14  # names, calls and returns followed in a row
+_BEGUN: list[ast.AST] = []  # stands for the origins of what is being followed: a circle adds nothing
 
 
 def origins(program: Program, node: ast.AST, depth: int = 0) -> list[ast.AST]:
     """The expressions that a value may come from: calls, constants, and what can't be followed, as it stands."""
-    key = ("origins", node)
-    if key in program.memo:
-        known = program.memo[key]
-        assert isinstance(known, list)
+    known = program.made.get(node)
+    if known is not None:
+        program.cuts += known is _BEGUN
         return known
-    if depth > DEPTH:
+    if not _goes_on(program, depth - 1):
         return [node]
-    program.memo[key] = []  # a circle adds nothing
+    program.made[node], before = _BEGUN, program.cuts
     found = list(dict.fromkeys(_origins(program, node, depth)))
-    if depth == 0:
-        program.memo[key] = found
+    if depth == 0 or program.cuts == before:
+        program.made[node] = found
     else:
-        del program.memo[key]
+        del program.made[node]
     return found
+
+
+def _goes_on(program: Program, depth: int) -> bool:
+    """Whether a value is followed further; where not, what comes of it holds for this way alone."""
+    program.cuts += depth >= DEPTH
+    return depth < DEPTH
 
 
 def _origins(program: Program, node: ast.AST, depth: int) -> Iterator[ast.AST]:
@@ -37,9 +49,10 @@ def _origins(program: Program, node: ast.AST, depth: int) -> Iterator[ast.AST]:
             yield from _of_name(program, node, depth)
         case ast.Attribute():
             yield from _of_attribute(program, node, depth)
-        case ast.IfExp(body=body, orelse=other):
+        case ast.IfExp(test=test, body=body, orelse=other):
             yield from origins(program, body, depth + 1)
-            yield from origins(program, other, depth + 1)
+            left = origins(program, other, depth + 1)
+            yield from (each for each in left if not (asks_for_wrapper(test) and is_wrapper(program, each)))
         case ast.NamedExpr(value=value) | ast.Await(value=value):
             yield from origins(program, value, depth + 1)
         case ast.BoolOp(values=values):
@@ -48,16 +61,24 @@ def _origins(program: Program, node: ast.AST, depth: int) -> Iterator[ast.AST]:
         case ast.Call():
             yield from _of_call(program, node, (), depth)
         case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as index)):
-            yield from _subscript(program, node, value, index, depth)
+            yield from _entry(program, node, value, index, depth)
+        case ast.Subscript(value=value, slice=ast.Name()):
+            made = [each for each in origins(program, value, depth + 1) if isinstance(each, ast.DictComp)]
+            for each in made:  # all entries are made by one expression
+                yield from origins(program, each.value, depth + 1)
+            if not made:
+                yield node
         case _:
             yield node
 
 
-def _subscript(program: Program, node: ast.AST, value: ast.expr, index: str | int, depth: int) -> Iterator[ast.AST]:
-    """An entry of a dictionary or a tuple that is written out."""
-    known = [each for made in origins(program, value, depth + 1) for each in entries(program, made, index)]
+def _entry(
+    program: Program, node: ast.AST, holder: ast.expr, index: str | int, depth: int, place: tuple[int, ...] = ()
+) -> Iterator[ast.AST]:
+    """An entry of a dictionary or a tuple that is written out, and of that what stands at a place."""
+    known = [each for made in origins(program, holder, depth + 1) for each in entries(program, made, index)]
     for entry, path in known:
-        yield from _along(program, entry, path, depth)
+        yield from _along(program, entry, (*path, *place), depth)
     if not known:
         yield node
 
@@ -82,13 +103,10 @@ def _of_name(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
 
 
 def _of_item(program: Program, binding: Binding, depth: int) -> Iterator[ast.AST]:
-    """An element of a tuple or a list that is written out, one after the other; else the loop itself."""
-    written = binding.value
-    if isinstance(written, ast.Tuple | ast.List) and 0 < len(written.elts) < 8:
-        for each in written.elts:
-            yield from _along(program, each, binding.path, depth)
-        return
-    yield binding.node
+    """What a loop takes one after the other from a tuple, a list or a dictionary; else the loop itself."""
+    parts = turns(binding.value, binding.path, lambda node: origins(program, node, depth + 1)) if binding.value else ()
+    found = [made for part, path in parts for made in _along(program, part, path, depth)]
+    yield from found or [binding.node]
 
 
 def _imported(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
@@ -134,7 +152,7 @@ def _along(program: Program, value: ast.AST, path: tuple[int, ...], depth: int) 
             yield from _along(program, other, path, depth + 1)
         case ast.Call():
             yield from _of_call(program, value, path, depth)
-        case ast.Name() if depth < DEPTH:
+        case ast.Name() if _goes_on(program, depth):
             for made in origins(program, value, depth + 1):
                 if isinstance(made, ast.Tuple | ast.List) and path[0] < len(made.elts):
                     yield from _along(program, made.elts[path[0]], path[1:], depth + 1)
@@ -146,12 +164,12 @@ def _along(program: Program, value: ast.AST, path: tuple[int, ...], depth: int) 
 
 def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> Iterator[ast.AST]:
     source = program.owner[node]
-    text = ast.unparse(node)
+    text = text_of(node)
     found = source.attributes.get(text, [])
     if text.startswith("self."):
         own = class_of(source, node)
         found = of_self(program, own, text) if own is not None else []
-    found = [each for each in found if node not in ast.walk(each.node)] if len(found) < 8 else found
+    found = [each for each in found if node not in walk(each.node)] if len(found) < 8 else found
     if not found:
         yield from _of_owner(program, node, depth)
         return
@@ -165,15 +183,15 @@ def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> Iterator
 
 def _of_owner(program: Program, node: ast.Attribute, depth: int) -> Iterator[ast.AST]:
     """What an attribute is by the object that it is read from: a wrapped model, a local class's, a dataclass's."""
-    owners: list[ast.AST] = origins(program, node.value, depth + 1) if depth < DEPTH else []
+    owners: list[ast.AST] = origins(program, node.value, depth + 1) if _goes_on(program, depth) else []
     own = class_of(program.owner[node], node)
     if isinstance(node.value, ast.Name) and node.value.id == "self" and own is not None:
         owners = [own]  # a class's own names
-    elif node.attr == "module":
+    elif node.attr == "module":  # of a wrapper
         for made in owners:
-            inner = isinstance(made, ast.Call) and is_ddp(program, made) and made.args
-            yield from origins(program, inner[0], depth + 1) if inner else [node]
+            yield from _inner(program, made, depth) or [node]
         return
+    owners = [kind for made in owners for kind in (kinds(program, made) if isinstance(made, ast.arg) else [made])]
     known = [part for made in owners for part in members(program, made, node.attr)]
     for value, path in known:
         yield from _along(program, value, path, depth)
@@ -181,9 +199,15 @@ def _of_owner(program: Program, node: ast.Attribute, depth: int) -> Iterator[ast
         yield node
 
 
+def _inner(program: Program, made: ast.AST, depth: int) -> list[ast.AST]:
+    """What a wrapper holds; nothing for another object."""
+    held_one = isinstance(made, ast.Call) and is_ddp(program, made) and made.args
+    return origins(program, held_one[0], depth + 1) if held_one else []
+
+
 def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
     function, name = callee(program, call), last_name(call.func)
-    if function is not None and function.name != "__init__" and depth < DEPTH:
+    if function is not None and function.name != "__init__" and _goes_on(program, depth):
         returned = [each for each in returns(program, function) if each is not None]
         for value in returned:
             yield from _along(program, value, path, depth + 1)
@@ -194,7 +218,13 @@ def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int
             yield call
         return
     if name == "get" and len(call.args) in (1, 2) and isinstance(call.func, ast.Attribute):
-        yield from _got(program, call, path, depth)
+        key = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+        holder = call.func.value
+        yield from _entry(program, call, holder, key, depth, path) if isinstance(key, str) else [call]
+        return
+    if name == "getattr" and len(call.args) == 3 and getattr(call.args[1], "value", None) == "module":
+        for made in origins(program, call.args[0], depth + 1):
+            yield from _inner(program, made, depth) or [made]
         return
     if name in PREPARE and call.args and isinstance(call.func, ast.Attribute):
         place = path[0] if path else 0
@@ -208,29 +238,3 @@ def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int
             yield from origins(program, inner, depth + 1)
             return
     yield call
-
-
-def _got(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
-    """`settings.get("train", other)` of a dictionary that is written out."""
-    key = call.args[0]
-    assert isinstance(call.func, ast.Attribute)
-    if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
-        yield call
-        return
-    made = origins(program, call.func.value, depth + 1)
-    known = [(value, [*inner, *path]) for each in made for value, inner in entries(program, each, key.value)]
-    for value, place in known:
-        yield from _along(program, value, tuple(place), depth)
-    if not known:
-        yield call
-
-
-def is_ddp(program: Program, call: ast.Call) -> bool:
-    """Whether a call is DistributedDataParallel's, by whatever name it was imported."""
-    return qualified(program, call.func).endswith(".DistributedDataParallel")
-
-
-def made_by(program: Program, node: ast.AST, *names: str) -> list[ast.Call]:
-    """The calls of a library's function or class of one of these names that a value comes from."""
-    calls = [each for each in origins(program, node) if isinstance(each, ast.Call)]
-    return [each for each in calls if last_name(each.func) in names and definition(program, each.func) is None]

@@ -1,13 +1,16 @@
 """What an object holds: attributes that a local class's methods set, a dataclass's fields, a dictionary's entries."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from lockstep.commands.lint.around import above, class_of, function_of
 from lockstep.commands.lint.calls import definition, descendants, lineage, method
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
-from lockstep.commands.lint.source import Binding, Function, class_of, function_of
+from lockstep.commands.lint.source import Binding
+from lockstep.commands.lint.tree import text_of, walk
 
 Part = tuple[ast.AST, tuple[int, ...]]  # an expression, and the way into it where it is a tuple that is unpacked
+_FEW = 8  # of values that are written out
 _BAGS = {"SimpleNamespace", "Namespace", "dict", "OrderedDict", "EasyDict", "AttrDict", "DotDict", "Munch", "Bunch"}
 
 
@@ -29,7 +32,9 @@ def _assigned(program: Program, owner: ast.ClassDef, text: str) -> list[Binding]
 def members(program: Program, made: ast.AST, name: str) -> list[Part]:
     """What `.name` of an object may be, by the call that made it, or by the class or the module that it is."""
     if isinstance(made, ast.ClassDef):
-        return _shown(program, made, name) or _of_any(program, made, name)
+        bound = of_self(program, made, f"self.{name}")
+        found = [(each.value, each.path) for each in bound if each.kind in ("value", "with") and each.value is not None]
+        return _shown(program, made, name) or found or _of_any(program, made, name)
     if not isinstance(made, ast.Call):
         return []
     owner = definition(program, made.func)
@@ -67,7 +72,7 @@ def _shown(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:
     known = method(program, owner, name)
     if known is None or not any("property" in last_name(each) for each in known.decorator_list):
         return []
-    returned = [each.value for each in ast.walk(known) if isinstance(each, ast.Return)]
+    returned = [each.value for each in walk(known) if isinstance(each, ast.Return)]
     return [(each, ()) for each in returned if each is not None]
 
 
@@ -147,16 +152,18 @@ def entries(program: Program, made: ast.AST, index: str | int) -> list[Part]:
 def _set_later(program: Program, made: ast.AST, index: str | int) -> Iterator[Part]:
     """`loaders["train"] = ...` after `loaders = {}`, and `loaders[split] = ...` where no key is written out."""
     source = program.owner[made]
-    parent = source.parents[made]
-    targets = parent.targets if isinstance(parent, ast.Assign) else [getattr(parent, "target", None)]
-    for target in targets:
+    for target in _targets(source.parents[made]):
         if isinstance(target, ast.Name | ast.Attribute):
-            for binding in source.attributes.get(f"{ast.unparse(target)}[{index!r}]", []):
+            for binding in source.attributes.get(f"{text_of(target)}[{index!r}]", []):
                 if binding.value is not None and _same_place(program, target, binding):
                     yield binding.value, binding.path
-            for binding in _by_variable(program, made, ast.unparse(target)):
+            for binding in _by_variable(program, made, text_of(target)):
                 if binding.value is not None and _same_place(program, target, binding):
                     yield binding.value, binding.path
+
+
+def _targets(parent: ast.AST) -> list[ast.expr | None]:
+    return list(parent.targets) if isinstance(parent, ast.Assign) else [getattr(parent, "target", None)]
 
 
 def _same_place(program: Program, target: ast.Name | ast.Attribute, binding: Binding) -> bool:
@@ -174,16 +181,57 @@ def _by_variable(program: Program, made: ast.AST, text: str) -> list[Binding]:
     return [each for bound in known for each in bound]
 
 
-def yielded(program: Program, function: Function) -> list[ast.expr]:
-    """What a generator yields one by one."""
-    source = program.owner[function]
-    found = [each for each in ast.walk(function) if isinstance(each, ast.Yield) and each.value is not None]
-    return [each.value for each in found if each.value is not None and function_of(source, each) is function]
+def turns(node: ast.AST, path: tuple[int, ...], follow: Callable[[ast.AST], list[ast.AST]]) -> Iterator[Part]:
+    """What a loop takes one after the other: the elements of what is written out, a dictionary's values.
+
+    `path` leads into each turn's tuple; `follow` tells where a value comes from.
+    """
+    match node:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]) if path and path[0] == 1:
+            yield from turns(inner, path[1:], follow)
+        case ast.Call(func=ast.Name(id="zip"), args=rows) if path and path[0] < len(rows):
+            yield from turns(rows[path[0]], path[1:], follow)
+        case ast.Call(func=ast.Attribute(value=owner, attr="values"), args=[]):
+            yield from ((each, path) for made in follow(owner) for each in _held(made))
+        case ast.Call(func=ast.Attribute(value=owner, attr="items"), args=[]) if path and path[0] == 1:
+            yield from ((each, path[1:]) for made in follow(owner) for each in _held(made))
+        case ast.Name() | ast.Attribute() | ast.List() | ast.Tuple():
+            yield from ((each, path) for made in follow(node) for each in _elements(made))
 
 
-@remembered
-def returns(program: Program, function: Function) -> list[ast.expr | None]:
-    """What a function returns, in the order of the text; its inner functions' returns are not its own."""
-    source = program.owner[function]
-    nodes = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
-    return [each.value for each in nodes if function_of(source, each) is function]
+def _elements(made: ast.AST) -> list[ast.expr]:
+    """What stands in a tuple or a list that is written out, one after the other, or by a comprehension."""
+    match made:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) if 0 < len(parts) < _FEW:
+            return [] if any(isinstance(each, ast.Starred) for each in parts) else parts
+        case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part):
+            return [part]
+    return []
+
+
+def _held(made: ast.AST) -> list[ast.expr]:
+    """The values of a dictionary that is written out, or made by a comprehension."""
+    match made:
+        case ast.Dict(keys=keys, values=values) if 0 < len(values) < _FEW and None not in keys:
+            return values
+        case ast.DictComp(value=value):
+            return [value]
+    return []
+
+
+def set_in_loops(program: Program, made: ast.AST, index: object) -> Iterator[tuple[ast.AST, ast.For, ast.expr]]:
+    """`loaders[phase] = ...` under `for phase in ("train", "val"):`: what is assigned, the loop, and its element."""
+    if not isinstance(made, ast.Dict):
+        return
+    source = program.owner[made]
+    for target in [each for each in _targets(source.parents[made]) if isinstance(each, ast.Name | ast.Attribute)]:
+        for binding in _by_variable(program, made, text_of(target)):
+            if binding.value is None or binding.path or not _same_place(program, target, binding):
+                continue
+            for outer in above(source, binding.node):
+                match outer:
+                    case ast.For(target=ast.Name(id=name), iter=ast.Tuple(elts=parts) | ast.List(elts=parts)):
+                        asked = binding.node.targets[0] if isinstance(binding.node, ast.Assign) else None
+                        named = isinstance(asked, ast.Subscript) and text_of(asked.slice) == name
+                        same = [each for each in parts if isinstance(each, ast.Constant) and each.value == index]
+                        yield from ((binding.value, outer, each) for each in same if named)

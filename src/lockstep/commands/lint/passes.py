@@ -6,7 +6,7 @@ Loops are gone through twice, conditions that can't be told both ways, calls of 
 import ast
 from dataclasses import replace
 
-from lockstep.commands.lint.calls import Site, callee, definition, sites
+from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.contexts import (
     UNKNOWN,
     Mode,
@@ -28,7 +28,9 @@ from lockstep.commands.lint.contexts import (
 from lockstep.commands.lint.frames import Frame, entered, held, key, truth
 from lockstep.commands.lint.places import backwards
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
+from lockstep.commands.lint.sites import Site, sites
 from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, yields
 
 _MOST = 4000  # statements gone through; past it, nothing is said
 
@@ -44,13 +46,13 @@ def run(program: Program) -> Run | None:
         return None
     started: dict[ast.Call, list[Site]] = {}
     for source in program.sources:
-        for node in source.nodes:
-            for site in sites(program, node) if isinstance(node, Function) else []:
+        for node in source.functions:
+            for site in sites(program, node):
                 started.setdefault(site.call, []).append(site)
     found = Run(program, set(backwards(program)), started)
     try:
         _block(found, program.root.tree.body, Frame())
-        for function in [each for each in program.root.nodes if isinstance(each, Function)]:
+        for function in program.root.functions:
             if not sites(program, function) and matters(program, function):
                 found.modes = {}
                 _body(found, function, Frame(function, depth=1))
@@ -92,7 +94,7 @@ def _choice(run: Run, node: ast.If, frame: Frame) -> bool:
     known = truth(run.program, node.test, frame)
     if known is not None:
         return _block(run, node.body if known else node.orelse, frame)
-    before, under, text = dict(run.modes), run.under, ast.unparse(node.test)
+    before, under, text = dict(run.modes), run.under, text_of(node.test)
     run.under = (*under, text)
     ends = [_block(run, node.body, frame)]
     first, run.modes = run.modes, dict(before)
@@ -140,7 +142,7 @@ def _with(run: Run, items: list[ast.withitem], body: list[ast.stmt], frame: Fram
     for item in items:
         node = item.context_expr
         function = callee(run.program, node) if isinstance(node, ast.Call) else None
-        if function is not None and isinstance(node, ast.Call) and "yield" in ast.unparse(function):
+        if function is not None and isinstance(node, ast.Call) and yields(function):
             inner = entered(run.started[node][0], frame)
             run.quiet += quiet(function)
             before, behind = around_yield(function.body)

@@ -4,10 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition, method, sites
-from lockstep.commands.lint.origins import is_ddp, origins
+from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.calls import called, callee, definition, lineage, method
+from lockstep.commands.lint.ddp import is_ddp
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.source import Function, Loop, above, function_of
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import calls, walk, yields
 
 LOADERS = ("DataLoader", "MultiEpochsDataLoader", "StatefulDataLoader", "create_loader", "auto_dataloader")
 
@@ -49,11 +53,13 @@ def inside(program: Program, node: ast.AST) -> list[ast.AST]:
     """All nodes within a statement, and within the local functions that it calls."""
     found, waiting, seen = [], [node], {node}
     while waiting:
-        for each in ast.walk(waiting.pop()):
-            found.append(each)
-            if isinstance(each, ast.Call) and (function := callee(program, each)) and function not in seen:
-                seen.add(function)
-                waiting.append(function)
+        part = waiting.pop()
+        found += walk(part)
+        for each in calls(part):
+            for function in called(program, each):
+                if function not in seen:
+                    seen.add(function)
+                    waiting.append(function)
     return found
 
 
@@ -93,7 +99,7 @@ def loaders_of(program: Program, loop: ast.AST) -> list[ast.Call]:
                 inner = definition(program, made.func)
                 if last_name(made.func) in LOADERS:
                     found.append(made)
-                elif inner is None or made is node or isinstance(inner, ast.ClassDef) or _yields(inner):
+                elif inner is None or made is node or isinstance(inner, ast.ClassDef) or yields(inner):
                     waiting.extend(each for each in made.args if not isinstance(each, ast.Starred) and each is not node)
                     waiting.extend(each.value for each in made.keywords if each.arg in ("iterable", "loader"))
                     passed = method(program, inner, "__iter__") if isinstance(inner, ast.ClassDef) else inner
@@ -108,7 +114,7 @@ def _drawn(loop: ast.AST) -> Iterator[ast.expr]:
         and isinstance(loop.iter, ast.Call)
         and last_name(loop.iter.func) in ("range", "trange")
     )
-    for node in ast.walk(loop) if counts else []:
+    for node in walk(loop) if counts else []:
         match node:
             case ast.Call(func=ast.Name(id="next"), args=[source, *_]):
                 yield source
@@ -116,16 +122,12 @@ def _drawn(loop: ast.AST) -> Iterator[ast.expr]:
 
 def _run_over(generator: Function) -> Iterator[ast.expr]:
     """What a generator hands on: x of `for each in x: yield each`, of `yield from x`, and of `iter(x)`."""
-    for node in ast.walk(generator):
+    for node in walk(generator):
         match node:
-            case ast.For(iter=source) if any(isinstance(each, ast.Yield) for each in ast.walk(node)):
+            case ast.For(iter=source) if any(isinstance(each, ast.Yield) for each in walk(node)):
                 yield source
             case ast.YieldFrom(value=source) | ast.Call(func=ast.Name(id="iter"), args=[source]):
                 yield source
-
-
-def _yields(function: Function) -> bool:
-    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(function))
 
 
 def over_loader(program: Program, loop: ast.AST) -> bool:
@@ -136,7 +138,7 @@ def over_loader(program: Program, loop: ast.AST) -> bool:
         return False
     return any(
         re.search(r"loader|_dl$|^dl_|batches|iterator|prefetcher", last_name(each).lower())
-        for each in ast.walk(loop.iter)
+        for each in walk(loop.iter)
         if last_name(each) not in ("range", "len") and not _counted(loop.iter, each)
     )
 
@@ -144,8 +146,8 @@ def over_loader(program: Program, loop: ast.AST) -> bool:
 def _counted(whole: ast.expr, node: ast.AST) -> bool:
     """Whether a name stands in range(len(name)) only."""
     return any(
-        isinstance(each, ast.Call) and last_name(each.func) in ("len", "range") and node in ast.walk(each)
-        for each in ast.walk(whole)
+        isinstance(each, ast.Call) and last_name(each.func) in ("len", "range") and node in walk(each)
+        for each in walk(whole)
     )
 
 
@@ -170,11 +172,9 @@ def evaluation_loops(program: Program) -> list[Loop]:
 
 def _evaluation_loops(program: Program) -> Iterator[Loop]:
     for source in program.sources:
-        for node in source.nodes:
-            if (
-                isinstance(node, Loop)
-                and over_loader(program, node)
-                and not calls_in(program, node, "backward", "step", "zero_grad", "loss_scaler")
+        for node in source.loops:
+            if over_loader(program, node) and not calls_in(
+                program, node, "backward", "step", "zero_grad", "loss_scaler"
             ):
                 nested = any(
                     isinstance(each, Loop) and each is not node and over_loader(program, each)
@@ -198,14 +198,52 @@ def collects(program: Program, loop: ast.AST) -> bool:
 
 def model_calls(program: Program, node: ast.AST) -> list[ast.Call]:
     """The calls of a model within a statement: of an object that is one, or is called so."""
-    found = []
-    for each in inside(program, node):
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute) and each.args:
-            name = last_name(each.func).lower()
-            named = re.search(r"(^|_)(model|net|network|ddp|classifier|backbone|resnet|wrapped|m)(_?\w*)?$", name)
-            if (named and not qualified(program, each.func) and callee(program, each) is None) or (
-                isinstance(each.func, ast.Name)
-                and any(isinstance(made, ast.Call) and is_ddp(program, made) for made in origins(program, each.func))
-            ):
-                found.append(each)
-    return found
+    return [
+        each
+        for each in inside(program, node)
+        if isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Name | ast.Attribute)
+        and each.args
+        and _calls_model(program, each)
+    ]
+
+
+_MODEL = re.compile(r"(^|_)(model|net|network|ddp|classifier|backbone|resnet|wrapped|m)(_?\w*)?$")
+_NO_MODEL = re.compile(r"loss|criter|norm|aug|mix|metric|transform|scal")
+
+
+@remembered
+def _calls_model(program: Program, call: ast.Call) -> bool:
+    known = not qualified(program, call.func) and callee(program, call) is None
+    if known and _MODEL.search(last_name(call.func).lower()):
+        return True
+    if not known and not isinstance(call.func, ast.Name):
+        return False
+    made = origins(program, call.func)
+    if any(isinstance(each, ast.Call) and is_ddp(program, each) for each in made):
+        return isinstance(call.func, ast.Name) or known
+    return known and any(_made_as_model(program, each) for each in made)
+
+
+@remembered
+def _optimized(program: Program) -> set[ast.AST]:
+    """What made the objects that somebody asks for their parameters, or wraps."""
+    owners = [each.func.value for each in program.named.get("parameters", []) if isinstance(each.func, ast.Attribute)]
+    found = {made for owner in owners for made in origins(program, owner)}
+    ddp = [each for each in found if isinstance(each, ast.Call) and is_ddp(program, each)]
+    return found | {made for call in ddp for inner in call.args[:1] for made in origins(program, inner)}
+
+
+def _made_as_model(program: Program, made: ast.AST) -> bool:
+    """x.module, a model of torchvision's or timm's, an object of a local class of modules."""
+    if isinstance(made, ast.Attribute):
+        return made.attr == "module"
+    if not isinstance(made, ast.Call):
+        return False
+    owner = definition(program, made.func)
+    if isinstance(owner, ast.ClassDef):
+        bases = [last_name(base) for each in lineage(program, owner) for base in each.bases]
+        return "Module" in bases and not _NO_MODEL.search(owner.name.lower()) and made in _optimized(program)
+    if last_name(made.func) in ("AveragedModel", "ModelEmaV2", "ModelEmaV3", "DataParallel"):
+        return True
+    return bool(re.match(r"torchvision\.models\.|timm\.create_model$", qualified(program, made.func)))

@@ -6,8 +6,9 @@ import re
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import walk
 
 _RANK = re.compile(r"(^|_)rank$|^(local_)?process_index$|^proc_id$|^ngpus?_rank$|^rank_?id$")
 
@@ -36,7 +37,7 @@ def is_rank(node: ast.AST) -> bool:
     """A rank by its name, by a call of a process group, or from the environment."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
-            return bool(_RANK.search(name))
+            return bool(_RANK.search(name)) or node.__dict__.get("meant") == "rank"
         case ast.Call(func=function):
             return last_name(function) in _RANK_CALLS
         case ast.Constant(value=str(text)):
@@ -48,7 +49,7 @@ def is_world(node: ast.AST) -> bool:
     """The number of processes, by name, call or environment."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
-            return bool(_WORLD.search(name.lower()))
+            return bool(_WORLD.search(name.lower())) or node.__dict__.get("meant") == "world"
         case ast.Call(func=function):
             return last_name(function) in _WORLD_CALLS
         case ast.Constant(value=str(text)):
@@ -56,6 +57,7 @@ def is_world(node: ast.AST) -> bool:
     return False
 
 
+@remembered
 def side(program: Program, test: ast.expr, depth: int = 0) -> int:
     """Which ranks a condition lets in: 1 one rank (or one a machine), -1 all but one, 0 it is about something else."""
     match test:
@@ -86,7 +88,7 @@ def side(program: Program, test: ast.expr, depth: int = 0) -> int:
                 return 1
             local = callee(program, test)
             values = (
-                [each.value for each in ast.walk(local) if isinstance(each, ast.Return) and each.value] if local else []
+                [each.value for each in walk(local) if isinstance(each, ast.Return) and each.value] if local else []
             )
             return next((side(program, value, depth + 1) for value in values if depth < 4), 0)
     return 0
@@ -108,12 +110,17 @@ def is_first(name: str) -> bool:
     return bool(_FIRST.search(name))
 
 
+@remembered
 def rank_like(program: Program, node: ast.AST) -> bool:
     """Whether an expression is a rank, by what is in it or by where it comes from."""
-    if any(is_rank(each) for each in ast.walk(node)):
+    if any(is_rank(each) for each in walk(node)):
         return True
     if not isinstance(node, ast.Name | ast.Attribute):
         return False
+    if isinstance(node, ast.Attribute) and node.attr == "index":  # of torch.device("cuda", local_rank)
+        owners = [each for each in origins(program, node.value) if isinstance(each, ast.Call)]
+        devices = [each for each in owners if qualified(program, each.func) == "torch.device"]
+        return bool(devices) and all(rank_like(program, part) for each in devices for part in each.args[1:2])
     made = origins(program, node)
     return bool(made) and all(_is_place(each) for each in made)
 
@@ -124,19 +131,21 @@ def _is_place(made: ast.AST) -> bool:
     return (
         small
         and not isinstance(made, ast.Constant)
-        and any(is_rank(each) for each in ast.walk(made))
+        and any(is_rank(each) for each in walk(made))
         and not any(
             isinstance(each, ast.Call) and last_name(each.func) in ("device", "format", "join", "print")
-            for each in ast.walk(made)
+            for each in walk(made)
         )
     )
 
 
+@remembered
 def on_rank(program: Program, node: ast.AST) -> bool:
     """Whether a value depends on the rank."""
     return depends(program, node, is_rank)
 
 
+@remembered
 def on_world(program: Program, node: ast.AST) -> bool:
     """Whether a value depends on the number of processes."""
     return depends(program, node, is_world)

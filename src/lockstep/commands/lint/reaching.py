@@ -2,14 +2,17 @@
 
 import ast
 
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.program import Program
-from lockstep.commands.lint.source import Binding, above, function_of
+from lockstep.commands.lint.source import Binding, Source
 
 
 def reaching(program: Program, name: ast.AST, found: list[Binding]) -> list[Binding]:
     """Of a name's bindings those that may hold at a place: the nearest before it, and what a branch may leave."""
+    if len(found) < 2:
+        return found
     source = program.owner[name]
-    if not found or source.scopes[name] is not source.scopes.get(found[0].node, source.scopes[name]):
+    if source.scopes[name] is not source.scopes.get(found[0].node, source.scopes[name]):
         return found
     outer = [name, *above(source, name)]
     place, kept = _start(name), []
@@ -63,3 +66,9 @@ def holding(program: Program, found: list[Binding], node: ast.AST) -> list[Bindi
         if source.parents[each.node] in functions:
             break
     return kept or found
+
+
+def exclude(source: Source, one: ast.AST, other: ast.AST) -> bool:
+    """Whether two places stand in different branches of an `if`, so that one pass comes by one of them."""
+    outer = set(above(source, other))
+    return any(_apart(block, one, other, source.parents) for block in above(source, one) if block in outer)

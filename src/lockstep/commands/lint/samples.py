@@ -11,6 +11,7 @@ from lockstep.commands.lint.places import LOADERS
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import is_rank
 from lockstep.commands.lint.roles import of_loader
+from lockstep.commands.lint.tree import text_of, walk
 from lockstep.commands.lint.ways import Made, within
 
 _DRESS = re.compile(r"transform|augment|download|tfm|preprocess|collate")
@@ -36,7 +37,7 @@ def set_of(program: Program, loader: Made) -> Key | None:
     node = of_loader(program, call, "dataset")
     if node is None:
         return None
-    base = _samples(program, within(loader, node), 0)
+    base = samples_of(program, within(loader, node))
     sampler = of_loader(program, call, "sampler")
     if base is None or of_loader(program, call, "batch_sampler") is not None:
         return None
@@ -54,20 +55,20 @@ def _nothing(made: Made) -> bool:
     return isinstance(made.node, ast.Constant) and made.node.value is None
 
 
-def _samples(program: Program, one: Made, depth: int) -> Key | None:
+def samples_of(program: Program, one: Made, depth: int = 0) -> Key | None:
     """A set's key, without what is done to its pictures; a rank's share stands for the whole."""
     found = resolve(program, one)
     call = found[0].node if len(found) == 1 else None
     if call is None or depth > 4:
         return None
     if isinstance(call, ast.Tuple) and isinstance(split := call.elts[0], ast.Call) and split.args:
-        base = _samples(program, within(found[0], split.args[0]), depth + 1)
+        base = samples_of(program, within(found[0], split.args[0]), depth + 1)
         return None if base is None else ("part", base, split, *map(ast.dump, call.elts[1:]))
     if not isinstance(call, ast.Call):
         return key(program, found[0])
     made = found[0]
     if last_name(call.func) == "Subset" and len(call.args) > 1:
-        base = _samples(program, within(made, call.args[0]), depth + 1)
+        base = samples_of(program, within(made, call.args[0]), depth + 1)
         chosen = _chosen(program, within(made, call.args[1]))
         if base is None or chosen is None:
             return None
@@ -85,7 +86,7 @@ def _drawn(program: Program, call: ast.Call) -> bool:
     """Whether a set's samples are drawn at random as it is made, by its class or by its class's name."""
     owner = definition(program, call.func)
     if isinstance(owner, ast.ClassDef):
-        inner = [last_name(each.func) for each in ast.walk(owner) if isinstance(each, ast.Call)]
+        inner = [last_name(each.func) for each in walk(owner) if isinstance(each, ast.Call)]
         return bool({"randn", "rand", "randint"} & {*inner}) and "manual_seed" not in inner
     return owner is None and bool(re.search(r"^(Random|Fake|Dummy|Synthetic)\w*(Dataset|Data)$", last_name(call.func)))
 
@@ -108,7 +109,7 @@ def _chosen(program: Program, one: Made) -> Key | None:
 
 
 def _ranked(node: ast.AST) -> bool:
-    return any(map(is_rank, ast.walk(node)))
+    return any(map(is_rank, walk(node)))
 
 
 def _dresses(program: Program, one: Made) -> bool:
@@ -116,6 +117,4 @@ def _dresses(program: Program, one: Made) -> bool:
     named = _DRESS.search(last_name(one.node).lower())
     made = resolve(program, one)
     composed = [each.node for each in made if isinstance(each.node, ast.Call)]
-    return bool(named) or any(
-        "ransform" in ast.unparse(each.func) or "Compose" in ast.unparse(each) for each in composed
-    )
+    return bool(named) or any("ransform" in text_of(each.func) or "Compose" in text_of(each) for each in composed)

@@ -3,11 +3,13 @@
 import ast
 import re
 
+from lockstep.commands.lint.around import above
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import on_rank
-from lockstep.commands.lint.source import Function, above
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of
 
 SEEDS = (
     "manual_seed",
@@ -61,7 +63,7 @@ _CHANCE = (
 
 
 def _own(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in _CHANCE:
+    if isinstance(node, ast.Call) and text_of(node.func) in _CHANCE:
         return True
     return isinstance(node, ast.Name | ast.Attribute) and bool(_OF_DEVICE.search(last_name(node)))
 
@@ -80,7 +82,7 @@ def unequal(program: Program, node: ast.expr) -> bool:
         library = qualified(program, each.func).rpartition(".")[0].partition(".")[0]
         return library in _ALL and alike(program, library) == []
 
-    chance = depends(program, node, lambda each: isinstance(each, ast.Call) and ast.unparse(each.func) in _CHANCE)
+    chance = depends(program, node, lambda each: isinstance(each, ast.Call) and text_of(each.func) in _CHANCE)
     return on_rank(program, node) or chance or depends(program, node, drawn)
 
 
@@ -88,8 +90,8 @@ def unequal(program: Program, node: ast.expr) -> bool:
 def handed_on(program: Program) -> bool:
     """Whether a function that seeds is handed on, or kept under another name: `for seed in (random.seed, ...)`."""
     for source in program.sources:
-        for node in source.nodes:
-            if isinstance(node, ast.Attribute) and node.attr in ("seed", "manual_seed", "manual_seed_all"):
+        for node in source.of(ast.Attribute):
+            if node.attr in ("seed", "manual_seed", "manual_seed_all"):
                 parent = source.parents[node]
                 called = isinstance(parent, ast.Call) and parent.func is node
                 if not called and qualified(program, node) in (*_OF_ONE, *_TORCH):
@@ -123,5 +125,4 @@ def used(program: Program, call: ast.Call) -> bool:
 
 @remembered
 def _read_names(program: Program) -> set[str]:
-    nodes = [node for each in program.sources for node in each.nodes]
-    return {last_name(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
+    return {last_name(node) for each in program.sources for node in each.of(ast.Name, ast.Attribute)}

@@ -5,11 +5,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from lockstep.commands.lint.around import above, function_of, statement_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.flow import added_up, mentions, reduces, root_name
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, remembered
-from lockstep.commands.lint.source import Function, Loop, above, function_of
+from lockstep.commands.lint.results import returns
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.spread import bound_to
+from lockstep.commands.lint.tree import children, text_of, walk
 
 _IN_PLACE = ("all_reduce", "reduce", "broadcast")
 _INTO_FIRST = ("all_gather", "all_gather_object", "all_gather_into_tensor")
@@ -44,10 +49,23 @@ def readings(program: Program, loop: Loop) -> list[Reading]:
     """
     if any(reduces(program, each) for each in inside(program, loop)):
         return []
-    source = program.owner[loop]
     state = _State(added_up(loop) - _counts(loop))
-    inner: ast.AST = loop
-    for outer in above(source, loop):
+    _follow(program, loop, state)
+    function = function_of(program.owner[loop], loop)
+    known = [] if state.reduced or function is None else returns(program, function)
+    if any(each is not None and reads(each, frozenset(state.own)) for each in known) and function is not None:
+        for site in sites(program, function)[:4]:
+            there = _State(bound_to(program, site.call))
+            _follow(program, statement_of(program.owner[site.call], site.call), there)
+            state.read += there.read
+    return state.read
+
+
+def _follow(program: Program, node: ast.stmt, state: _State) -> None:
+    """Go through what comes after a statement, to the end of its function or of the pass of a loop around it."""
+    source = program.owner[node]
+    inner: ast.AST = node
+    for outer in above(source, node):
         if isinstance(inner, ast.stmt):
             for name in ("body", "orelse", "finalbody"):
                 block = getattr(outer, name, None)
@@ -56,7 +74,6 @@ def readings(program: Program, loop: Loop) -> list[Reading]:
         if isinstance(outer, Function | ast.Lambda | Loop):
             break
         inner = outer
-    return state.read
 
 
 def reads(node: ast.AST, own: frozenset[str]) -> bool:
@@ -67,7 +84,7 @@ def reads(node: ast.AST, own: frozenset[str]) -> bool:
         return False
     if isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and root_name(node).startswith("self.")):
         return root_name(node) in own and isinstance(node.ctx, ast.Load)
-    return any(reads(each, own) for each in ast.iter_child_nodes(node))
+    return any(reads(each, own) for each in children(node))
 
 
 def _block(program: Program, block: list[ast.stmt], state: _State) -> bool:
@@ -79,7 +96,7 @@ def _block(program: Program, block: list[ast.stmt], state: _State) -> bool:
                 _fork(program, body, other, state)
             case ast.For(iter=iterated, body=body) | ast.AsyncFor(iter=iterated, body=body):
                 _read(program, state, node, iterated)
-                if any(reduces(program, each) for part in body for each in ast.walk(part)):
+                if any(reduces(program, each) for part in body for each in walk(part)):
                     _clear(state, [iterated, *body])
                 else:
                     _block(program, body, state)
@@ -102,7 +119,7 @@ def _block(program: Program, block: list[ast.stmt], state: _State) -> bool:
 def _counts(loop: Loop) -> set[str]:
     """The names that a loop only raises by constants or by sizes: a division by them is no one's share."""
     raised: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(loop):
+    for node in walk(loop):
         if isinstance(node, ast.AugAssign):
             raised.setdefault(root_name(node.target), []).append(node.value)
     return {name for name, values in raised.items() if all(map(_is_size, values))}
@@ -111,11 +128,11 @@ def _counts(loop: Loop) -> set[str]:
 def _is_size(value: ast.expr) -> bool:
     if isinstance(value, ast.Constant):
         return True
-    return bool(re.search(r"^len\(|\.(size|numel)\(|\.shape\b|batch_?size|^bsz?$", ast.unparse(value)))
+    return bool(re.search(r"^len\(|\.(size|numel)\(|\.shape\b|batch_?size|^bsz?$", text_of(value)))
 
 
 def _read(program: Program, state: _State, node: ast.stmt, part: ast.AST) -> None:
-    if not state.reduced or any(reduces(program, each) for each in ast.walk(part)):
+    if not state.reduced or any(reduces(program, each) for each in walk(part)):
         return
     if reads(part, frozenset(state.own)):
         state.read.append(Reading(node, frozenset(state.own)))
@@ -125,7 +142,7 @@ def _fork(program: Program, body: list[ast.stmt], other: list[ast.stmt], state: 
     """Both ways of an `if`. Beside a way that reduces, the other is for one process: it isn't read."""
     ways = [state.copy(), state.copy()]
     ended = [_block(program, block, way) for block, way in zip((body, other), ways, strict=True)]
-    reducing = [any(reduces(program, each) for part in block for each in ast.walk(part)) for block in (body, other)]
+    reducing = [any(reduces(program, each) for part in block for each in walk(part)) for block in (body, other)]
     for number, way in enumerate(ways):
         if reducing[number] or not any(reducing):
             state.read.extend(way.read)
@@ -141,7 +158,7 @@ def _fork(program: Program, body: list[ast.stmt], other: list[ast.stmt], state: 
 
 
 def _simple(program: Program, node: ast.stmt, state: _State) -> None:
-    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call) and reduces(program, each)]
+    calls = [each for each in walk(node) if isinstance(each, ast.Call) and reduces(program, each)]
     for call in calls:
         _reduce(program, call, state)
     targets = node.targets if isinstance(node, ast.Assign) else []
@@ -182,8 +199,8 @@ def _reduce(program: Program, call: ast.Call, state: _State) -> None:
 
 def _clear(state: _State, nodes: Sequence[ast.AST]) -> None:
     """Drop all that is named in these nodes."""
-    named = {root_name(each) for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)}
-    if "self" in {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}:
+    named = {root_name(each) for node in nodes for each in walk(node) if isinstance(each, ast.Name | ast.Attribute)}
+    if "self" in {each.id for node in nodes for each in walk(node) if isinstance(each, ast.Name)}:
         named |= {name for name in state.own if name.startswith("self.")}
     _drop(state, named)
 
@@ -195,11 +212,11 @@ def _drop(state: _State, names: set[str]) -> None:
 
 def _link(state: _State, names: set[str], value: ast.expr) -> None:
     """`losses = meters["loss"]`: two names of one object, which a reduction changes for both."""
-    if any(isinstance(each, ast.BinOp) for each in ast.walk(value)):
+    if any(isinstance(each, ast.BinOp) for each in walk(value)):
         return
-    calls = [last_name(each.func) for each in ast.walk(value) if isinstance(each, ast.Call)]
+    calls = [last_name(each.func) for each in walk(value) if isinstance(each, ast.Call)]
     if all(name in ("values", "items", "list", "dict", "get", "detach", "view", "flatten") for name in calls):
-        others = {root_name(each) for each in ast.walk(value) if isinstance(each, ast.Name | ast.Attribute)} - {""}
+        others = {root_name(each) for each in walk(value) if isinstance(each, ast.Name | ast.Attribute)} - {""}
         for name in names:
             state.alias.setdefault(name, set()).update(others)
         for name in others:

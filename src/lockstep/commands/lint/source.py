@@ -6,20 +6,24 @@ comments and layout stay.
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TypeVar, cast
+
+from lockstep.commands.lint.tree import children, text_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Module)
 
+_Node = TypeVar("_Node", bound=ast.AST)
 _NOQA = re.compile(r"#\s*noqa\b(?::\s*(?P<codes>[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*))?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # frozen, a third of parse() would go into making them
 class Binding:
-    """A name is given a value: `path` leads into a tuple that is unpacked."""
+    """A name is given a value: `path` leads into a tuple that is unpacked. Not to be changed."""
 
     kind: str  # value item with param import def class aug
     node: ast.AST
@@ -42,6 +46,40 @@ class Source:
     names: dict[ast.AST, dict[str, list[Binding]]] = field(default_factory=dict)
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # "self.x", "args.lr" -> what is assigned
     lines: list[str] = field(default_factory=list)
+    by_type: dict[type[ast.AST], list[ast.AST]] = field(default_factory=dict)
+    kinds: dict[tuple[type[ast.AST], ...], list[ast.AST]] = field(default_factory=dict)
+
+    def of(self, *kinds: type[_Node]) -> list[_Node]:
+        """The nodes of these types in the order of `nodes`: found once for all rules that ask for the same."""
+        if not self.by_type:
+            for node in self.nodes:
+                self.by_type.setdefault(type(node), []).append(node)
+        if kinds not in self.kinds:
+            known = [self.by_type[kind] for kind in kinds if kind in self.by_type]
+            merged = (node for node in self.nodes if type(node) in kinds)
+            self.kinds[kinds] = known[0] if len(known) == 1 else list(merged) if known else []
+        return cast(list[_Node], self.kinds[kinds])
+
+    @cached_property
+    def imports(self) -> list[Binding]:
+        """What the file imports, in all its scopes."""
+        known = [each for names in self.names.values() for found in names.values() for each in found]
+        return [each for each in known if each.kind == "import"]
+
+    @cached_property
+    def lower(self) -> str:
+        """The text in small letters."""
+        return self.text.lower()
+
+    @property
+    def loops(self) -> list[Loop]:
+        """The file's loops."""
+        return cast(list[Loop], self.of(ast.For, ast.AsyncFor, ast.While))
+
+    @property
+    def functions(self) -> list[Function]:
+        """The file's functions and methods."""
+        return cast(list[Function], self.of(ast.FunctionDef, ast.AsyncFunctionDef))
 
 
 def parse(path: Path, text: str) -> Source:
@@ -49,7 +87,8 @@ def parse(path: Path, text: str) -> Source:
     source = Source(path, text, ast.parse(text), lines=text.splitlines())
     _place(source, source.tree, source.tree)
     for node in source.nodes:
-        _bind(source, node)
+        if type(node) in _BINDING:
+            _bind(source, node)
     _rename(source)
     return source
 
@@ -61,25 +100,52 @@ def _rename(source: Source) -> None:
         real = found[0].target.rpartition(":")[2]
         if len(found) == 1 and found[0].kind == "import" and ":" in found[0].target and real != name:
             renamed[name] = real
-    for node in source.nodes if renamed else []:
-        if isinstance(node, ast.Call):
-            for each in [node.func, *node.args[:1]]:
-                if isinstance(each, ast.Name) and each.id in renamed:
-                    each.__dict__["imported"] = renamed[each.id]
+    filled = _filled(source) if "partial(" in source.text else {}
+    for node in source.of(ast.Call) if renamed or filled else []:
+        for each in [node.func, *node.args[:1]]:
+            if isinstance(each, ast.Name) and each.id in renamed:
+                each.__dict__["imported"] = renamed[each.id]
+        if filled and isinstance(node.func, ast.Name | ast.Attribute) and text_of(node.func) in filled:
+            made = filled[text_of(node.func)]
+            inner = made.args[0]
+            node.func.__dict__["filled"] = made
+            written = inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")
+            node.func.__dict__["imported"] = renamed.get(written, written)
+
+
+def _filled(source: Source) -> dict[str, ast.Call]:
+    """The names and attributes that are bound once in a file, to `partial(f, ...)` of something that has a name."""
+    bound: dict[str, list[Binding]] = {}
+    for names in [*source.names.values(), source.attributes]:
+        for name, found in names.items():
+            bound.setdefault(name, []).extend(found)
+    partials = {}
+    for name, found in bound.items():
+        match [each.value for each in found if not each.path]:
+            case [ast.Call(func=ast.Name(id="partial") | ast.Attribute(attr="partial"), args=[first, *_]) as made]:
+                if isinstance(first, ast.Name | ast.Attribute) and len(found) == 1:
+                    partials[name] = made
+    return partials
 
 
 def _place(source: Source, top: ast.AST, scope: ast.AST) -> None:
+    parents, scopes = source.parents, source.scopes
     stack: list[tuple[ast.AST, ast.AST]] = [(top, scope)]
-    source.scopes[top] = scope
+    scopes[top] = scope
     while stack:
         node, scope = stack.pop()
         source.nodes.append(node)
         inner = node if isinstance(node, SCOPES) else scope
-        children = list(ast.iter_child_nodes(node))
-        for child in children:
-            source.parents[child] = node
-            source.scopes[child] = inner
-        stack.extend((child, inner) for child in reversed(children))
+        for child in reversed(children(node)):
+            parents[child] = node
+            scopes[child] = inner
+            stack.append((child, inner))
+
+
+_BINDING = {
+    *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem),
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef),
+}
 
 
 def _bind(source: Source, node: ast.AST) -> None:
@@ -132,7 +198,7 @@ def _target(source: Source, scope: ast.AST, target: ast.AST, binding: Binding) -
                 inner = Binding(binding.kind, binding.node, binding.value, (*binding.path, number))
                 _target(source, scope, part, inner)
         case ast.Attribute() | ast.Subscript():
-            source.attributes.setdefault(ast.unparse(target), []).append(binding)
+            source.attributes.setdefault(text_of(target), []).append(binding)
 
 
 def _owner(source: Source, scope: ast.AST, name: str) -> ast.AST:
@@ -145,42 +211,6 @@ def _owner(source: Source, scope: ast.AST, name: str) -> ast.AST:
 
 def _add(source: Source, scope: ast.AST, name: str, binding: Binding) -> None:
     source.names.setdefault(scope, {}).setdefault(name, []).append(binding)
-
-
-def above(source: Source, node: ast.AST) -> Iterator[ast.AST]:
-    """Those that a node stands in, from the inside out, to the module."""
-    while (parent := source.parents.get(node)) is not None:
-        yield parent
-        node = parent
-
-
-def function_of(source: Source, node: ast.AST) -> Function | None:
-    """The function that a node stands in."""
-    for outer in above(source, node):
-        if isinstance(outer, Function):
-            return outer
-    return None
-
-
-def class_of(source: Source, node: ast.AST) -> ast.ClassDef | None:
-    """The class that a node stands in."""
-    return next((outer for outer in above(source, node) if isinstance(outer, ast.ClassDef)), None)
-
-
-def statement_of(source: Source, node: ast.AST) -> ast.stmt:
-    """The statement that a node is part of, or is."""
-    while not isinstance(node, ast.stmt):
-        node = source.parents[node]
-    return node
-
-
-def following(source: Source, node: ast.stmt) -> list[ast.stmt]:
-    """The statements after one in its own block."""
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(source.parents[node], name, None)
-        if isinstance(block, list) and node in block:
-            return block[block.index(node) + 1 :]
-    return []
 
 
 def silenced(source: Source, line: int, code: str) -> bool:

@@ -3,12 +3,17 @@
 import ast
 import re
 
-from lockstep.commands.lint.calls import argument, callee, sites
-from lockstep.commands.lint.parts import returns
+from lockstep.commands.lint.around import class_of
+from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.parts import turns
 from lockstep.commands.lint.places import backwards, model_calls
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.source import Function, class_of
+from lockstep.commands.lint.results import returns
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of
 
 _DEPTH = 10
 # calls that give no tensor of the device, or a number that has been waited for
@@ -78,13 +83,13 @@ def _called(program: Program, call: ast.Call, depth: int) -> bool:
     if function is not None and function.name not in ("__init__", "forward", "__call__"):
         return any(is_tensor(program, each, depth + 1) for each in returns(program, function))
     name = last_name(call.func)
-    tests = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in ("torch", "th")
+    tests = isinstance(call.func, ast.Attribute) and text_of(call.func.value) in ("torch", "th")
     turns = isinstance(call.func, ast.Attribute) and name in ("float", "int", "bool", "type")
     if _NUMBERS.fullmatch(name) and not turns and not (tests and name.startswith("is")):
         return False
     parts = [*call.args, *(each.value for each in call.keywords)]
     if isinstance(call.func, ast.Attribute):
-        if ast.unparse(call.func.value) in ("math", "np", "numpy", "time", "os", "json", "logging", "wandb"):
+        if text_of(call.func.value) in ("math", "np", "numpy", "time", "os", "json", "logging", "wandb"):
             return False
         parts.append(call.func.value)
     elif name[:1].isupper() or name in (
@@ -108,6 +113,10 @@ def _named(program: Program, node: ast.Name, name: str, depth: int) -> bool:
     if any(each.kind == "param" for each in found):
         return _given(program, node, name, depth)
     for each in reaching(program, node, found):
+        if each.kind == "item" and each.value is not None:
+            parts = list(turns(each.value, each.path, lambda one: origins(program, one)))
+            if parts and not any(path for _, path in parts):
+                return all(is_tensor(program, part, depth + 1) for part, _ in parts)
         if (
             each.kind in ("value", "aug", "with")
             and each.value is not None
@@ -142,7 +151,7 @@ def _given(program: Program, node: ast.Name, name: str, depth: int) -> bool:
 
 
 def _attribute(program: Program, node: ast.Attribute, depth: int) -> bool:
-    source, text = program.owner[node], ast.unparse(node)
+    source, text = program.owner[node], text_of(node)
     own = class_of(source, node) if text.startswith("self.") else None
     found = [each for each in source.attributes.get(text, []) if own is None or class_of(source, each.node) is own]
     values = [each.value for each in found if each.kind in ("value", "aug") and not each.path]

@@ -4,12 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_telling, mentions, own_nodes, reduces, root_name, tainted
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program
-from lockstep.commands.lint.source import Function, Loop, class_of, function_of
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 _NUMBER = re.compile(r"loss|correct|argmax|==|accuracy")
 
@@ -18,7 +20,7 @@ def told_after(program: Program, loop: Loop) -> Iterator[ast.Call]:
     """The calls that print or log what a loop added up, once it is over: in its function, or in that one's callers."""
     nodes = own_nodes(program, loop)
     names = tainted(nodes, added_up(loop) - alike(loop))
-    within = set(ast.walk(loop))
+    within = set(walk(loop))
     last = loop.end_lineno or 0
     for each in nodes:
         if (
@@ -64,7 +66,7 @@ _SAME_ON_ALL = re.compile(r"^len\(|\.(size|numel)\(|\.shape\b|batch_?size|^bsz?$
 def alike(loop: Loop) -> set[str]:
     """The names that a loop only adds times, sizes and constants to: no one asks for their sum over the ranks."""
     raised: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(loop):
+    for node in walk(loop):
         match node:
             case ast.AugAssign(target=target, value=value):
                 raised.setdefault(root_name(target), []).append(value)
@@ -72,13 +74,11 @@ def alike(loop: Loop) -> set[str]:
                 raised.setdefault(name, []).append(value)
             case ast.Call(func=ast.Attribute(value=value), args=[given, *_]):
                 raised.setdefault(root_name(value), []).append(given)
-    return {name for name, values in raised.items() if all(_SAME_ON_ALL.search(ast.unparse(each)) for each in values)}
+    return {name for name, values in raised.items() if all(_SAME_ON_ALL.search(text_of(each)) for each in values)}
 
 
 def _returns_any(function: Function, names: set[str]) -> bool:
-    return any(
-        isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in ast.walk(function)
-    )
+    return any(isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in walk(function))
 
 
 def _tells(program: Program, node: ast.Call, call: ast.Call) -> bool:
@@ -104,7 +104,7 @@ def in_objects(program: Program, loop: Loop) -> Iterator[tuple[Function, set[str
     here = function_of(program.owner[loop], loop)
     for owner, name in sorted(_attributes(program, loop), key=lambda each: (each[0].lineno, each[1])):
         methods = [each for each in owner.body if isinstance(each, Function)]
-        known = [(each, tainted(nodes, {name}), nodes) for each in methods for nodes in [list(ast.walk(each))]]
+        known = [(each, tainted(nodes, {name}), nodes) for each in methods for nodes in [list(walk(each))]]
         reduced = any(reduces(program, node) for _, names, nodes in known for node in nodes if mentions(node, names))
         if not reduced and not any(name in _returned(each) for each in methods):
             yield from (each for each in known if each[0] not in within and each[0] is not here)
@@ -116,7 +116,7 @@ def _attributes(program: Program, loop: Loop) -> set[tuple[ast.ClassDef, str]]:
     for node in inside(program, loop):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
             name, owner = root_name(node.target), class_of(program.owner[node], node)
-            if owner is not None and name.startswith("self.") and re.search(_NUMBER, ast.unparse(node.value)):
+            if owner is not None and name.startswith("self.") and re.search(_NUMBER, text_of(node.value)):
                 found.add((owner, name))
     return found
 
@@ -125,8 +125,8 @@ def _returned(function: Function) -> set[str]:
     """The attributes of self that a method returns, or makes other attributes from."""
     return {
         root_name(part)
-        for each in ast.walk(function)
+        for each in walk(function)
         if isinstance(each, ast.Return) and each.value is not None
-        for part in ast.walk(each.value)
+        for part in walk(each.value)
         if isinstance(part, ast.Attribute)
     }

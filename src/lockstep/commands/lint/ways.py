@@ -4,9 +4,12 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.calls import Site, argument, default, definition, instance_of, sites
+from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.calls import definition, instance_of
 from lockstep.commands.lint.program import Program
-from lockstep.commands.lint.source import Binding, class_of, function_of, parameters
+from lockstep.commands.lint.sites import Site, argument, default, sites
+from lockstep.commands.lint.source import Binding, parameters
+from lockstep.commands.lint.tree import text_of
 
 MOST = 24  # possibilities of one value, and ways that lead to a function
 
@@ -67,7 +70,7 @@ def assigned(program: Program, node: ast.Attribute) -> list[Binding]:
     else:
         owner = instance_of(program, node.value) or definition(program, node.value)
     if not isinstance(owner, ast.ClassDef):
-        return program.owner[node].attributes.get(ast.unparse(node), [])
+        return program.owner[node].attributes.get(text_of(node), [])
     found: list[Binding] = []
     waiting: list[ast.AST | None] = [owner]
     while waiting and not found:

@@ -74,3 +74,5 @@ PREPARE = {
     "prepare_scheduler",
     "initialize",
 }
+
+PREPARE_LOADERS = ("prepare", "setup_dataloaders", "prepare_data_loader")  # those of them that take loaders

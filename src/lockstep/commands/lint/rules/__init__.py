@@ -29,6 +29,7 @@ from lockstep.commands.lint.rules import saving as saving
 from lockstep.commands.lint.rules import scaling as scaling
 from lockstep.commands.lint.rules import schedules as schedules
 from lockstep.commands.lint.rules import seeds as seeds
+from lockstep.commands.lint.rules import shuffles as shuffles
 from lockstep.commands.lint.rules import some_ranks as some_ranks
 from lockstep.commands.lint.rules import sparing as sparing
 from lockstep.commands.lint.rules import splitting as splitting

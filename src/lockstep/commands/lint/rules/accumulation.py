@@ -4,18 +4,20 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above, function_of, statement_of
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import backwards, inside, loops, over_loader, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
-from lockstep.commands.lint.roles import library
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.dividing import divided, gradients_divided
 from lockstep.commands.lint.rules.groups import groups, whole_windows
 from lockstep.commands.lint.rules.units import unit
 from lockstep.commands.lint.rules.windows import Accumulation, accumulations, updates_weights
-from lockstep.commands.lint.source import Function, Loop, above, function_of, statement_of
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -41,12 +43,12 @@ def loss_not_divided(program: Program) -> Iterator[Hit]:
             continue
         if not _divided(program, each.backward, each.loop, each.every):
             told.add(each.backward)
-            yield Hit(each.backward, f"every {ast.unparse(each.every)} passes", _division(program, each))
+            yield Hit(each.backward, f"every {text_of(each.every)} passes", _division(program, each))
 
 
 def _divided(program: Program, call: ast.Call, loop: Loop | Function, every: ast.expr | None) -> bool:
     """Whether the loss of a backward pass is divided, or the gradients are."""
-    head = ast.walk(loop.target) if isinstance(loop, ast.For | ast.AsyncFor) else []
+    head = walk(loop.target) if isinstance(loop, ast.For | ast.AsyncFor) else []
     targets = {each.id for each in head if isinstance(each, ast.Name)}
     values: list[ast.AST] = [*call.args]
     if isinstance(call.func, ast.Attribute) and not call.args:
@@ -67,7 +69,7 @@ def _by_accelerate(program: Program, call: ast.Call) -> bool:
     if owner is None or not told:
         return False
     made = origins(program, owner)
-    return "accelerator" in ast.unparse(owner).lower() or any(
+    return "accelerator" in text_of(owner).lower() or any(
         isinstance(each, ast.Call) and last_name(each.func) == "Accelerator" for each in made
     )
 
@@ -76,10 +78,10 @@ def _undivided_parts(program: Program) -> Iterator[Hit]:
     """A batch cut in parts by .chunk or .split, a backward pass for each, one step after them, and no division."""
     for call in backwards(program):
         around = [outer for outer in above(program.owner[call], call) if isinstance(outer, ast.For)]
-        if len(around) < 2 or not re.search(r"\.(chunk|split|tensor_split)\(", ast.unparse(around[0].iter)):
+        if len(around) < 2 or not re.search(r"\.(chunk|split|tensor_split)\(", text_of(around[0].iter)):
             continue
-        steps = [each for each in ast.walk(around[1]) if isinstance(each, ast.Call) and last_name(each.func) == "step"]
-        within = set(ast.walk(around[0]))
+        steps = [each for each in walk(around[1]) if isinstance(each, ast.Call) and last_name(each.func) == "step"]
+        within = set(walk(around[0]))
         sums = any(each.arg == "reduction" for part in within if isinstance(part, ast.Call) for each in part.keywords)
         values: list[ast.AST] = [*call.args, call.func]
         if (
@@ -98,7 +100,7 @@ def _divides(node: ast.AST) -> bool:
         case ast.Call(func=ast.Attribute(attr="div" | "div_" | "true_divide")):
             return True
         case ast.BinOp(op=ast.Mult()) | ast.AugAssign(op=ast.Mult()):
-            return bool(re.search(r"scale|weight|inv|frac|ratio|1(\.0)? /", ast.unparse(node)))
+            return bool(re.search(r"scale|weight|inv|frac|ratio|1(\.0)? /", text_of(node)))
     return False
 
 
@@ -125,7 +127,7 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
                 start = receiver.value.col_offset
                 if receiver.value.end_lineno == receiver.value.lineno:
                     line = receiver.value.lineno
-                    return (insert(line, start, "("), insert(line, end, f" / {ast.unparse(each.every)})"))
+                    return (insert(line, start, "("), insert(line, end, f" / {text_of(each.every)})"))
     return ()
 
 
@@ -140,14 +142,14 @@ def _division(program: Program, each: Accumulation) -> tuple[Edit, ...]:
 )
 def remainder_dropped(program: Program) -> Iterator[Hit]:
     """Accumulation by `%` alone over a loader, and no step after the loop."""
-    yield from (Hit(loop) for loop in whole_windows(program))
+    yield from (Hit(node) for node in dict.fromkeys(whole_windows(program)))
     told = set[ast.If]()
     for each in accumulations(program):
         if not isinstance(each.loop, ast.For) or not over_loader(program, each.loop) or each.when in told:
             continue
         told_more = [part for part in each.meant if not isinstance(part, ast.Name | ast.Attribute)] or each.meant
-        text = " ".join(ast.unparse(part) for part in told_more)
-        flag = any(_is_more(node) for part in each.meant for node in ast.walk(part))
+        text = " ".join(text_of(part) for part in told_more)
+        flag = any(_is_more(node) for part in each.meant for node in walk(part))
         if flag or re.search(r"len\(|last|num_batches|total|end\b|final", text) or _whole_groups(program, each):
             continue
         if not (_otherwise(program, each) or _goes_on(program, each) or _after(program, each)):
@@ -163,7 +165,7 @@ def _after(program: Program, each: Accumulation) -> bool:
             return True
     last = each.loop.end_lineno or 0
     return any(
-        last_name(one.func) == "step" and one.lineno > last and "sched" not in ast.unparse(one.func)
+        last_name(one.func) == "step" and one.lineno > last and "sched" not in text_of(one.func)
         for one in own_nodes(program, each.loop)
         if isinstance(one, ast.Call)
     )
@@ -174,7 +176,7 @@ def _otherwise(program: Program, each: Accumulation) -> bool:
     for name in each.meant:
         known = bindings(program, name, name.id) if isinstance(name, ast.Name) else []
         values = [one.value for one in known if one.kind == "value" and one.value is not None]
-        counts = [any(isinstance(part, ast.Mod) for part in ast.walk(value)) for value in values]
+        counts = [any(isinstance(part, ast.Mod) for part in walk(value)) for value in values]
         if len(values) > 1 and any(counts) and not all(counts):
             return True
     return False
@@ -183,14 +185,14 @@ def _otherwise(program: Program, each: Accumulation) -> bool:
 def _goes_on(program: Program, each: Accumulation) -> bool:
     """Whether the groups go on over epochs: a loop that begins anew by itself, or a counter that isn't set back."""
     assert isinstance(each.loop, ast.For)
-    if any(last_name(node) in ("cycle", "count", "repeat") for node in ast.walk(each.loop.iter)):
+    if any(last_name(node) in ("cycle", "count", "repeat") for node in walk(each.loop.iter)):
         return True
     if any(isinstance(node, ast.While) for node in inside(program, each.loop.iter)):
         return True
     return any(
         _runs_on(program, node.left, each.loop)
         for part in each.meant
-        for node in ast.walk(part)
+        for node in walk(part)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
     )
 
@@ -198,11 +200,11 @@ def _goes_on(program: Program, each: Accumulation) -> bool:
 def _runs_on(program: Program, number: ast.expr, loop: Loop) -> bool:
     """Whether a number is counted up in a loop, and set back in none around it, as the gradients are."""
     source, around = program.owner[loop], step_loops(program).get(loop, [])
-    for node in ast.walk(number):
+    for node in walk(number):
         if not isinstance(node, ast.Name | ast.Attribute):
             continue
         known = bindings(program, node, node.id) if isinstance(node, ast.Name) else []
-        known = known or source.attributes.get(ast.unparse(node), [])
+        known = known or source.attributes.get(text_of(node), [])
         counted = any(each.kind == "aug" for each in known)
         if not around or not counted or not all(each.kind in ("aug", "value") for each in known):
             continue
@@ -238,7 +240,7 @@ def _left_out(program: Program, each: Accumulation) -> bool:
 def _whole_groups(program: Program, each: Accumulation) -> bool:
     """Whether the loop's passes are cut to a multiple of k: islice, a floor division, or a length that is set."""
     assert isinstance(each.loop, ast.For)
-    text = ast.unparse(each.loop.iter)
+    text = text_of(each.loop.iter)
     if "islice" in text or "//" in text or _left_out(program, each):
         return True
     whole = "\n".join(source.text for source in program.sources)

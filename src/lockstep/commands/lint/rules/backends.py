@@ -4,14 +4,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import argument, sites
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import constant, given, library, spread, wrapped
+from lockstep.commands.lint.roles import constant, given, spread
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.both_ways import both_ways
 from lockstep.commands.lint.rules.collectives import collectives
-from lockstep.commands.lint.source import Function, Source, above
+from lockstep.commands.lint.several import library, wrapped
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Function, Source
+from lockstep.commands.lint.tree import text_of, walk
 
 _SEEN = re.compile(r"cuda|accelerator|\bgpu|npu\b|xpu\b|device_ids|set_device", re.IGNORECASE)
 _AIDS = {"manual_seed", "manual_seed_all", "is_available", "empty_cache", "get_rng_state_all", "set_rng_state_all"}
@@ -40,8 +44,27 @@ def nccl_on_cpu(program: Program) -> Iterator[Hit]:
         return
     if (_hides(program) or not any(_sees(program, source) for source in program.sources)) and _knows_all(program):
         yield from (Hit(call) for call in begun)
+    elif both_ways(program) and not any(_asked(program, call) for call in begun):
+        yield from (Hit(call, "the program also runs where there is no GPU") for call in begun)
     else:
         yield from (Hit(call, "the tensor was made on the CPU") for call in _of_cpu(program))
+
+
+def _asked(program: Program, call: ast.Call) -> bool:
+    """Whether a condition above, or one that leaves, asks for a GPU, or an error is caught."""
+    source = program.owner[call]
+    if any(isinstance(each, ast.Try) and each.handlers for each in above(source, call)):
+        return True
+    function = function_of(source, call)
+    around = [each.test for each in above(source, call) if isinstance(each, ast.If)]
+    earlier = [each for each in walk(function or source.tree) if isinstance(each, ast.If | ast.Assert)]
+    leaving = [each.test for each in earlier if isinstance(each, ast.Assert) or _leaves(each.body[-1])]
+    return any(re.search("cuda|gpu|device|accel", text_of(each)) for each in [*around, *leaving])
+
+
+def _leaves(node: ast.stmt) -> bool:
+    ends = isinstance(node, ast.Expr) and re.match(r"(sys\.)?exit\(", text_of(node)) is not None
+    return ends or isinstance(node, ast.Return | ast.Raise)
 
 
 def _of_lightning(program: Program) -> Iterator[Hit]:
@@ -68,7 +91,7 @@ def _hides(program: Program) -> bool:
 
 def _sees(program: Program, source: Source) -> bool:
     """Whether a file may put something on a GPU: by a name, a short text, or a device that can't be told."""
-    for node in source.nodes:
+    for node in source.of(ast.Constant, ast.Name, ast.arg, ast.keyword, ast.Attribute, ast.alias, ast.Call):
         parent = source.parents.get(node)
         match node:
             case ast.Constant(value=str(text)):
@@ -117,14 +140,14 @@ def _of_cpu(program: Program) -> Iterator[ast.Call]:
     """The reductions of a tensor that torch made without a device, while tensors are made on the CPU."""
     if any(program.named.get(name) for name in ("set_default_device", "set_default_tensor_type", "new_group")):
         return
-    if any(isinstance(node, ast.With) and _sets_device(node) for source in program.sources for node in source.nodes):
+    if any(_sets_device(node) for source in program.sources for node in source.of(ast.With)):
         return
     for call in collectives(program):
         name = qualified(program, call.func)
-        tensor = given(program, call, "tensor", 0)
+        tensor = given(program, call, "tensor", int(last_name(call.func) == "all_gather"))
         grouped = given(program, call, "group") is not None
         if (
-            re.fullmatch(r"torch\.distributed\.(all_reduce|broadcast|reduce)", name)
+            re.fullmatch(r"torch\.distributed\.(all_reduce|broadcast|reduce|all_gather)", name)
             and tensor is not None
             and not grouped
             and _made_on_cpu(program, tensor)

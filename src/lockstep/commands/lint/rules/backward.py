@@ -3,12 +3,14 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.program import Program
-from lockstep.commands.lint.roles import wrapped
+from lockstep.commands.lint.program import Program, qualified
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.groups import groups
 from lockstep.commands.lint.rules.windows import accumulations
+from lockstep.commands.lint.several import wrapped
+from lockstep.commands.lint.source import Source
+from lockstep.commands.lint.tree import text_of
 
 
 @rule(
@@ -24,17 +26,17 @@ from lockstep.commands.lint.rules.windows import accumulations
 def no_no_sync(program: Program) -> Iterator[Hit]:
     """Accumulation with DDP in a program that never says no_sync."""
     several = wrapped(program) or managed(program)
-    by_it = any(isinstance(call.func, ast.Attribute) for call in program.named.get("accumulate", []))
-    if (
-        not program.whole
-        or not several
-        or by_it
-        or any(_spares(node) for source in program.sources for node in source.nodes)
-    ):
+    by_it = any(_of_accelerate(program, call) for call in program.named.get("accumulate", []))
+    if not program.whole or not several or by_it or any(map(_spares, program.sources)):
         return
     for each in accumulations(program):
-        yield Hit(each.backward, f"every {ast.unparse(each.every)} passes")
+        yield Hit(each.backward, f"every {text_of(each.every)} passes")
     yield from (Hit(group.backward, "of each batch of a group") for group in groups(program))
+
+
+def _of_accelerate(program: Program, call: ast.Call) -> bool:
+    """accelerator.accumulate(model), which is neither COCO's accumulate() nor numpy.maximum.accumulate."""
+    return isinstance(call.func, ast.Attribute) and bool(call.args) and not qualified(program, call.func)
 
 
 _SPARING = {
@@ -47,9 +49,11 @@ _SPARING = {
 }
 
 
-def _spares(node: ast.AST) -> bool:
-    """What leaves out the reduction in a pass: by a name, or by a name in a text, as for getattr."""
-    match node:
-        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.Constant(value=str(name)):
-            return name in _SPARING
+def _spares(source: Source) -> bool:
+    """Whether a file leaves out the reduction in a pass: by a name, or by a name in a text, as for getattr."""
+    said = any(name in source.text for name in _SPARING)
+    for node in source.of(ast.Attribute, ast.Name, ast.Constant) if said else []:
+        name = node.value if isinstance(node, ast.Constant) else getattr(node, "attr", getattr(node, "id", ""))
+        if isinstance(name, str) and name in _SPARING:
+            return True
     return False

@@ -3,13 +3,16 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.around import above, function_of, statement_of
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import library, wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.collectives import collectives
 from lockstep.commands.lint.rules.early import too_early
-from lockstep.commands.lint.source import Source, above, function_of, statement_of
+from lockstep.commands.lint.several import library, wrapped
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Source
+from lockstep.commands.lint.tree import text_of
 
 _ASKING = ("torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.barrier")
 
@@ -94,12 +97,12 @@ def _in_a_block(program: Program) -> Iterator[ast.Call]:
 
 def _before_horovod(program: Program) -> Iterator[ast.Call]:
     """hvd.rank() above hvd.init()."""
-    asked = [call for call in program.calls if ast.unparse(call.func) in ("hvd.rank", "hvd.size", "hvd.local_rank")]
+    asked = [call for call in program.calls if text_of(call.func) in ("hvd.rank", "hvd.size", "hvd.local_rank")]
     for init in program.named.get("init", []) if library(program, "horovod") else []:
         home = program.owner[init]
         for call in asked:
             same = program.owner[call] is home and function_of(home, call) is function_of(home, init)
-            if same and call.lineno < init.lineno and ast.unparse(init.func) == "hvd.init":
+            if same and call.lineno < init.lineno and text_of(init.func) == "hvd.init":
                 yield call
 
 

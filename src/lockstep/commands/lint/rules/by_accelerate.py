@@ -2,14 +2,15 @@
 
 import ast
 
-from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
-from lockstep.commands.lint.roles import library
 from lockstep.commands.lint.rule import Hit
 from lockstep.commands.lint.rules.lengths import Lengths
 from lockstep.commands.lint.rules.units import is_loader, unit
-from lockstep.commands.lint.source import function_of
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.tree import text_of, walk
 
 _NAMES = ("prepare", "prepare_scheduler")
 
@@ -49,7 +50,7 @@ def _prepared(program: Program) -> frozenset[ast.AST]:
 def _lengths(program: Program, size: ast.AST, depth: int = 0) -> list[ast.Call]:
     """The len(loader) that enter a length."""
     found = []
-    for node in ast.walk(size):
+    for node in walk(size):
         if (
             isinstance(node, ast.Call)
             and last_name(node.func) == "len"
@@ -85,11 +86,11 @@ def _after(program: Program, node: ast.expr, call: ast.Call, depth: int = 0) -> 
     home = program.owner[call]
     if program.owner[node] is home and function_of(home, node) is function_of(home, call):
         return node.lineno > (call.end_lineno or 0)
-    for each in ast.walk(node):
+    for each in walk(node):
         if isinstance(each, ast.Name) and any(binding.value is call for binding in bindings(program, each, each.id)):
             return True
         if isinstance(each, ast.Attribute):
-            known = program.owner[node].attributes.get(ast.unparse(each), [])
+            known = program.owner[node].attributes.get(text_of(each), [])
             if known and all(binding.value is call for binding in known):
                 return True
     function = function_of(program.owner[node], node)

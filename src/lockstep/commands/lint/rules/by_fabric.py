@@ -4,14 +4,20 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.flow import is_reduced
+from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import calls_in, inside, step_loops
-from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.ranks import on_rank
-from lockstep.commands.lint.roles import constant, given, library
+from lockstep.commands.lint.reaching import reaching
+from lockstep.commands.lint.reduced import is_reduced
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import Loop, function_of
+from lockstep.commands.lint.rules.parties import held
+from lockstep.commands.lint.rules.windows import passes
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 
 def managed(program: Program) -> bool:
@@ -33,22 +39,38 @@ def _bound(program: Program, *names: str) -> Iterator[tuple[ast.expr, ast.expr, 
 
 def unwrapped_calls(program: Program) -> Iterator[Hit]:
     """The model that was given to prepare() or setup(), called in a step loop beside the one that came back."""
-    if not managed(program):
+    given = [each for each in _bound(program, "auto_model") if qualified(program, each[2].func).startswith("ignite.")]
+    if not managed(program) and not given:
         return
-    for new, old, call in _bound(program, "prepare", "setup", "setup_module", "prepare_model"):
-        if not isinstance(old, ast.Name) or ast.unparse(new) == ast.unparse(old):
-            continue
-        for loop in step_loops(program):
-            for node in inside(program, loop):
-                same = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == old.id
-                if same and function_of(program.owner[node], node) is function_of(program.owner[call], call):
-                    yield Hit(node)
-    for loop in step_loops(program):
-        for node in inside(program, loop):
-            owner = node.func if isinstance(node, ast.Call) else None
-            past = isinstance(owner, ast.Call) and last_name(owner.func) == "unwrap_model"
-            if past or (isinstance(owner, ast.Attribute) and owner.attr == "module" and isinstance(node, ast.Call)):
-                yield Hit(node)
+    given += _bound(program, "prepare", "setup", "setup_module", "prepare_model") if managed(program) else []
+    nodes = [node for one in passes(program) for node in inside(program, one) if isinstance(node, ast.Call)]
+    for new, old, _ in given:
+        if isinstance(old, ast.Name | ast.Attribute) and text_of(new) != text_of(old):
+            yield from (Hit(node) for node in nodes if _same_object(program, node.func, old))
+    for node in nodes if managed(program) else []:
+        past = _is_unwrapped(program, node.func)
+        if past or (isinstance(node.func, ast.Attribute) and node.func.attr == "module"):
+            yield Hit(node)
+
+
+def _same_object(program: Program, one: ast.expr, other: ast.expr) -> bool:
+    """Whether two names are one, bound once, or two attributes of one class's objects."""
+    source = program.owner[one]
+    if text_of(one) != text_of(other) or source is not program.owner[other]:
+        return False
+    if isinstance(one, ast.Name):
+        found = bindings(program, one, one.id)
+        return len(found) == 1 and found == bindings(program, other, one.id)
+    owned = isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self"
+    bound = source.attributes.get(text_of(one), [])
+    return owned and len(bound) == 1 and class_of(source, one) is class_of(source, other)
+
+
+def _is_unwrapped(program: Program, model: ast.expr) -> bool:
+    """`accelerator.unwrap_model(model)`, or a name of what it returned."""
+    known = reaching(program, model, bindings(program, model, model.id)) if isinstance(model, ast.Name) else []
+    values = [each.value if each.kind == "value" else None for each in known] or [model]
+    return all(isinstance(each, ast.Call) and last_name(each.func) == "unwrap_model" for each in values)
 
 
 def padded_by_prepare(program: Program, loader: ast.Call, loops: list[Loop]) -> Iterator[Hit]:
@@ -101,7 +123,7 @@ def lost_epochs(program: Program) -> Iterator[Hit]:
     fabric = [
         call
         for call in program.named.get("load", [])
-        if program.named.get("Fabric") and "fabric" in ast.unparse(call.func) and len(call.args) > 1
+        if program.named.get("Fabric") and "fabric" in text_of(call.func) and len(call.args) > 1
     ]
     if not fabric and (not loaded or kept):
         return
@@ -109,45 +131,39 @@ def lost_epochs(program: Program) -> Iterator[Hit]:
         match loop:
             case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=arguments)):
                 first = arguments[0] if len(arguments) > 1 else None
-                skips = any(isinstance(each, ast.Continue | ast.Break) for each in ast.walk(loop))
-                rest = re.search(r" - |remain|left|start|first|resume", ast.unparse(loop.iter)) or _lessened(
-                    program, loop
-                )
+                skips = any(isinstance(each, ast.Continue | ast.Break) for each in walk(loop))
+                rest = re.search(r" - |remain|left|start|first|resume", text_of(loop.iter)) or _lessened(program, loop)
                 if (first is None or isinstance(first, ast.Constant)) and not skips and not rest:
                     yield Hit(loop)
 
 
 def _lessened(program: Program, loop: ast.For) -> bool:
     """Whether a name in a loop's range is made smaller on the way: `epochs -= done`."""
-    names = [each for each in ast.walk(loop.iter) if isinstance(each, ast.Name)]
+    names = [each for each in walk(loop.iter) if isinstance(each, ast.Name)]
     return any(binding.kind == "aug" for each in names for binding in bindings(program, each, each.id))
 
 
 def lacking(program: Program) -> Iterator[Hit]:
     """fabric.save of a dictionary without the optimizer or the epoch, in a script that goes on from it."""
-    if not any("fabric" in ast.unparse(call.func) for call in program.named.get("load", [])):
+    if not any("fabric" in text_of(call.func) for call in program.named.get("load", [])):
         return
     kept = list[tuple[ast.Call, str]]()
     for call in program.named.get("save", []):
         state = given(program, call, "state", 1)
-        if "fabric" not in ast.unparse(call.func) or state is None or not program.named.get("Fabric"):
+        if "fabric" not in text_of(call.func) or state is None or not program.named.get("Fabric"):
             continue
         for made in origins(program, state):
             if not isinstance(made, ast.Dict) or None in made.keys:
                 continue
-            keys = [ast.unparse(each) for each in made.keys if each is not None]
-            later = [
-                one
-                for one in program.named.get("update", [])
-                if ast.unparse(one.func) == f"{ast.unparse(state)}.update"
-            ]
-            kept.append((call, " ".join([*keys, *map(ast.unparse, later)]).lower()))
+            keys = [text_of(each) for each in made.keys if each is not None]
+            later = [one for one in program.named.get("update", []) if text_of(one.func) == f"{text_of(state)}.update"]
+            kept.append((call, " ".join([*keys, *held(program, made), *map(text_of, later)]).lower()))
     if kept:
         call, said = max(kept, key=lambda each: len(each[1]))  # the others may be weights to keep
         missing = [word for word, part in (("optimizer", "opt"), ("epoch", "epoch")) if part not in said]
         if "epoch" in missing and ("step" in said or "iter" in said):
             missing.remove("epoch")
-        if any(".lr_scheduler." in ast.unparse(one.func) for one in program.calls) and "sched" not in said:
+        if any(".lr_scheduler." in text_of(one.func) for one in program.calls) and "sched" not in said:
             missing.append("scheduler")
         if missing:
             yield Hit(call, f"without {', '.join(missing)}")
@@ -165,6 +181,6 @@ def unregistered(program: Program) -> Iterator[Hit]:
         for made in origins(program, each)
     ]
     for scheduler in program.calls:
-        if ".lr_scheduler." in ast.unparse(scheduler.func) and scheduler not in handed:
+        if ".lr_scheduler." in text_of(scheduler.func) and scheduler not in handed:
             yield from (Hit(call, "without scheduler") for call in program.named.get("save_state", [])[:1])
             return

@@ -3,13 +3,17 @@
 import ast
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.calls import definition, instance_of, method
 from lockstep.commands.lint.contexts import quiet
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import constant, given, library
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import Function, function_of
+from lockstep.commands.lint.rules.parties import held
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 
 def engine_step(program: Program, engine: ast.Call) -> Function | None:
@@ -42,13 +46,13 @@ def padded_by_ignite(program: Program) -> Iterator[Hit]:
 def never_trains(program: Program) -> Iterator[Hit]:
     """An evaluator that Ignite puts into eval(), and a training step that says train() nowhere."""
     steps = [step for call in program.named.get("Engine", []) if (step := engine_step(program, call)) is not None]
-    training = [each for each in steps if any(_named(node, "backward") for node in ast.walk(each))]
+    training = [each for each in steps if any(_named(node, "backward") for node in walk(each))]
     supervised = program.named.get("create_supervised_evaluator", [])
     if not supervised or not training or program.named.get("create_supervised_trainer"):
         return
-    handlers = [f for source in program.sources for f in source.nodes if isinstance(f, Function) and f.decorator_list]
+    handlers = [f for source in program.sources for f in source.functions if f.decorator_list]
     places = [*training, *handlers]
-    if not any(_named(node, "train") for place in places for node in ast.walk(place)):
+    if not any(_named(node, "train") for place in places for node in walk(place)):
         runs = [call for call, _ in evaluated(program) if not _after_training(program, call)]
         yield from (Hit(call) for call in runs[:1])
 
@@ -56,7 +60,7 @@ def never_trains(program: Program) -> Iterator[Hit]:
 def _after_training(program: Program, call: ast.Call) -> bool:
     """Whether an evaluator runs in a handler of the training's end."""
     here = function_of(program.owner[call], call)
-    events = " ".join(map(ast.unparse, here.decorator_list)) if here is not None else ""
+    events = " ".join(map(text_of, here.decorator_list)) if here is not None else ""
     return "Events.COMPLETED" in events
 
 
@@ -70,12 +74,13 @@ def lacking_in_ignite(program: Program) -> Iterator[Hit]:
         return
     if program.named.get("setup_common_training_handlers"):
         return  # it writes what it is given as to_save
-    schedules = any(".lr_scheduler." in ast.unparse(call.func) for call in program.calls)
+    schedules = any(".lr_scheduler." in text_of(call.func) for call in program.calls)
     kept = []
     for call in program.named.get("Checkpoint", []):
         for made in origins(program, call.args[0]) if call.args else []:
             if isinstance(made, ast.Dict):
-                kept.append((call, " ".join(ast.unparse(each) for each in made.keys if each is not None).lower()))
+                said = [text_of(each) for each in made.keys if each is not None]
+                kept.append((call, " ".join([*said, *held(program, made)]).lower()))
     if kept:
         call, keys = max(kept, key=lambda each: len(each[1]))
         words = [("optimizer", "opt"), ("epoch", "trainer"), *([("scheduler", "sched")] if schedules else [])]
@@ -88,10 +93,10 @@ def training_mode(program: Program) -> Iterator[Hit]:
     """An engine's step of the script's that evaluates, without eval()."""
     for call in program.named.get("Engine", []) if library(program, "ignite") else []:
         step = engine_step(program, call)
-        nodes = list(ast.walk(step)) if step is not None else []
+        nodes = list(walk(step)) if step is not None else []
         trains = any(_named(each, "backward") or _named(each, "step") for each in nodes)
         if step is not None and quiet(step) and not trains and not any(_named(each, "eval") for each in nodes):
-            inner = [each for each in nodes if isinstance(each, ast.With) and "no_grad" in ast.unparse(each.items[0])]
+            inner = [each for each in nodes if isinstance(each, ast.With) and "no_grad" in text_of(each.items[0])]
             yield Hit(inner[0] if inner else step)
 
 
@@ -99,7 +104,7 @@ def waits(program: Program) -> Iterator[Hit]:
     """A barrier in an engine's training step."""
     for call in program.named.get("Engine", []) if library(program, "ignite") else []:
         step = engine_step(program, call)
-        nodes = list(ast.walk(step)) if step is not None else []
+        nodes = list(walk(step)) if step is not None else []
         if any(_named(each, "backward") for each in nodes):
             yield from (Hit(each) for each in nodes if _named(each, "barrier"))
 
@@ -113,10 +118,10 @@ def event_of(program: Program, node: ast.AST) -> str:
         return ""
     if any(engine_step(program, call) is function for call in program.named.get("Engine", [])):
         return "batch"
-    texts = [ast.unparse(each) for each in function.decorator_list]
+    texts = [text_of(each) for each in function.decorator_list]
     for call in program.named.get("add_event_handler", []):
         if len(call.args) > 1 and definition(program, call.args[1]) is function:
-            texts.append(ast.unparse(call))
+            texts.append(text_of(call))
     for text in texts:
         if "train" in text.partition(".")[0].lower() and "every=" not in text and "once=" not in text:
             if "Events.EPOCH_" in text:

@@ -4,15 +4,18 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above, class_of, function_of
 from lockstep.commands.lint.calls import definition, method
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import is_reduction
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import is_rank
-from lockstep.commands.lint.roles import constant, distributed, given, lightning, of_loader, samplers
+from lockstep.commands.lint.roles import constant, given, of_loader, samplers
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import Function, above, class_of, function_of
+from lockstep.commands.lint.several import distributed, lightning
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 _EVALUATED = {
     "validation_step": ("fit", "validate"),
@@ -38,7 +41,7 @@ def runs(program: Program, *names: str) -> list[ast.Call]:
             trainers = [each for each in made if last_name(each.func) == "Trainer"]
             if owner is not None and (
                 any(constant(program, given(program, each, "devices")) not in (1, "1") for each in trainers)
-                or (not made and "trainer" in ast.unparse(owner).lower())
+                or (not made and "trainer" in text_of(owner).lower())
             ):
                 found.append(call)
     return found
@@ -58,7 +61,7 @@ def logs(program: Program) -> Iterator[tuple[ast.Call, Function]]:
     for call in [*program.named.get("log", []), *program.named.get("log_dict", [])]:
         source = program.owner[call]
         function = function_of(source, call)
-        mine = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+        mine = isinstance(call.func, ast.Attribute) and text_of(call.func.value) == "self"
         if mine and function is not None and class_of(source, call) is not None:
             yield call, function
 
@@ -77,15 +80,22 @@ def unsynced(program: Program) -> Iterator[ast.Call]:
                 yield call
 
 
+def _makes_metric(program: Program, made: ast.AST) -> bool:
+    """Accuracy(...), or what a lambda makes by that."""
+    if not isinstance(made, ast.Call):
+        return False
+    if _METRIC.search(last_name(made.func)):
+        return True
+    known = origins(program, made.func) if isinstance(made.func, ast.Name) else []
+    return any(isinstance(each, ast.Lambda) and _makes_metric(program, each.body) for each in known)
+
+
 def torchmetric(program: Program, value: ast.expr) -> bool:
     """Whether a value is a torchmetrics object, or computed by one: those reduce by themselves."""
 
     def metric(node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            return any(
-                isinstance(each, ast.Call) and bool(_METRIC.search(last_name(each.func)))
-                for each in origins(program, node)
-            )
+            return any(_makes_metric(program, each) for each in origins(program, node))
         return is_reduction(node)
 
     return depends(program, value, metric)
@@ -97,7 +107,7 @@ def watched(program: Program) -> Iterator[Hit]:
     for call in [*program.named.get("ModelCheckpoint", []), *program.named.get("EarlyStopping", [])]:
         monitor = given(program, call, "monitor", 0 if last_name(call.func) == "EarlyStopping" else -1)
         if monitor is not None and constant(program, monitor) in names - {...}:
-            yield Hit(call, f"monitor={ast.unparse(monitor)}, logged without sync_dist")
+            yield Hit(call, f"monitor={text_of(monitor)}, logged without sync_dist")
 
 
 def uneven_means(program: Program) -> Iterator[Hit]:
@@ -105,7 +115,7 @@ def uneven_means(program: Program) -> Iterator[Hit]:
     parts = [
         call
         for call in program.named.get("Subset", [])
-        if (chosen := given(program, call, "indices", 1)) and any(is_rank(each) for each in ast.walk(chosen))
+        if (chosen := given(program, call, "indices", 1)) and any(is_rank(each) for each in walk(chosen))
     ]
     if not (several(program) and own_sampler(program) and parts):
         return
@@ -124,7 +134,7 @@ def padded(program: Program) -> Iterator[Hit]:
     hooks = {"val_dataloader": ("fit", "validate"), "test_dataloader": ("test",)}
     for name, used in hooks.items():
         for function in program.methods.get(name, []) if runs(program, *used) else []:
-            for call in ast.walk(function):
+            for call in walk(function):
                 if isinstance(call, ast.Call) and last_name(call.func) == "DataLoader" and _is_padded(program, call):
                     yield Hit(call, "Lightning's own sampler repeats samples")
     for run in runs(program, "fit", "validate", "test"):
@@ -152,56 +162,15 @@ def _is_padded(program: Program, loader: ast.Call) -> bool:
     return not even
 
 
-def wrong_interval(program: Program) -> Iterator[Hit]:
-    """configure_optimizers that gives a schedule of steps to Lightning without interval="step"."""
-    for function in program.methods.get("configure_optimizers", []) if lightning(program) else []:
-        for node in ast.walk(function):
-            value = node.value if isinstance(node, ast.Return) else None
-            for scheduler in _given_scheduler(value):
-                for made in origins(program, scheduler):
-                    if isinstance(made, ast.Call) and _of_steps(program, made):
-                        yield Hit(node, "stepped each epoch, made for batches")
-
-
-def _given_scheduler(value: ast.expr | None) -> Iterator[ast.expr]:
-    """The schedulers of what configure_optimizers returns that Lightning steps once an epoch."""
-    match value:
-        case ast.Tuple(elts=[_, ast.List(elts=schedulers)]):
-            yield from (each for each in schedulers if not isinstance(each, ast.Dict))
-        case ast.Dict(keys=keys, values=values):
-            for key, entry in zip(keys, values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "lr_scheduler":
-                    inner = entry.keys if isinstance(entry, ast.Dict) else []
-                    names = {each.value for each in inner if isinstance(each, ast.Constant)}
-                    if isinstance(entry, ast.Dict) and "interval" not in names:
-                        yield from (v for k, v in zip(entry.keys, entry.values, strict=True) if _is(k, "scheduler"))
-                    elif not isinstance(entry, ast.Dict):
-                        yield entry
-
-
-def _is(key: ast.expr | None, name: str) -> bool:
-    return isinstance(key, ast.Constant) and key.value == name
-
-
-def _of_steps(program: Program, scheduler: ast.Call) -> bool:
-    """OneCycleLR, or a schedule whose length is a number of batches."""
-    if not qualified(program, scheduler.func).startswith("torch.optim.lr_scheduler."):
-        return False
-    parts = [*scheduler.args[1:], *(each.value for each in scheduler.keywords)]
-    return last_name(scheduler.func) == "OneCycleLR" or any(
-        last_name(each) == "estimated_stepping_batches" for part in parts for each in ast.walk(part)
-    )
-
-
 def waits_in_steps(program: Program) -> Iterator[Hit]:
     """.item() or print of the loss in training_step, under no condition."""
     for function in program.methods.get("training_step", []) if lightning(program) else []:
-        for call in ast.walk(function):
+        for call in walk(function):
             if not isinstance(call, ast.Call) or any(
                 isinstance(each, ast.If | ast.IfExp) for each in above(program.owner[call], call)
             ):
                 continue
-            name, text = last_name(call.func), ast.unparse(call)
+            name, text = last_name(call.func), text_of(call)
             asked = name in ("item", "cpu", "tolist") and isinstance(call.func, ast.Attribute) and "loss" in text
             if asked or (name == "print" and isinstance(call.func, ast.Name) and re.search(r"\bloss\b", text)):
                 yield Hit(call)
@@ -229,8 +198,8 @@ def unused(program: Program) -> Iterator[Hit]:
 
 def _straight_step(program: Program, module: ast.ClassDef) -> bool:
     """Whether training_step and forward have no choice to make, and one optimizer: all is used in each step."""
-    if "automatic_optimization" in ast.unparse(module) or any(definition(program, base) for base in module.bases):
+    if "automatic_optimization" in text_of(module) or any(definition(program, base) for base in module.bases):
         return False
     choices = (ast.If, ast.IfExp, ast.While, ast.For, ast.Try, ast.Match, ast.ListComp, ast.With)
     parts = [method(program, module, name) for name in ("training_step", "forward")]
-    return not any(isinstance(each, choices) for part in parts if part is not None for each in ast.walk(part))
+    return not any(isinstance(each, choices) for part in parts if part is not None for each in walk(part))

@@ -4,13 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import constant, given, library, lightning
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import above, function_of
+from lockstep.commands.lint.several import library, lightning
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.tree import text_of, walk
 
 
 def weights_alone(program: Program) -> Iterator[Hit]:
@@ -47,12 +49,12 @@ def _says_resume(program: Program, call: ast.Call) -> bool:
     function = function_of(source, call)
     places = [call, *([site.call for site in sites(program, function)] if function is not None else [])]
     tests = [
-        ast.unparse(outer.test)
+        text_of(outer.test)
         for each in places
         for outer in above(program.owner[each], each)
         if isinstance(outer, ast.If | ast.IfExp)
     ]
-    return bool(re.search(r"resum|restart|continu", " ".join([*tests, *map(ast.unparse, call.args)]).lower()))
+    return bool(re.search(r"resum|restart|continu", " ".join([*tests, *map(text_of, call.args)]).lower()))
 
 
 def trainer_not_loaded(program: Program) -> Iterator[Hit]:
@@ -74,11 +76,11 @@ def _keys(program: Program, call: ast.Call, name: str) -> str | None:
     found = origins(program, value) if value is not None else []
     if not found or not all(isinstance(each, ast.Dict) and None not in each.keys for each in found):
         return None
-    text = " ".join(ast.unparse(each) for each in found)
+    text = " ".join(text_of(each) for each in found)
     if isinstance(value, ast.Name):
         home = program.owner[call].attributes
         text += " ".join(target for target in home if target.startswith(f"{value.id}["))
-    parts = [each for one in found for each in ast.walk(one) if isinstance(each, ast.Name | ast.Attribute)]
+    parts = [each for one in found for each in walk(one) if isinstance(each, ast.Name | ast.Attribute)]
     engines = any(
         isinstance(made, ast.Call) and last_name(made.func) in ("Engine", "create_supervised_trainer")
         for each in parts

@@ -1,13 +1,17 @@
 """Chains of transforms: which of their steps normalise, and which loaders' samples have come through one."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 
+from lockstep.commands.lint.around import above
 from lockstep.commands.lint.calls import definition
-from lockstep.commands.lint.origins import is_ddp, origins
+from lockstep.commands.lint.ddp import is_ddp
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.roles import of_loader
-from lockstep.commands.lint.source import Function, above
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 CHAINS = ("Compose", "Sequential", "AugmentationSequential", "ImageSequential")
 Wanted = Callable[[Program, ast.Call], bool]
@@ -19,13 +23,13 @@ def normalises(program: Program, call: ast.Call) -> bool:
     if definition(program, call.func) is not None:
         return False
     if name == "Lambda" and call.args and isinstance(call.args[0], ast.Lambda):
-        return by_hand(call.args[0].body)
+        return by_hand(program, call.args[0].body)
     return (name == "Normalize" and not _inverse(call)) or _preset(program, call)
 
 
 def _inverse(call: ast.Call) -> bool:
     """Normalize([-m / s, ...], [1 / s, ...]), which takes a normalising back, to show an image."""
-    parts = [each for arg in [*call.args, *(one.value for one in call.keywords)] for each in ast.walk(arg)]
+    parts = [each for arg in [*call.args, *(one.value for one in call.keywords)] for each in walk(arg)]
     return any(isinstance(each, ast.USub | ast.Div) for each in parts)
 
 
@@ -35,7 +39,7 @@ def _preset(program: Program, call: ast.Call) -> bool:
         return qualified(program, call.func).startswith("timm.")
     if last_name(call.func) != "transforms" or not isinstance(call.func, ast.Attribute):
         return False
-    return any("Weights" in ast.unparse(each) for each in [call.func.value, *origins(program, call.func.value)])
+    return any("Weights" in text_of(each) for each in [call.func.value, *origins(program, call.func.value)])
 
 
 def scales(program: Program, call: ast.Call) -> bool:
@@ -47,23 +51,58 @@ def scales(program: Program, call: ast.Call) -> bool:
     return definition(program, call.func) is None and (name == "ToTensor" or (name == "ToDtype" and asked))
 
 
-def by_hand(node: ast.AST) -> bool:
-    """(x - mean) / std, x.sub_(mean).div_(std)."""
+def by_hand(program: Program, node: ast.AST) -> bool:
+    """(x - mean) / std, x.sub_(mean).div_(std), and `x = x - mean` right above `x = x / std`."""
     match node:
         case ast.BinOp(left=ast.BinOp(op=ast.Sub(), right=mean), op=ast.Div(), right=std):
             if isinstance(mean, ast.Constant) and isinstance(std, ast.Constant):
                 return 0 < float(mean.value if isinstance(mean.value, float) else 0) < 1
-            own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in ast.walk(node))
-            return not own and _named(mean, std)
+            own = any(isinstance(each, ast.Call) and last_name(each.func) in ("mean", "std") for each in walk(node))
+            return not own and _named(program, mean, std)
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr=first), args=[mean]), attr=second), args=[std]
         ):
-            return first in ("sub", "sub_") and second in ("div", "div_") and _named(mean, std)
+            return first in ("sub", "sub_") and second in ("div", "div_") and _named(program, mean, std)
+        case ast.Assign() | ast.AugAssign() | ast.Expr():
+            subtracted, divided = (
+                _changed(_line_before(program, node), ast.Sub, "sub_"),
+                _changed(node, ast.Div, "div_"),
+            )
+            same = subtracted is not None and divided is not None and subtracted[0] == divided[0]
+            return same and _named(program, subtracted[1], divided[1])  # type: ignore[index]
     return False
 
 
-def _named(mean: ast.AST, std: ast.AST) -> bool:
-    return "mean" in ast.unparse(mean).lower() and "std" in ast.unparse(std).lower()
+def _line_before(program: Program, node: ast.stmt) -> ast.stmt | None:
+    block = getattr(program.owner[node].parents[node], "body", [])
+    place = block.index(node) if isinstance(block, list) and node in block else 0
+    found = block[place - 1] if place else None
+    return found if isinstance(found, ast.stmt) else None
+
+
+def _changed(node: ast.stmt | None, operator: type[ast.operator], name: str) -> tuple[str, ast.expr] | None:
+    """`x = x - m`, `x -= m`, `x.sub_(m)`: what is changed, and by what."""
+    match node:
+        case ast.AugAssign(target=ast.Name(id=target), op=op, value=value) if isinstance(op, operator):
+            return target, value
+        case ast.Assign(targets=[ast.Name(id=target)], value=ast.BinOp(left=ast.Name(id=left), op=op, right=right)) if (
+            isinstance(op, operator) and left == target
+        ):
+            return target, right
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=target), attr=attr), args=[value])):
+            return (target, value) if attr == name else None
+    return None
+
+
+def _named(program: Program, mean: ast.AST, std: ast.AST) -> bool:
+    """Whether two values go by the names of a mean and a deviation, by their own or by those that they are made of."""
+    found = []
+    for node, word in ((mean, "mean"), (std, "std")):
+        plain = isinstance(node, ast.Name | ast.Attribute) and word not in text_of(node).lower()
+        made = [node, *(origins(program, node) if plain else [])]
+        made = [e for e in made if not (isinstance(e, ast.Call) and last_name(e.func) in ("mean", "std"))]
+        found.append(any(re.search(rf"(^|[^a-z]){word}|{word}s?$", text_of(each).lower()) for each in made))
+    return all(found)
 
 
 def steps(program: Program, node: ast.AST, wanted: Wanted, depth: int = 0) -> list[ast.Call]:
@@ -153,6 +192,6 @@ def _takes(program: Program, call: ast.Call, wanted: Wanted, depth: int) -> bool
         given = given[:1]
     own = definition(program, call.func)
     if isinstance(own, ast.ClassDef):
-        inner = [each for each in ast.walk(own) if isinstance(each, ast.Call) and last_name(each.func) in CHAINS]
+        inner = [each for each in walk(own) if isinstance(each, ast.Call) and last_name(each.func) in CHAINS]
         given = [*given, *inner]
     return any(steps(program, each, wanted) or of_set(program, each, wanted, depth + 1) for each in given)

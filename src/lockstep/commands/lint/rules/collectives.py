@@ -4,8 +4,9 @@ import ast
 import re
 
 from lockstep.commands.lint.calls import definition
-from lockstep.commands.lint.origins import made_by
-from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.program import Program, qualified, remembered
+from lockstep.commands.lint.tree import text_of
 
 _COLLECTIVES = {
     "all_reduce",
@@ -27,16 +28,20 @@ _COLLECTIVES = {
     "monitored_barrier",
     "allgather",
     "reduce_scatter_tensor",
+    "pad_across_processes",
+    "allgather_object",
+    "grouped_allreduce",
 }
 
 
+@remembered
 def collectives(program: Program) -> list[ast.Call]:
     """The calls in which all ranks of a group have to take part."""
     found = []
     for name in _COLLECTIVES:
         for call in program.named.get(name, []):
             text = qualified(program, call.func)
-            owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            owner = text_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
             managed = definition(program, call.func) is None and (
                 re.search(r"accelerator|fabric|(^|\.)hvd$|idist|strategy", owner) or _of_manager(program, call)
             )

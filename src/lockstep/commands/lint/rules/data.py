@@ -1,15 +1,20 @@
-"""Rules about a loader and its sampler: whether they are over one data set, and agree about the order."""
+"""The rule about a loader and its sampler: whether they are over one data set."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import argument, callee, default, definition, method, sites
-from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.around import function_of
+from lockstep.commands.lint.calls import callee, definition, method
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.roles import constant, given, loaders, of_loader, samplers
+from lockstep.commands.lint.roles import given, loaders, of_loader, samplers
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import function_of
+from lockstep.commands.lint.samples import samples_of
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.tree import text_of
+from lockstep.commands.lint.ways import Made
 
 
 @rule(
@@ -25,22 +30,60 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
     """A loader and its sampler whose data sets are two known, different ones."""
     for loader in loaders(program):
         dataset = of_loader(program, loader, "dataset")
-        for sampler in samplers(program, loader):
-            other = given(program, sampler, "dataset", 0) or given(program, sampler, "data_source", 0)
-            known = last_name(sampler.func) in ("DistributedSampler", "RandomSampler", "SequentialSampler")
-            known = known and not qualified(program, sampler.func).startswith("torchvision.")  # over another sampler
-            if dataset is None or other is None or not known or definition(program, sampler.func):
-                continue
-            mine, theirs = origins(program, dataset), origins(program, other)
-            if _same_length(program, dataset, theirs) or _same_length(program, other, mine):
-                continue
-            apart = _whole_and_part(program, dataset, other) or _built_apart(program, dataset, other)
-            if apart or _taken_apart(program, dataset, other):
-                yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
-                continue
-            made = all(isinstance(each, ast.Call) and "ampler" not in last_name(each.func) for each in [*mine, *theirs])
-            if made and mine and theirs and not set(mine) & set(theirs):
-                yield Hit(loader, f"sampler over {ast.unparse(other)}, loader over {ast.unparse(dataset)}")
+        if dataset is None:
+            continue
+        found = [hit for sampler in samplers(program, loader) for hit in _compared(program, loader, dataset, sampler)]
+        yield from found or _in_one_call(program, loader, dataset)
+
+
+def _compared(program: Program, place: ast.Call, dataset: ast.expr, sampler: ast.Call) -> Iterator[Hit]:
+    """A loader's set, and that of a sampler which it is given."""
+    if last_name(sampler.func) == "SubsetRandomSampler" and _counted_again(program, dataset, sampler):
+        yield Hit(place, "numbers of the whole set in a part of it")
+    other = given(program, sampler, "dataset", 0) or given(program, sampler, "data_source", 0)
+    known = last_name(sampler.func) in ("DistributedSampler", "RandomSampler", "SequentialSampler")
+    known = known and not qualified(program, sampler.func).startswith("torchvision.")  # over another sampler
+    if other is None or not known or definition(program, sampler.func):
+        return
+    mine, theirs = origins(program, dataset), origins(program, other)
+    if _same_length(program, dataset, theirs) or _same_length(program, other, mine):
+        return
+    keys = [samples_of(program, Made(each)) for each in (dataset, other)]
+    if keys[0] is not None and keys[0] == keys[1]:
+        return  # two ways to show the same pictures
+    made = all(isinstance(each, ast.Call) and "ampler" not in last_name(each.func) for each in [*mine, *theirs])
+    differ = made and bool(mine and theirs) and not set(mine) & set(theirs)
+    apart = _whole_and_part(program, dataset, other) or _built_apart(program, dataset, other)
+    if differ or apart or _taken_apart(program, dataset, other):
+        yield Hit(place, f"sampler over {text_of(other)}, loader over {text_of(dataset)}")
+
+
+def _in_one_call(program: Program, loader: ast.Call, dataset: ast.expr) -> Iterator[Hit]:
+    """The calls that hand a function of the script's a set, and a sampler of another one for the same loader."""
+    sampler, function = of_loader(program, loader, "sampler"), function_of(program.owner[loader], loader)
+    if function is None or not isinstance(dataset, ast.Name) or not isinstance(sampler, ast.Name):
+        return
+    known = [bindings(program, each, each.id) for each in (dataset, sampler)]
+    if any(len(found) != 1 or found[0].kind != "param" for found in known):
+        return
+    for site in sites(program, function):
+        first, second = argument(site, dataset.id), argument(site, sampler.id)
+        made = origins(program, second) if first is not None and second is not None else []
+        if first is not None and len(made) == 1 and isinstance(made[0], ast.Call):
+            yield from _compared(program, site.call, first, made[0])
+
+
+def _counted_again(program: Program, dataset: ast.expr, sampler: ast.Call) -> bool:
+    """DataLoader(Subset(x, part), sampler=SubsetRandomSampler(part)): the part's own numbers begin at 0."""
+    chosen = given(program, sampler, "indices", 0)
+    parts = made_by(program, dataset, "Subset")
+    if not isinstance(chosen, ast.Name) or len(parts) != 1 or len(origins(program, dataset)) != 1:
+        return False
+    of = given(program, parts[0], "indices", 1)
+    if not isinstance(of, ast.Name) or of.id != chosen.id:
+        return False
+    known = bindings(program, chosen, chosen.id)
+    return len(known) == 1 and known == bindings(program, of, of.id)
 
 
 def _whole_and_part(program: Program, one: ast.expr, other: ast.expr) -> bool:
@@ -57,7 +100,7 @@ def _same_length(program: Program, whole: ast.expr, others: list[ast.AST]) -> bo
         owner = definition(program, made.func) if isinstance(made, ast.Call) else None
         length = method(program, owner, "__len__") if isinstance(owner, ast.ClassDef) else None
         inside = [one for arg in made.args for one in origins(program, arg)] if isinstance(made, ast.Call) else []
-        if length is not None and "len(self." in ast.unparse(length) and set(inside) & set(others):
+        if length is not None and "len(self." in text_of(length) and set(inside) & set(others):
             return True
     return False
 
@@ -92,48 +135,3 @@ def _built_apart(program: Program, one: ast.expr, other: ast.expr) -> bool:
         for call in (first, second)
     ]
     return kept[0] != kept[1]
-
-
-@rule(
-    "LS103",
-    "shuffle-beside-sampler",
-    "shuffle=True beside a sampler",
-    result="DataLoader raises ValueError: nothing is trained",
-    why="a sampler already decides the order; DistributedSampler shuffles by itself",
-    mend="DataLoader(dataset, sampler=sampler)",
-)
-def shuffle_beside_sampler(program: Program) -> Iterator[Hit]:
-    """shuffle=True and a sampler in one call."""
-    for loader in loaders(program):
-        shuffle = of_loader(program, loader, "shuffle")
-        for name in ("sampler", "batch_sampler"):
-            sampler = of_loader(program, loader, name)
-            if shuffle is None or sampler is None:
-                continue
-            if constant(program, shuffle) is True and _is_sampler(program, sampler):
-                yield Hit(loader)
-                break
-            yield from (Hit(call) for call in _told_both(program, shuffle, sampler))
-
-
-def _is_sampler(program: Program, node: ast.expr) -> bool:
-    made = origins(program, node)
-    known = [each for each in made if not (isinstance(each, ast.Constant) and each.value is None)]
-    return bool(known) and all(isinstance(each, ast.Call) for each in known)
-
-
-def _told_both(program: Program, shuffle: ast.expr, sampler: ast.expr) -> Iterator[ast.Call]:
-    """The calls that hand a function of the script's shuffle=True and a sampler, which it hands on to the loader."""
-    names = [each.id for each in (shuffle, sampler) if isinstance(each, ast.Name)]
-    function = function_of(program.owner[shuffle], shuffle)
-    if len(names) < 2 or function is None:
-        return
-    known = [bindings(program, each, each.id) for each in (shuffle, sampler) if isinstance(each, ast.Name)]
-    if any(len(found) != 1 or found[0].kind != "param" for found in known):
-        return
-    for site in sites(program, function):
-        first, second = (argument(site, name) or default(function, name) for name in names)
-        if first is None or second is None:
-            continue
-        if isinstance(first, ast.Constant) and first.value is True and _is_sampler(program, second):
-            yield site.call

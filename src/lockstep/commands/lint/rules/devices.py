@@ -4,12 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import sites
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.sites import sites
 from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of
 
 _GLOBAL = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
 _HERE = re.compile(r"^tcp://(localhost|127\.0\.0\.1)\b|^(localhost|127\.0\.0\.1)$")
@@ -37,7 +38,7 @@ def _place(program: Program, node: ast.expr) -> ast.AST:
     """Where a device was made of the number, if that is elsewhere."""
     for made in origins(program, node):
         named = isinstance(made, ast.Call) and last_name(made.func) in ("device", "format")
-        if named or isinstance(made, ast.JoinedStr) or (isinstance(made, ast.BinOp) and "cuda" in ast.unparse(made)):
+        if named or isinstance(made, ast.JoinedStr) or (isinstance(made, ast.BinOp) and "cuda" in text_of(made)):
             return made
     return node
 
@@ -122,18 +123,22 @@ def _one_machine(program: Program) -> bool:
     )
 
 
+_TAKES = ("torch.device", "torch.cuda.device", "torch.set_default_device")
+_NAMED = ("device", "device_id", "output_device", "map_location")
+
+
 def _device_numbers(program: Program) -> Iterator[ast.expr]:
     """What is said to be a device, or its number."""
     for call in program.calls:
         name, meant = last_name(call.func), qualified(program, call.func)
-        if (name == "set_device" or meant in ("torch.device", "torch.cuda.device")) and call.args:
+        if (name == "set_device" or meant in _TAKES) and call.args:
             yield call.args[-1]
         elif name in ("cuda", "to") and call.args and isinstance(call.func, ast.Attribute) and not meant:
             yield call.args[0]
         for keyword in call.keywords:
             if keyword.arg == "device_ids" and isinstance(keyword.value, ast.List) and len(keyword.value.elts) == 1:
                 yield keyword.value.elts[0]
-            elif keyword.arg in ("device", "device_id", "output_device", "map_location"):
+            elif keyword.arg in _NAMED or (keyword.arg == "index" and meant == "torch.device"):
                 yield keyword.value
     for source in program.sources:
         for text in ("os.environ['CUDA_VISIBLE_DEVICES']", "environ['CUDA_VISIBLE_DEVICES']"):

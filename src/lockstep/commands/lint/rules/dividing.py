@@ -6,11 +6,12 @@ import re
 from lockstep.commands.lint.calls import callee, definition, instance_of, method
 from lockstep.commands.lint.flow import root_name
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.roles import constant
 from lockstep.commands.lint.rules.units import by_name, name_of
 from lockstep.commands.lint.source import Binding, Function
+from lockstep.commands.lint.tree import text_of, walk
 
 _THROUGH = {"mean", "sum", "float", "double", "clone", "to", "scale", "scale_loss", "stack", "add", "view", "squeeze"}
 _DIVIDERS = re.compile(
@@ -45,7 +46,7 @@ class _Way:
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 if any(self._fraction(each) or _of_samples(each) for each in (left, right)):
                     return True
-                named = not summed and bool(re.search(r"scale|weight|inv|frac|ratio", ast.unparse(node)))
+                named = not summed and bool(re.search(r"scale|weight|inv|frac|ratio", text_of(node)))
                 return named or any(self.divided(each, depth + 1, summed) for each in (left, right))
             case ast.BinOp(left=left, right=right):
                 return any(self.divided(each, depth + 1, True) for each in (left, right))
@@ -62,7 +63,7 @@ class _Way:
             case ast.Name(id=name):
                 return any(self._bound(each, depth, summed) for each in bindings(self.program, node, name))
             case ast.Attribute():
-                known = self.program.owner[node].attributes.get(ast.unparse(node), [])
+                known = self.program.owner[node].attributes.get(text_of(node), [])
                 return any(self._bound(each, depth, summed) for each in known)
             case ast.Subscript(value=value):
                 return self.divided(value, depth + 1, summed)
@@ -75,7 +76,7 @@ class _Way:
         sizes = [right, *(each for each in origins(self.program, right) if each is not right)]
         for node in sizes:
             inner = node.args[0] if isinstance(node, ast.Call) and node.args else node
-            text = ast.unparse(node) if isinstance(node, ast.expr) else ""
+            text = text_of(node) if isinstance(node, ast.expr) else ""
             if re.search(r"len\(|\.size\(|\.shape|numel\(", text) and root_name(_bare(inner)) in self.batch:
                 return False
         number = constant(self.program, right)
@@ -100,7 +101,7 @@ class _Way:
                     return isinstance(value, ast.expr) and self._by(value)
                 if isinstance(binding.node.op, ast.Mult):
                     fraction = isinstance(value, ast.expr) and self._fraction(value)
-                    return fraction or bool(re.search(r"scale|weight|inv|frac|ratio", ast.unparse(binding.node)))
+                    return fraction or bool(re.search(r"scale|weight|inv|frac|ratio", text_of(binding.node)))
                 return self.divided(value, depth + 1, True)
             case "value" | "with" if value is not None:
                 return self.divided(value, depth + 1, summed)
@@ -143,9 +144,9 @@ class _Way:
 
     def _inner(self, function: Function) -> bool:
         """A function that is given the number of passes by its name, and divides somewhere."""
-        names = {each for each in ast.walk(function) if isinstance(each, ast.Name | ast.Attribute)}
+        names = {each for each in walk(function) if isinstance(each, ast.Name | ast.Attribute)}
         accumulated = any(by_name(last_name(each)).accumulated for each in names)
-        return accumulated and any(isinstance(each, ast.Div) for each in ast.walk(function))
+        return accumulated and any(isinstance(each, ast.Div) for each in walk(function))
 
     def _is_unseen(self, call: ast.Call) -> bool:
         """A loss of a module of the script's own that is not among the files, which may do anything."""
@@ -164,7 +165,7 @@ class _Way:
 
 def _of_samples(node: ast.expr) -> bool:
     """A batch's size: what a mean is made a sum with."""
-    return by_name(name_of(node)).samples > 0 or bool(re.search(r"len\(|\.size\(0|\.shape\[0\]$", ast.unparse(node)))
+    return by_name(name_of(node)).samples > 0 or bool(re.search(r"len\(|\.size\(0|\.shape\[0\]$", text_of(node)))
 
 
 def _bare(node: ast.AST) -> ast.AST:
@@ -177,7 +178,7 @@ def _read(program: Program, binding: Binding) -> ast.AST:
     """A place in a function that reads its parameter; the parameter where none does."""
     function = program.owner[binding.node].scopes[binding.node]
     name = binding.node.arg if isinstance(binding.node, ast.arg) else ""
-    found = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == name]
+    found = [each for each in walk(function) if isinstance(each, ast.Name) and each.id == name]
     return found[0] if found else binding.node
 
 
@@ -190,7 +191,7 @@ def gradients_divided(nodes: list[ast.AST]) -> bool:
             case ast.Assign(targets=[target], value=ast.BinOp(op=ast.Div() | ast.Mult())) if _is_gradient(target):
                 return True
             case ast.Call(func=ast.Attribute(value=value, attr=attr)) if re.match(r"(true_)?(div|mul)", attr):
-                if _is_gradient(value) or "grad" in ast.unparse(value):
+                if _is_gradient(value) or "grad" in text_of(value):
                     return True
             case ast.Call() if re.match(
                 r"_foreach_(div|mul)|register_(comm_)?hook|register_post", last_name(node.func)
@@ -204,6 +205,6 @@ def gradients_divided(nodes: list[ast.AST]) -> bool:
 
 
 def _is_gradient(node: ast.AST) -> bool:
-    return any(isinstance(each, ast.Attribute) and each.attr == "grad" for each in ast.walk(node)) or (
+    return any(isinstance(each, ast.Attribute) and each.attr == "grad" for each in walk(node)) or (
         isinstance(node, ast.Name) and node.id in ("grad", "g")
     )

@@ -5,13 +5,17 @@ import re
 import sys
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, definition, sites
+from lockstep.commands.lint.around import function_of
+from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.order import Step, passed
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.roles import given, spread, wrapped
+from lockstep.commands.lint.roles import given, spread
 from lockstep.commands.lint.rules.collectives import collectives
-from lockstep.commands.lint.source import Function, function_of
+from lockstep.commands.lint.several import wrapped
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of
 
 _STARTERS = {"init_process_group", "init_device_mesh", "fully_shard", "init_distributed"}
 _SPAWNERS = {"spawn", "start_processes", "Process", "notebook_launcher"}
@@ -29,11 +33,24 @@ def too_early(program: Program) -> Iterator[ast.Call]:
         return
     known = _users(program)
     for start in _starts(program):
+        asked: list[Step] = []
         for step in passed(program, start):
             if _may_begin(program, step):
+                yield from (each.node for each in asked if _as_sure(each, step) and isinstance(each.node, ast.Call))
                 break
             if step.node in known and not step.conditions and isinstance(step.node, ast.Call):
                 yield step.node
+            elif step.node in known:
+                asked.append(step)
+
+
+def _as_sure(asked: Step, begun: Step) -> bool:
+    """Whether a group is asked and begun under the same conditions, none of which asks whether it is there."""
+    texts = [text_of(each).partition("\n")[0] for each in asked.conditions]
+    other = re.search(r"is_initialized|is_available|hasattr|get_rank|rank|exists", " ".join(texts))
+    direct = isinstance(begun.node, ast.Call) and last_name(begun.node.func) in _STARTERS
+    plain = all(isinstance(each, ast.expr) for each in asked.conditions)
+    return direct and plain and asked.conditions == begun.conditions and not other
 
 
 def _starts(program: Program) -> Iterator[ast.AST]:
@@ -46,6 +63,23 @@ def _starts(program: Program) -> Iterator[ast.AST]:
         function = function_of(program.owner[init], init)
         if function is not None and not sites(program, function) and not function.decorator_list:
             yield function
+    top = [each for each in program.root.tree.body if isinstance(each, Function)]
+    before = any(_decorated(each, "group", "callback") and _begins(program, each) for each in top)
+    entered = [each for each in top if _decorated(each, "command") and _only_options(each)]
+    yield from entered if len(entered) == 1 and not before else ()
+
+
+def _decorated(function: Function, *names: str) -> bool:
+    """@cli.command(), @app.command: the command line runs it, after the function of @click.group()."""
+    made = [each.func if isinstance(each, ast.Call) else each for each in function.decorator_list]
+    return any(last_name(each) in names for each in made)
+
+
+def _only_options(function: Function) -> bool:
+    """Whether no decorator may begin the group around a command."""
+    plain = ("command", "option", "argument", "pass_context", "pass_obj", "version_option", "no_grad")
+    made = [each.func if isinstance(each, ast.Call) else each for each in function.decorator_list]
+    return all(last_name(each) in plain for each in made)
 
 
 @remembered

@@ -4,14 +4,18 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above, following, function_of
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.guards import guard
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import side
-from lockstep.commands.lint.roles import library
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, above, function_of
+from lockstep.commands.lint.rules.mending import ending
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.splitting import splits
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -31,12 +35,15 @@ def init_without_end(program: Program) -> Iterator[Hit]:
         return
     ends = [each for name in ("destroy_process_group", "finalize") for each in _mentions(program, name)]
     if ends and not all(_unused(program, each) for each in ends):
-        if begun and all(_on_one_rank(program, each) for each in ends):
-            yield Hit(ends[0], "one rank alone comes here")
+        used = [each for each in ends if not _unused(program, each)]
+        if begun and all(_on_one_rank(program, each) for each in used):
+            yield Hit(used[0], "one rank alone comes here")
+        elif begun and all(_aside(program, each) for each in used):
+            yield Hit(begun[0], "only a way that leaves early, or an error, comes by its end")
         return
     for call in [each for each in begun if not (ends and _unused(program, each))][:1]:
         if "__main__" in program.root.text or program.owner[call] is program.root:
-            yield Hit(call)
+            yield Hit(call, "", () if ends else ending(program, call))
 
 
 def _begun(program: Program) -> list[ast.Call]:
@@ -60,7 +67,7 @@ def _named(program: Program) -> dict[str, list[ast.AST]]:
     """The names, attributes and one-word texts of a program, by what they say."""
     found: dict[str, list[ast.AST]] = {}
     for source in program.sources:
-        for node in source.nodes:
+        for node in source.of(ast.Constant, ast.Name, ast.Attribute):
             text = node.value if isinstance(node, ast.Constant) else last_name(node)
             if isinstance(text, str) and text.isidentifier():
                 found.setdefault(text, []).append(node)
@@ -99,9 +106,31 @@ def _of_library(program: Program, node: ast.expr) -> bool:
 
 def _on_one_rank(program: Program, node: ast.AST) -> bool:
     condition = guard(program, node)
-    if not isinstance(condition, ast.If) or side(program, condition.test) != 1:
+    if not isinstance(condition, ast.If) or not splits(program, condition.test):
         return False
-    text = ast.unparse(condition.test)
-    alone = re.search(r"== ?0$|main|master|rank_?zero", text) is not None
-    within = any(node in ast.walk(each) for each in condition.body)
-    return alone and within and not re.search(r"world|distributed\b|initialized|available|>|-1|not ", text)
+    text = text_of(condition.test)
+    if re.search(r"world|distributed\b|initialized|available|-1", text):
+        return False
+    within = any(node in walk(each) for each in condition.body)
+    beside = any(node in walk(each) for each in condition.orelse)
+    return side(program, condition.test) == (1 if within else -1) and not beside
+
+
+def _aside(program: Program, node: ast.AST) -> bool:
+    """Whether a place is come by after an error alone, or where a condition ends the function early."""
+    source = program.owner[node]
+    if not isinstance(node, ast.expr) or not isinstance(source.parents[node], ast.Call):
+        return False
+    inner: ast.AST = node
+    for outer in above(source, node):
+        if isinstance(outer, ast.ExceptHandler):
+            return True
+        if isinstance(outer, ast.Try) and inner in outer.finalbody:
+            return False
+        if isinstance(outer, ast.If) and inner in outer.body and isinstance(outer.body[-1], ast.Return):
+            asks = re.search(r"distributed\b|initialized|available|world", text_of(outer.test))
+            return bool(following(source, outer)) and not outer.orelse and not asks
+        if isinstance(outer, Function):
+            return False
+        inner = outer
+    return False

@@ -3,23 +3,20 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import argument, callee, definition, descendants, lineage, sites
-from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.around import above, class_of, function_of
+from lockstep.commands.lint.calls import callee, definition, descendants, lineage
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import LOADERS, loops, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
-from lockstep.commands.lint.roles import (
-    SHARDING,
-    constant,
-    given,
-    lightning,
-    of_loader,
-    samplers,
-    sharding,
-    training_loaders,
-)
+from lockstep.commands.lint.roles import SHARDING, constant, given, of_loader, samplers, sharding, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.orders import own_epochs, same_draw
-from lockstep.commands.lint.source import Function, Loop, above, class_of, function_of
+from lockstep.commands.lint.rules.mending import telling
+from lockstep.commands.lint.rules.orders import own_epochs, same_draw, told_to_one
+from lockstep.commands.lint.several import lightning
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 _OF_LOADER = ("sampler", "batch_sampler", "dataset")
 _NOBODY: frozenset[ast.AST] = frozenset()
@@ -44,25 +41,33 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
             continue
         for sampler in sharding(program, loader):
             if constant(program, given(program, sampler, "shuffle", 3)) is not False:
-                yield from _untold(program, sampler, loader, calls)
+                yield from _untold(program, sampler, loader, calls, around)
         for sampler in own_epochs(program, loader):
-            yield from _untold(program, sampler, loader, calls)
+            yield from _untold(program, sampler, loader, calls, around)
         yield from same_draw(program, loader)
-    if not any(_reached(program, call) is None or _reached(program, call) for call in calls):
+    if not any(_reached(program, call) != _NOBODY for call in calls if not _dead(program, call)):
         yield from _of_ignite(program)
 
 
-def _untold(program: Program, sampler: ast.Call, loader: ast.Call, calls: list[ast.Call]) -> Iterator[Hit]:
+def _untold(
+    program: Program, sampler: ast.Call, loader: ast.Call, calls: list[ast.Call], around: list[Loop]
+) -> Iterator[Hit]:
     """A sampler that no call reaches; or the calls that reach it, where all of them tell it the same."""
-    told = []
+    told, idle = list[ast.Call](), list[ast.Call]()
     for call in calls:
+        never = _dead(program, call)
         reached = _reached(program, call)
-        if reached is None:
+        if reached is None and not never:
             return  # it may be this one
-        if sampler in reached or loader in reached:
-            told.append(call)
+        if reached is not None and (sampler in reached or loader in reached):
+            (idle if never else told).append(call)
     if not told:
-        yield Hit(sampler)
+        if idle:
+            yield Hit(idle[0], "nothing calls the function that it stands in")
+        else:
+            yield Hit(sampler, "", telling(program, sampler, around))
+    elif all(told_to_one(program, call) for call in told):
+        yield Hit(told[0], "the first rank alone is told, so that the ranks' parts overlap")
     elif all(_tells_once(program, call) for call in told):
         yield Hit(told[0], "it tells the same epoch each time")
 
@@ -72,8 +77,6 @@ def _reached(program: Program, call: ast.Call) -> frozenset[ast.AST] | None:
     """The samplers, and loaders, that a set_epoch tells; None where that could be any."""
     if not isinstance(call.func, ast.Attribute):
         return None if callee(program, call) is None else _NOBODY
-    if _dead(program, call):
-        return _NOBODY
     owner, made = call.func.value, origins(program, call.func.value)
     own = class_of(program.owner[call], call)
     if isinstance(owner, ast.Name) and owner.id == "self" and own is not None:
@@ -109,9 +112,10 @@ def _asks(program: Program, call: ast.Call) -> bool:
     """`if hasattr(loader, "set_epoch"):`, which torch's own DataLoader has not; Accelerate's and Fabric's have."""
     tests = [each.test for each in above(program.owner[call], call) if isinstance(each, ast.If)]
     prepared = any(program.named.get(name) for name in ("prepare", "setup_dataloaders"))
-    return not prepared and any("hasattr" in ast.unparse(each) for each in tests)
+    return not prepared and any("hasattr" in text_of(each) for each in tests)
 
 
+@remembered
 def _dead(program: Program, call: ast.Call) -> bool:
     """Whether a call stands in a function, a method or a class that nothing in the program reads the name of."""
     source = program.owner[call]
@@ -136,7 +140,7 @@ def _read(program: Program) -> frozenset[str]:
     """The names that the program reads; a string counts as well: something may be looked up by it."""
     found = set()
     for source in program.sources:
-        for node in source.nodes:
+        for node in source.of(ast.Name, ast.Attribute, ast.Constant, ast.ImportFrom):
             match node:
                 case ast.Name(ctx=ast.Load(), id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
                     found.add(name)
@@ -197,10 +201,10 @@ def _passes(program: Program) -> list[tuple[ast.AST, ast.expr]]:
     for name in ("iter", "cycle"):
         found += [(call, call.args[0]) for call in program.named.get(name, []) if len(call.args) == 1]
     for source in program.sources:
-        for node in source.nodes:
+        for node in source.of(ast.YieldFrom, ast.For):
             if isinstance(node, ast.YieldFrom):
                 found.append((node, node.value))
-            elif isinstance(node, ast.For) and any(isinstance(each, ast.Yield) for each in ast.walk(node)):
+            elif isinstance(node, ast.For) and any(isinstance(each, ast.Yield) for each in walk(node)):
                 found.append((node, node.iter))
     return found
 

@@ -4,12 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.calls import definition, lineage, method
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.flow import first_read, is_reduced, own_nodes
+from lockstep.commands.lint.flow import first_read, own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, inside, loaders_of, step_loops
-from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.ranks import is_rank, on_rank
+from lockstep.commands.lint.program import Program, last_name, remembered
+from lockstep.commands.lint.ranks import on_rank
+from lockstep.commands.lint.reduced import is_reduced
 from lockstep.commands.lint.roles import (
     constant,
     evaluation_loaders,
@@ -22,43 +25,49 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import padded_by_prepare
 from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
-from lockstep.commands.lint.rules.shared import by_passes, from_factories, takes_its_share
-from lockstep.commands.lint.source import Loop, above, function_of
+from lockstep.commands.lint.rules.shared import alive, by_passes, every_nth, from_factories, takes_its_share
+from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.tree import text_of
+from lockstep.commands.lint.words import PREPARE_LOADERS
 
 
+@remembered
 def prepared(program: Program, loader: ast.Call) -> bool:
     """Whether Accelerate or Fabric cuts a loader in parts for the ranks."""
-    for name in ("prepare", "setup_dataloaders", "prepare_data_loader"):
+    for name in PREPARE_LOADERS:
         for call in program.named.get(name, []):
             if isinstance(call.func, ast.Attribute) and any(loader in origins(program, each) for each in call.args):
                 return True
     return last_name(loader.func) == "auto_dataloader"
 
 
-def shared_out(program: Program, loader: ast.Call) -> bool:
+@remembered
+def shared_out(program: Program, loader: ast.Call, loop: Loop | ast.comprehension) -> bool:
     """Whether each rank has a part of a loader's set: by a sampler, by a framework, or by its own rank."""
-    if sharding(program, loader) or prepared(program, loader):
+    if prepared(program, loader) or _shards(program, loader, loop):
         return True
-    made = list(samplers(program, loader))
     node = of_loader(program, loader, "dataset")
-    made += [each for each in origins(program, node) if isinstance(each, ast.Call)] if node is not None else []
-    known = [each for each in made if last_name(each.func) in ("Subset", "Shares") or each in samplers(program, loader)]
+    sets = [each for each in origins(program, node) if isinstance(each, ast.Call)] if node is not None else []
+    chosen = alive(program, loop, loader, samplers(program, loader), "sampler", "batch_sampler")
+    made = [*chosen, *alive(program, loop, loader, sets, "dataset")]
+    known = [each for each in made if last_name(each.func) in ("Subset", "Shares") or each in chosen]
     if any(on_rank(program, argument) for each in known for argument in each.args):
         return True
     if any(takes_its_share(program, each) for each in made):
         return True
     given_to = [argument for each in made for argument in [*each.args, *(key.value for key in each.keywords)]]
-    return any(depends(program, argument, _every_nth) for argument in given_to)
+    return any(depends(program, argument, every_nth) for argument in given_to)
 
 
-def _every_nth(node: ast.AST) -> bool:
-    """files[rank::world_size]: what a rank takes for itself."""
-    return (
-        isinstance(node, ast.Slice)
-        and node.lower is not None
-        and node.step is not None
-        and any(is_rank(each) for each in ast.walk(node.lower))
-    )
+def _shards(program: Program, loader: ast.Call, loop: Loop | ast.comprehension) -> list[ast.Call]:
+    """The samplers that share a set out over the ranks: a library's, or a local class's that changes no order."""
+    known = sharding(program, loader)
+    for each in samplers(program, loader):
+        owner = definition(program, each.func)
+        if isinstance(owner, ast.ClassDef) and method(program, owner, "__iter__") is None:
+            bases = [last_name(base) for one in lineage(program, owner) for base in one.bases]
+            known += [each] if "DistributedSampler" in bases else []
+    return alive(program, loop, loader, known, "sampler", "batch_sampler")
 
 
 @rule(
@@ -73,7 +82,7 @@ def _every_nth(node: ast.AST) -> bool:
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     """An evaluation loop over a shared-out loader whose sums are not reduced."""
     for loop in evaluation_loops(program):
-        parts = any(shared_out(program, each) for each in loaders_of(program, loop)) or by_passes(program, loop)
+        parts = any(shared_out(program, each, loop) for each in loaders_of(program, loop)) or by_passes(program, loop)
         if parts and not is_reduced(program, loop) and not collects(program, loop):
             yield Hit(first_read(program, loop) or loop)
 
@@ -95,7 +104,8 @@ def padding_counted(program: Program) -> Iterator[Hit]:
         if is_reduced(program, loop) and not _cut_to_size(program, [loop]):
             yield Hit(call)
     for loader, loops in evaluation_loaders(program).items():
-        cut = [call for call in sharding(program, loader) if last_name(call.func) == "DistributedSampler"]
+        found = list(dict.fromkeys(each for loop in loops for each in _shards(program, loader, loop)))
+        cut = [each for each in found if last_name(each.func) == "DistributedSampler" or definition(program, each.func)]
         padded = [each for each in cut if constant(program, given(program, each, "drop_last", 5)) is not True]
         if padded and not _cut_to_size(program, loops):
             if all(is_reduced(program, loop) for loop in loops):
@@ -125,7 +135,7 @@ def _cut_to_size(program: Program, loops: list[Loop]) -> bool:
 def _size(program: Program, node: ast.expr) -> bool:
     """len(loader.dataset), len(test_set), or a name for it."""
     return any(
-        isinstance(each, ast.Call) and last_name(each.func) == "len" and "set" in ast.unparse(each).lower()
+        isinstance(each, ast.Call) and last_name(each.func) == "len" and "set" in text_of(each).lower()
         for each in [node, *origins(program, node)]
     )
 
@@ -142,4 +152,4 @@ def _after(program: Program, loop: Loop) -> list[ast.AST]:
 
 def _by_number(index: ast.expr) -> bool:
     """out[indices] = values: a sample that comes twice is written over."""
-    return "ind" in ast.unparse(index).lower() or "id" in ast.unparse(index).lower().split("_")
+    return "ind" in text_of(index).lower() or "id" in text_of(index).lower().split("_")

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.calls import definition, method
 from lockstep.commands.lint.order import passed
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
@@ -13,6 +13,8 @@ from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.roles import constant, given, loaders, of_loader
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.starting import methods
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -34,7 +36,7 @@ def cuda_before_fork(program: Program) -> Iterator[Hit]:
     for step in passed(program, program.root.tree):
         if not isinstance(step.node, ast.Call):
             continue
-        sure = all("cuda" in ast.unparse(each).partition("\n")[0] for each in step.conditions)
+        sure = all("cuda" in text_of(each).partition("\n")[0] for each in step.conditions)
         if started is None and sure and _starts_cuda(program, step.node):
             started = step.node
         if started is not None and step.node in forks:
@@ -87,21 +89,53 @@ def _workers_on_cuda(program: Program) -> Iterator[tuple[ast.Call, str]]:
     run: list[tuple[ast.AST, str]] = [(each, "__getitem__") for each in program.methods.get("__getitem__", [])]
     for call in program.named.get("Lambda", []):
         run += [(each, "a transform") for each in call.args if "transforms" in qualified(program, call.func)]
+    run += [(each, "a transform") for each in _transforms(program)]
     for loader in forked:
         collate = given(program, loader, "collate_fn")
-        if collate is not None:
-            run.append((definition(program, collate) or collate, "collate_fn"))
+        for made in origins(program, collate) if collate is not None else []:
+            filled = isinstance(made, ast.Call) and last_name(made.func) == "partial" and made.args
+            each = made.args[0] if isinstance(made, ast.Call) and filled else made
+            run.append((definition(program, each) or each, "collate_fn"))
     told = set[ast.AST]()
     for function, what in run:
-        for node in ast.walk(definition(program, function) or function):
+        for node in walk(definition(program, function) or function):
             if isinstance(node, ast.Call) and _starts_cuda(program, node) and node not in told:
                 told.add(node)
                 yield node, f"in {what}, which workers run"
+    yield from ((each, "what workers read is on the GPU") for each in _kept(program, forked) if each not in told)
     for loader in forked:
         for made in origins(program, data) if (data := of_loader(program, loader, "dataset")) is not None else []:
             if isinstance(made, ast.Call) and qualified(program, made.func) == "torch.utils.data.TensorDataset":
                 moved = [move for each in made.args if (move := _move(program, each)) is not None]
                 yield from ((each, "what workers read is on the GPU") for each in moved[:1] if each not in told)
+
+
+def _transforms(program: Program) -> Iterator[Function]:
+    """The __call__ or forward of local classes that stand in a Compose."""
+    for call in program.named.get("Compose", []):
+        for each in [one for part in call.args for one in walk(part) if isinstance(one, ast.Call)]:
+            owner = definition(program, each.func)
+            for name in ("__call__", "forward") if isinstance(owner, ast.ClassDef) else ():
+                if isinstance(owner, ast.ClassDef) and (found := method(program, owner, name)) is not None:
+                    yield found
+
+
+def _kept(program: Program, forked: list[ast.Call]) -> Iterator[ast.Call]:
+    """What a local data set moves to the GPU as it is made, and reads for each sample."""
+    for loader in forked:
+        data = of_loader(program, loader, "dataset")
+        for made in origins(program, data) if data is not None else []:
+            owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+            first = method(program, owner, "__init__") if isinstance(owner, ast.ClassDef) else None
+            taken = method(program, owner, "__getitem__") if isinstance(owner, ast.ClassDef) else None
+            if first is None or taken is None:
+                continue
+            read = {text_of(each) for each in walk(taken) if isinstance(each, ast.Attribute)}
+            for each in walk(first):
+                if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call):
+                    stored = any(text_of(target) in read for target in each.targets)
+                    if stored and _starts_cuda(program, each.value) and not qualified(program, each.value.func):
+                        yield each.value
 
 
 def _move(program: Program, node: ast.expr) -> ast.Call | None:
@@ -134,4 +168,4 @@ def _starts_cuda(program: Program, call: ast.Call) -> bool:
 
 
 def _is_gpu(program: Program, node: ast.expr) -> bool:
-    return any("cuda" in (text := ast.unparse(each)) and "cpu" not in text for each in origins(program, node))
+    return any("cuda" in (text := text_of(each)) and "cpu" not in text for each in origins(program, node))

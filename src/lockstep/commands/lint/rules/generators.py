@@ -4,13 +4,17 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.calls import definition
-from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import on_rank
-from lockstep.commands.lint.roles import constant, distributed, loaders, of_loader, sharding, training_loaders
+from lockstep.commands.lint.roles import constant, loaders, of_loader, sharding, training_loaders
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import Function, class_of, function_of
+from lockstep.commands.lint.several import distributed
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 _RANDOM = re.compile(r"^Random|Augment|^AugMix$|Jitter|Cutout|Erasing|^MixUp$|^CutMix$")
 _DRAWN = re.compile(r"^(numpy\.random|random)\.\w+$|^torch\.(rand|randn|randint|randperm|bernoulli|multinomial)$")
@@ -31,7 +35,7 @@ def of_loaders(program: Program) -> Iterator[Hit]:
             continue
         for call in _seedings(program, node):
             made = [call.args[0], *origins(program, call.args[0])]
-            unknown = any(opaque(program)(part) for each in made for part in ast.walk(each))
+            unknown = any(opaque(program)(part) for each in made for part in walk(each))
             if not unknown and not on_rank(program, call.args[0]):
                 yield Hit(call, "the generator that the workers' seeds are drawn from is the same on all ranks")
 
@@ -63,7 +67,7 @@ def _random(program: Program) -> bool:
     return any(
         isinstance(each, ast.Call) and _DRAWN.search(qualified(program, each.func)) is not None
         for reader in readers
-        for each in ast.walk(reader)
+        for each in walk(reader)
     )
 
 
@@ -79,7 +83,7 @@ def copied(program: Program) -> Iterator[Hit]:
         if node is None or not _with_workers(program, loader) or of_loader(program, loader, "worker_init_fn"):
             continue
         for owner in _sets(program, node):
-            if "get_worker_info" not in ast.unparse(owner):
+            if "get_worker_info" not in text_of(owner):
                 yield from (Hit(each, "each worker has a copy of it") for each in _own_generators(program, owner))
 
 
@@ -96,7 +100,7 @@ def _sets(program: Program, node: ast.expr, depth: int = 0) -> Iterator[ast.Clas
 
 def _own_generators(program: Program, owner: ast.ClassDef) -> Iterator[ast.Call]:
     reader = next((each for each in owner.body if isinstance(each, Function) and each.name == "__getitem__"), None)
-    for call in ast.walk(reader) if reader is not None else []:
+    for call in walk(reader) if reader is not None else []:
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
             continue
         for made in made_by(program, call.func.value, *_MADE):

@@ -6,16 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from lockstep.commands.lint.calls import Site, argument, instance_of, sites
+from lockstep.commands.lint.around import above, class_of, function_of
+from lockstep.commands.lint.calls import instance_of
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import side
-from lockstep.commands.lint.roles import constant, distributed, given, wrapped
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Function, above, class_of, function_of, parameters
+from lockstep.commands.lint.several import distributed, wrapped
+from lockstep.commands.lint.sites import Site, argument, sites
+from lockstep.commands.lint.source import Function, parameters
+from lockstep.commands.lint.standins import runs
+from lockstep.commands.lint.tree import text_of, walk
 
 _WRITES = {  # -> the place of the path, or of the open file, and its name
     "torch.save": (1, "f"),
@@ -37,6 +42,8 @@ _READS = {
     "numpy.load": (0, "file"),
     "joblib.load": (0, "filename"),
     "safetensors.torch.load_file": (0, "filename"),
+    "pandas.read_csv": (0, "filepath_or_buffer"),
+    "pandas.read_parquet": (0, "path"),
 }
 _WAITING = re.compile(
     r"barrier|reduce|broadcast|wait|gather|sync|sleep|scatter|process_group|prepare|^setup|^spawn$|start_processes|lock"
@@ -81,9 +88,9 @@ class _Way:
 
 def _named(program: Program, table: dict[str, tuple[int, str]]) -> Iterator[tuple[ast.Call, ast.expr]]:
     for full, (place, name) in table.items():
-        for call in program.named.get(full.rpartition(".")[2], []):
-            path = given(program, call, name, place)
-            if path is not None and qualified(program, call.func) == full:
+        for call, seen in runs(program, full).items():
+            path = given(program, seen, name, place)
+            if path is not None:
                 yield call, path
 
 
@@ -100,6 +107,8 @@ def _opened(program: Program, to_write: bool) -> Iterator[tuple[ast.Call, ast.ex
         for call in program.named.get(name, []):
             if isinstance(call.func, ast.Attribute) and not qualified(program, call.func):
                 yield call, call.func.value
+    for call in [*program.named.get("to_csv", []), *program.named.get("to_parquet", [])] if to_write else []:
+        yield from ((call, path) for path in call.args[:1])
 
 
 def _of_others(program: Program, call: ast.Call) -> bool:
@@ -150,7 +159,7 @@ def _follows(program: Program, one: _Way, other: _Way) -> bool:
     source, first, last = program.owner[one.node], one.node, other.node
     if program.owner[last] is not source or first is last or (first.end_lineno or 0) > last.lineno:
         return False
-    if function_of(source, first) is not function_of(source, last) or last in set(ast.walk(first)):
+    if function_of(source, first) is not function_of(source, last) or last in set(walk(first)):
         return False
     if first.lineno == last.lineno and first.col_offset >= last.col_offset:
         return False
@@ -165,7 +174,7 @@ def _follows(program: Program, one: _Way, other: _Way) -> bool:
 
 
 def _branch(test: ast.If, node: ast.AST) -> str:
-    return "body" if any(node in set(ast.walk(each)) for each in test.body) else "else"
+    return "body" if any(node in set(walk(each)) for each in test.body) else "else"
 
 
 def _waited(program: Program, earlier: _Way, later: _Way) -> bool:
@@ -213,7 +222,7 @@ def _spell(program: Program, node: ast.AST, depth: int) -> str:
             if len(made) == 1 and made[0] is not node and depth < _DEPTH:
                 return _spell(program, made[0], depth + 1)
             if isinstance(node, ast.Attribute):
-                return ast.unparse(node)
+                return text_of(node)
             return "@" + ",".join(sorted(str(id(each)) for each in made))
         case ast.Call(func=ast.Name(id="open" | "str" | "Path"), args=[first, *_]):
             return _spell(program, first, depth)
@@ -228,5 +237,5 @@ def _spell(program: Program, node: ast.AST, depth: int) -> str:
             inner = [each.value if isinstance(each, ast.FormattedValue) else each for each in values]
             return "+".join(_spell(program, each, depth) for each in inner)
         case ast.Subscript():
-            return ast.unparse(node)
+            return text_of(node)
     return f"@{id(node)}"

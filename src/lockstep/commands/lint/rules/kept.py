@@ -3,14 +3,17 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import argument, definition, instance_of, method, sites
+from lockstep.commands.lint.around import above, class_of, function_of
+from lockstep.commands.lint.calls import definition, instance_of, method
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
+from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.rules.parties import roles
-from lockstep.commands.lint.rules.saving import in_memory, saves
-from lockstep.commands.lint.source import Function, above, class_of, function_of, parameters
+from lockstep.commands.lint.rules.states import stored
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Function, parameters
+from lockstep.commands.lint.tree import text_of, walk
 
 _DEPTH = 8  # dictionaries within dictionaries, and objects that hold them
 
@@ -18,24 +21,23 @@ _DEPTH = 8  # dictionaries within dictionaries, and objects that hold them
 @remembered
 def written(program: Program) -> list[tuple[ast.Call, str | None]]:
     """The calls that write a checkpoint, and what each writes as text; None where that can't be told."""
-    return [(call, _saved_text(program, call)) for call in _writers(program) if not in_memory(program, call)]
+    return [(call, _saved_text(program, state)) for call, state in _writers(program)]
 
 
-def _writers(program: Program) -> list[ast.Call]:
-    """The calls that write a checkpoint: torch.save's, and in place of a local wrapper's own those of the wrapper."""
-    found = []
-    for call in saves(program):
-        function = function_of(program.owner[call], call)
+def _writers(program: Program) -> list[tuple[ast.Call, ast.expr | None]]:
+    """The calls that write a checkpoint and what; in place of a local wrapper's own those of the wrapper."""
+    found: list[tuple[ast.Call, ast.expr | None]] = []
+    for each in stored(program):
+        function = function_of(program.owner[each.call], each.call)
         names = [each.arg for each in parameters(function)] if function is not None else []
-        first = call.args[0] if call.args else None
+        first = each.call.args[0] if each.call.args and each.state is None else each.state
         handed = isinstance(first, ast.Starred) or (isinstance(first, ast.Name) and first.id == next(iter(names), ""))
         known = [site.call for site in sites(program, function) if site.call.args] if function is not None else []
-        found += known if handed and known else [call]
+        found += [(one, one.args[0]) for one in known] if handed and known else [(each.call, each.state)]
     return found
 
 
-def _saved_text(program: Program, call: ast.Call) -> str | None:
-    state = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == "obj"), None)
+def _saved_text(program: Program, state: ast.expr | None) -> str | None:
     if state is None or isinstance(state, ast.Starred):
         return None
     return _text(program, state, 0)
@@ -43,8 +45,10 @@ def _saved_text(program: Program, call: ast.Call) -> str | None:
 
 def _text(program: Program, node: ast.expr, depth: int) -> str | None:
     """A value as text, with what its names hold; None where a part can't be told."""
-    parts = [ast.unparse(node), *_parts(program, node)]
-    for made in origins(program, node) if depth < _DEPTH else []:
+    found = origins(program, node) if depth < _DEPTH else []
+    packed = isinstance(node, ast.Call) and bool(found) and node not in found  # what it is given need not be in it
+    parts = [] if packed else [text_of(node), *_parts(program, node)]
+    for made in found:
         inner = _made(program, made, depth)
         if inner is None:
             return None
@@ -59,10 +63,10 @@ def _made(program: Program, made: ast.AST, depth: int) -> str | None:
             return None
         case ast.Dict(keys=keys, values=values):
             inner = [_text(program, value, depth + 1) for key, value in zip(keys, values, strict=True) if key is None]
-            return _joined([ast.unparse(made), *_parts(program, made), *inner])
+            return _joined([text_of(made), *_parts(program, made), *inner])
         case ast.DictComp(generators=generators):
             inner = [_members(program, each.iter, depth) for each in generators]
-            return _joined([ast.unparse(made), *inner])
+            return _joined([text_of(made), *inner])
         case ast.Name(id=name):
             return _by_name(program, made, name)
         case ast.Call():
@@ -70,14 +74,14 @@ def _made(program: Program, made: ast.AST, depth: int) -> str | None:
         case ast.BinOp(left=left, right=right, op=ast.BitOr()):
             return _joined([_text(program, left, depth + 1), _text(program, right, depth + 1)])
         case ast.Subscript(value=value):
-            return _joined([ast.unparse(made), _text(program, value, depth + 1)])
+            return _joined([text_of(made), _text(program, value, depth + 1)])
         case ast.Attribute():
             return None
         case ast.For():
-            return ast.unparse(made.iter)
+            return text_of(made.iter)
         case ast.stmt() | ast.comprehension():
             return ""  # the place that binds a name
-    return ast.unparse(made)
+    return text_of(made)
 
 
 def _joined(parts: list[str | None]) -> str | None:
@@ -87,7 +91,7 @@ def _joined(parts: list[str | None]) -> str | None:
 
 def _called(program: Program, made: ast.Call, depth: int) -> str | None:
     """dict(...), x.state_dict(), asdict(x), and an object of a local class."""
-    name, text = last_name(made.func), ast.unparse(made)
+    name, text = last_name(made.func), text_of(made)
     known = [text, *_parts(program, made)]
     if name == "dict":
         spread = [each.value for each in made.keywords if each.arg is None] + made.args
@@ -96,7 +100,7 @@ def _called(program: Program, made: ast.Call, depth: int) -> str | None:
         return _joined([*known, _text(program, made.args[0], depth + 1)])
     owner = definition(program, made.func)
     if isinstance(owner, ast.ClassDef):
-        fields = " ".join(ast.unparse(each.target) for each in owner.body if isinstance(each, ast.AnnAssign))
+        fields = " ".join(text_of(each.target) for each in owner.body if isinstance(each, ast.AnnAssign))
         return "\n".join([*known, fields])
     if name != "state_dict":
         return None
@@ -111,7 +115,7 @@ def _parts(program: Program, node: ast.AST) -> list[str]:
     """What the names within an expression are, by what made them."""
     return [
         role
-        for each in ast.walk(node)
+        for each in walk(node)
         if isinstance(each, ast.Name | ast.Attribute)
         for made in origins(program, each)
         if (role := roles(program).get(made))
@@ -155,7 +159,7 @@ def _by_name(program: Program, node: ast.Name, name: str) -> str | None:
             if each.arg is None:
                 return None
             if each.arg not in own:
-                parts.append(" ".join([each.arg, ast.unparse(each.value), *_parts(program, each.value)]))
+                parts.append(" ".join([each.arg, text_of(each.value), *_parts(program, each.value)]))
     return _joined(parts) if known else None
 
 
@@ -163,7 +167,7 @@ def _added(program: Program, node: ast.expr, depth: int) -> str | None:
     """What is put into a dictionary after it was made: state["x"] = ..., state.update(...)."""
     if not isinstance(node, ast.Name | ast.Attribute):
         return ""
-    text, source = ast.unparse(node), program.owner[node]
+    text, source = text_of(node), program.owner[node]
     parts: list[str | None] = []
     for target, found in source.attributes.items():
         if not target.startswith(f"{text}["):
@@ -171,12 +175,12 @@ def _added(program: Program, node: ast.expr, depth: int) -> str | None:
         for binding in found:
             if isinstance(node, ast.Name) and not _same_scope(program, node, binding.node):
                 continue
-            values = [] if binding.value is None else [ast.unparse(binding.value), *_parts(program, binding.value)]
+            values = [] if binding.value is None else [text_of(binding.value), *_parts(program, binding.value)]
             parts += [target, *values, _index(program, binding.node, target, text, depth)]
     for name in ("update", "setdefault", "append"):
         for call in program.named.get(name, []):
-            if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == text:
-                parts += [ast.unparse(call), *_parts(program, call)]
+            if isinstance(call.func, ast.Attribute) and text_of(call.func.value) == text:
+                parts += [text_of(call), *_parts(program, call)]
                 parts += [_text(program, each, depth + 1) for each in call.args if depth < _DEPTH]
     return _joined([*parts, *_filled(program, node)])
 
@@ -193,13 +197,13 @@ def _index(program: Program, place: ast.AST, target: str, text: str, depth: int)
         return key
     source = program.owner[place]
     for outer in above(source, place):
-        if isinstance(outer, ast.For) and key in {n.id for n in ast.walk(outer.target) if isinstance(n, ast.Name)}:
+        if isinstance(outer, ast.For) and key in {n.id for n in walk(outer.target) if isinstance(n, ast.Name)}:
             return _members(program, outer.iter, depth)
         if isinstance(outer, Function):
             if key not in {each.arg for each in parameters(outer)}:
                 return key if bindings(program, place, key) else None
             given = [site.call for site in sites(program, outer)]
-            texts = ["\n".join([ast.unparse(each), *_parts(program, each)]) for each in given]
+            texts = ["\n".join([text_of(each), *_parts(program, each)]) for each in given]
             return "\n".join(texts) if given else None
     return key
 

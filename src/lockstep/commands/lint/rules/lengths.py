@@ -11,6 +11,7 @@ from lockstep.commands.lint.program import Program, last_name, qualified, rememb
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rules.units import Unit, unit
 from lockstep.commands.lint.source import Function, parameters
+from lockstep.commands.lint.tree import walk
 
 _PLACES: dict[str, tuple[tuple[str, int], ...]] = {
     "CosineAnnealingLR": (("T_max", 1),),
@@ -137,7 +138,7 @@ def _of_function(program: Program, value: ast.expr | None) -> Lengths:
         if not isinstance(made, Function | ast.Lambda):
             return Lengths((), (), (), of_function=True, converted=True)
         names = {each.arg for each in parameters(made)[:1]}
-        for node in ast.walk(made):
+        for node in walk(made):
             match node:
                 case ast.BinOp(left=left, op=ast.Div() | ast.FloorDiv() | ast.Mod(), right=right):
                     sizes.append(right)
@@ -163,4 +164,4 @@ def _is(node: ast.expr, names: set[str]) -> bool:
 
 
 def _mentions(node: ast.expr, names: set[str]) -> bool:
-    return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
+    return any(isinstance(each, ast.Name) and each.id in names for each in walk(node))

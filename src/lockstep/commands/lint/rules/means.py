@@ -4,18 +4,21 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, default
-from lockstep.commands.lint.flow import is_reduced, mentions, own_nodes, root_name, tainted
+from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.flow import added_up, mentions, own_nodes, root_name, tainted
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import loaders_of
 from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.reduced import is_reduced
 from lockstep.commands.lint.roles import constant, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import uneven_means
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.rules.metrics import shared_loops
-from lockstep.commands.lint.rules.quotients import means_of_shares
+from lockstep.commands.lint.rules.quotients import counts_of_some, means_of_meters, means_of_shares
+from lockstep.commands.lint.sites import default
 from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -40,7 +43,10 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
             continue
         nodes = own_nodes(program, loop)
         if not any(sharding(program, each) for each in cut):
-            yield from means_of_shares(program, loop, nodes)
+            yield from means_of_shares(program, loop, nodes, added_up(loop))
+            yield from means_of_meters(program, loop)
+        elif picked := counts_of_some(loop):
+            yield from means_of_shares(program, loop, nodes, picked)
         for name, place in _unweighted(program, loop):
             names = tainted(nodes, {name})
             for node in nodes:
@@ -51,7 +57,7 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
                 ):
                     yield Hit(place)
                     break
-        yield from (Hit(call) for call in _metered(program, loop))
+        yield from (Hit(node) for node in [*_metered(program, loop), *_running(program, loop)])
 
 
 def _divides_by_batches(program: Program, node: ast.AST, names: set[str], loop: Loop) -> bool:
@@ -72,7 +78,7 @@ def _sum_beside_count(program: Program, node: ast.AST, names: set[str], loop: Lo
 
 def _metered(program: Program, loop: Loop) -> Iterator[ast.Call]:
     """meter.update(loss.item()), of a meter that counts it as one sample: `def update(self, value, n=1)`."""
-    for node in ast.walk(loop):
+    for node in walk(loop):
         match node:
             case ast.Call(func=ast.Attribute(attr="update" | "add"), args=[value], keywords=[]) if _is_mean(
                 program, value
@@ -81,6 +87,19 @@ def _metered(program: Program, loop: Loop) -> Iterator[ast.Call]:
                 counts = function.args.args[2:] if function is not None else []
                 size = default(function, counts[0].arg) if function is not None and len(counts) == 1 else None
                 if isinstance(size, ast.Constant) and size.value == 1:
+                    yield node
+
+
+def _running(program: Program, loop: Loop) -> Iterator[ast.AugAssign]:
+    """mean += (loss - mean) / n, of which n counts the batches."""
+    for node in walk(loop):
+        match node:
+            case ast.AugAssign(
+                op=ast.Add(),
+                target=target,
+                value=ast.BinOp(left=ast.BinOp(left=value, op=ast.Sub(), right=right), op=ast.Div(), right=count),
+            ) if text_of(right) == text_of(target):
+                if _is_mean(program, value) and _counts_batches(program, count, loop):
                     yield node
 
 
@@ -98,7 +117,7 @@ def _mean_of_list(node: ast.AST, name: str, place: ast.AST) -> bool:
 
 def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
     """`total += loss.item()`, or a list of such, where the loss is a mean over the batch."""
-    for node in ast.walk(loop):
+    for node in walk(loop):
         match node:
             case ast.AugAssign(op=ast.Add(), target=target, value=value) if name := root_name(target):
                 pass
@@ -117,10 +136,10 @@ def _is_mean(program: Program, whole: ast.expr) -> bool:
         if value.func.attr == "mean":
             return True
         value = value.func.value  # .item(), .detach()
-    if isinstance(value, ast.Call) and re.search(r"loss|criterion|cross_entropy", ast.unparse(value.func)):
+    if isinstance(value, ast.Call) and re.search(r"loss|criterion|cross_entropy", text_of(value.func)):
         inner = origins(program, value) if callee(program, value) is not None else []
         calls: list[ast.Call] = [value, *(each for each in inner if isinstance(each, ast.Call))]
-        return not any(_sums(program, each) for each in calls) and "size" not in ast.unparse(whole)
+        return not any(_sums(program, each) for each in calls) and "size" not in text_of(whole)
     if not isinstance(value, ast.Name) or not re.search("loss|acc|error", value.id.lower()):
         return False
     found = origins(program, value)
@@ -160,8 +179,8 @@ def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:
                 return True
     return isinstance(node, ast.Name | ast.Subscript | ast.Attribute) and any(
         isinstance(each, ast.AugAssign)
-        and ast.unparse(each.target) == ast.unparse(node)
+        and text_of(each.target) == text_of(node)
         and isinstance(each.value, ast.Constant)
         and each.value.value == 1
-        for each in ast.walk(loop)
+        for each in walk(loop)
     )

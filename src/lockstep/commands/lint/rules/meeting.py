@@ -4,13 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Edit, Hit, replace, rule
 from lockstep.commands.lint.rules.settings import UNKNOWN, settings, written
-from lockstep.commands.lint.source import above
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -66,13 +67,11 @@ def _of_numbers(program: Program) -> Iterator[Hit]:
 def _of_commands(program: Program) -> Iterator[Hit]:
     """torchrun --master_port 29511, as a list of words or as one text that a process is started with."""
     for source in program.sources:
-        for node in source.nodes if re.search("master[_-]port", source.text) else []:
-            if not isinstance(node, ast.List | ast.Tuple | ast.Call):
-                continue
-            parts = node.args if isinstance(node, ast.Call) else node.elts
+        for node in source.of(ast.List, ast.Tuple, ast.Call) if re.search("master[_-]port", source.text) else []:
+            parts = node.elts if isinstance(node, ast.List | ast.Tuple) else getattr(node, "args", [])
             words = [each.value if isinstance(each, ast.Constant) else UNKNOWN for each in parts]
             text = " ".join(map(str, words))
-            owner = ast.unparse(node.func) if isinstance(node, ast.Call) else "os.system"
+            owner = text_of(node.func) if isinstance(node, ast.Call) else "os.system"
             runs = re.match(r"(os\.(system|popen)|subprocess\.)", owner) is not None
             starts = "torchrun" in text or "torch.distributed." in text or "launch" in text
             if starts and runs and re.search(r"--(master|main_process)[_-]port[= ][1-9]\d*", text):
@@ -80,17 +79,17 @@ def _of_commands(program: Program) -> Iterator[Hit]:
 
 
 def _machine(program: Program, value: ast.expr) -> bool:
-    """Whether an address is one machine's, by its number."""
+    """Whether an address is one machine's, by its number or its name."""
     found = constant(program, value)
-    return isinstance(found, str) and bool(re.fullmatch(r"(?!127\.|0\.0\.0\.0)\d+\.\d+\.\d+\.\d+", found))
+    return isinstance(found, str) and bool(re.fullmatch(r"(?!127\.|0\.0\.0\.0|localhost|::)[\w.:-]*[\w]", found))
 
 
 def _common_file(program: Program) -> Iterator[Hit]:
     """torch.save of a name in the text to the folder for temporary files, which all runs of a machine share."""
     for path in _saved(program) if program.named.get("init_process_group") else []:
         for made in origins(program, path):
-            text = ast.unparse(made)
-            named = any(on_rank(program, each) for each in ast.walk(made) if isinstance(each, ast.Name))
+            text = text_of(made)
+            named = any(on_rank(program, each) for each in walk(made) if isinstance(each, ast.Name))
             unique = re.search(r"getpid|uuid|mkdtemp|mkstemp|TemporaryDirectory|time\(|JOB_ID", text)
             joined = isinstance(made, ast.BinOp) or (isinstance(made, ast.Call) and last_name(made.func) == "join")
             common = (joined and "gettempdir()" in text) or (
@@ -123,7 +122,7 @@ def _fixed(program: Program, value: ast.expr) -> bool:
 def _asked(program: Program, node: ast.AST) -> bool:
     """Whether the line runs only where nothing has been set."""
     return any(
-        isinstance(each, ast.If) and re.search(r"environ|MASTER|RANK|getenv", ast.unparse(each.test))
+        isinstance(each, ast.If) and re.search(r"environ|MASTER|RANK|getenv", text_of(each.test))
         for each in above(program.owner[node], node)
     )
 
@@ -132,5 +131,5 @@ def _setdefault(node: ast.AST, value: ast.expr) -> tuple[Edit, ...]:
     """`os.environ["X"] = y` -> `os.environ.setdefault("X", y)`."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
         target = node.targets[0]
-        return (replace(node, f'{ast.unparse(target.value)}.setdefault("MASTER_PORT", {ast.unparse(value)})'),)
+        return (replace(node, f'{text_of(target.value)}.setdefault("MASTER_PORT", {text_of(value)})'),)
     return ()

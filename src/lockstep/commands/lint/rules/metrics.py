@@ -2,22 +2,27 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from lockstep.commands.lint.around import following, function_of, statement_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.flow import added_up, is_reduced, is_telling, mentions, own_nodes, tainted
+from lockstep.commands.lint.flow import added_up, is_telling, mentions, own_nodes, tainted
 from lockstep.commands.lint.guards import guarded
-from lockstep.commands.lint.origins import made_by
+from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
-from lockstep.commands.lint.program import Program, qualified
-from lockstep.commands.lint.roles import constant, distributed, given
+from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.reduced import is_reduced
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
-from lockstep.commands.lint.shares import in_function, reads
-from lockstep.commands.lint.source import Function, Loop, Source, following, function_of, statement_of
+from lockstep.commands.lint.several import distributed
+from lockstep.commands.lint.shares import readings, reads
+from lockstep.commands.lint.source import Loop, Source
+from lockstep.commands.lint.spread import Place, comprehended, places
 from lockstep.commands.lint.told import in_objects, told_after, told_by_objects
+from lockstep.commands.lint.tree import text_of, walk
 
 _BEST = re.compile(r"best|lowest|highest|\b(min|max)_(loss|acc|auc|err|val|score|metric)|record\b")
 
@@ -25,7 +30,7 @@ _BEST = re.compile(r"best|lowest|highest|\b(min|max)_(loss|acc|auc|err|val|score
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
     """The loops over loaders of which each rank has its own part, in training and evaluation."""
     for loop in [*step_loops(program), *evaluation_loops(program)]:
-        cut = [each for each in loaders_of(program, loop) if shared_out(program, each)]
+        cut = [each for each in loaders_of(program, loop) if shared_out(program, each, loop)]
         if cut:
             yield loop, cut
 
@@ -44,20 +49,51 @@ def told_unreduced(program: Program) -> Iterator[Hit]:
         trained = step_loops(program)
         for loop, _ in shared_loops(program):
             if loop in trained and not is_reduced(program, loop):
-                for call in [*told_after(program, loop), *told_by_objects(program, loop)]:
+                for call in [*told_after(program, loop), *told_by_objects(program, loop), *_told_far(program, loop)]:
                     if not _says_own(call):
                         yield Hit(call)
                         break
         for loop, _ in shared_loops(program):
             yield from _told_too_early(program, loop)
+    for part, known in comprehended(program) if distributed(program) else []:
+        if any(shared_out(program, each, part) for each in loaders_of(program, part)):
+            yield from (Hit(call) for call in _told_in(known, part)[:1])
     yield from (Hit(call) for call in unsynced(program))
     yield from _metrics_apart(program)
 
 
+def _told_far(program: Program, loop: Loop) -> Iterator[ast.Call]:
+    """The calls that tell a loop's sums in functions that are handed them."""
+    for place in places(program, loop):
+        for call in place.nodes if place.far and place.function is not None else ():
+            if (
+                isinstance(call, ast.Call)
+                and is_telling(call)
+                and any(mentions(each, set(place.names)) for each in _given(call))
+            ):
+                yield call
+
+
+def _told_in(known: list[Place], part: ast.comprehension) -> list[ast.Call]:
+    """The calls that tell what these names hold, past a comprehension."""
+    last = part.iter.end_lineno or 0
+    return [
+        call
+        for place in known
+        for call in place.nodes
+        if isinstance(call, ast.Call) and is_telling(call) and (place.far or call.lineno > last)
+        if any(mentions(each, set(place.names)) for each in _given(call)) and not _says_own(call)
+    ]
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(each.value for each in call.keywords)]
+
+
 def _told_too_early(program: Program, loop: Loop) -> Iterator[Hit]:
     """A number that was computed before the sums were reduced, and is told after."""
-    for reading in in_function(program, loop):
-        for call in ast.walk(reading.node) if isinstance(reading.node, ast.Expr) else []:
+    for reading in readings(program, loop):
+        for call in walk(reading.node) if isinstance(reading.node, ast.Expr) else []:
             told = (
                 isinstance(call, ast.Call) and is_telling(call) and any(reads(each, reading.own) for each in call.args)
             )
@@ -68,9 +104,9 @@ def _told_too_early(program: Program, loop: Loop) -> Iterator[Hit]:
 
 def _says_own(call: ast.Call) -> bool:
     """Whether what is told says that it is one rank's."""
-    words = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    names = [each for each in ast.walk(call) if isinstance(each, ast.FormattedValue)]
-    text = " ".join(words) + " ".join(map(ast.unparse, names))
+    words = [each.value for each in walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    names = [each for each in walk(call) if isinstance(each, ast.FormattedValue)]
+    text = " ".join(words) + " ".join(map(text_of, names))
     return bool(re.search(r"(local|rank|own|its)\b.{0,20}(loss|acc)|\brank\W", text, re.IGNORECASE))
 
 
@@ -99,10 +135,11 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
     for loop, _ in shared_loops(program) if compared else []:
         function = function_of(program.owner[loop], loop)
         if is_reduced(program, loop):
-            early = {each.node: each.own for each in in_function(program, loop)}
+            early = {each.node: each.own for each in readings(program, loop)}
+            kept = _kept_early(program, early)
             for node in compared:
                 above = statement_of(program.owner[node], node)
-                if above in early and reads(node, early[above]):
+                if (above in early and reads(node, early[above])) or (kept and _reads_kept(program, node, kept)):
                     yield Hit(node, "computed before the reduction")
             continue
         names = tainted(own_nodes(program, loop), added_up(loop))
@@ -113,8 +150,36 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
                 yield Hit(node)
                 continue
             here = function_of(source, node) is function and program.owner[loop] is source and mentions(node, names)
-            if here or (function is not None and _comes_from(program, node, function)):
+            far = any(
+                function_of(source, node) is place.function and node in place.nodes and mentions(node, set(place.names))
+                for place in places(program, loop)
+            )
+            if here or far or _comes_from(program, node, loop):
                 yield Hit(node)
+
+
+def _kept_early(program: Program, early: Mapping[ast.stmt, frozenset[str]]) -> set[str]:
+    """The attributes that are given a rank's own number before the ranks' sums are there, and nothing after it."""
+    found = set()
+    for node, own in early.items():
+        match node:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=value) if reads(
+                value, own
+            ):
+                bound = [
+                    each
+                    for source in program.sources
+                    for key, known in source.attributes.items()
+                    if key.endswith(f".{name}")
+                    for each in known
+                ]
+                if all(each.node is node or isinstance(each.value, ast.Constant) for each in bound):
+                    found.add(name)
+    return found
+
+
+def _reads_kept(program: Program, node: ast.Compare, names: set[str]) -> bool:
+    return depends(program, node, lambda each: isinstance(each, ast.Attribute) and each.attr in names)
 
 
 def _best_kept(source: Source) -> Iterator[ast.Compare]:
@@ -122,29 +187,36 @@ def _best_kept(source: Source) -> Iterator[ast.Compare]:
 
     `if score > self.top: self.top = score`.
     """
-    for node in source.nodes:
-        if not isinstance(node, ast.Compare):
-            continue
-        if _BEST.search(ast.unparse(node).lower()):
+    for node in source.of(ast.Compare):
+        if _BEST.search(text_of(node).lower()):
             yield node
         elif len(node.ops) == 1 and isinstance(node.ops[0], ast.Gt | ast.GtE | ast.Lt | ast.LtE):
-            left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+            left, right = text_of(node.left), text_of(node.comparators[0])
             above = statement_of(source, node)
             block = [above, *following(source, above)]
             if isinstance(above, ast.If) and any(
-                _takes_place(each, left, right) for part in block for each in ast.walk(part)
+                _takes_place(each, left, right) for part in block for each in walk(part)
             ):
                 yield node
 
 
 def _takes_place(node: ast.AST, left: str, right: str) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=held, attr="append"), args=[value]):
+            return text_of(value) == left and text_of(held) in right  # if score > min(kept): kept.append(score)
+        case ast.Call(func=function, args=[held, value]) if last_name(function) in (
+            "heappush",
+            "insort",
+            "heapreplace",
+        ):
+            return left in text_of(value) and text_of(held) in right
     if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Constant):
         return False
     pairs = [(node.targets[0], node.value)]
     match node:
         case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
             pairs = list(zip(targets, values, strict=False))
-    return any({ast.unparse(target), ast.unparse(value)} == {left, right} for target, value in pairs)
+    return any({text_of(target), text_of(value)} == {left, right} for target, value in pairs)
 
 
 def _plateaus(program: Program) -> Iterator[Hit]:
@@ -161,9 +233,18 @@ def _plateaus(program: Program) -> Iterator[Hit]:
         names = tainted(own_nodes(program, loop), added_up(loop))
         for call in steps:
             here = function_of(program.owner[call], call) is function and mentions(call.args[0], names)
-            if here or (function is not None and _comes_from(program, call.args[0], function)):
+            if here or _comes_from(program, call.args[0], loop):
                 yield Hit(call, "ReduceLROnPlateau: each rank's rate falls by its own number")
 
 
-def _comes_from(program: Program, node: ast.AST, function: Function) -> bool:
+def _comes_from(program: Program, node: ast.AST, loop: Loop) -> bool:
+    """Whether a value comes from what a loop's function returns of the loop's own numbers."""
+    function = function_of(program.owner[loop], loop)
+    if function is None:
+        return False
+    bound = {each.id for each in walk(loop) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    names = tainted(own_nodes(program, loop), added_up(loop) | bound)
+    values = [each.value for each in walk(function) if isinstance(each, ast.Return | ast.Yield) and each.value]
+    if not any(mentions(each, names) for each in values):
+        return False
     return depends(program, node, lambda each: isinstance(each, ast.Call) and callee(program, each) is function)

@@ -4,16 +4,21 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, sites
+from lockstep.commands.lint.around import above, function_of, statement_of
+from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.contexts import Pass, Use, quiet
-from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.passes import run
 from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, over_loader, step_loops
-from lockstep.commands.lint.program import Program, qualified
-from lockstep.commands.lint.roles import lightning, wrapped
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
+from lockstep.commands.lint.rules.after_wrapping import after_wrapping, where
+from lockstep.commands.lint.rules.averaged import evaluates_another
 from lockstep.commands.lint.rules.by_ignite import never_trains, training_mode
-from lockstep.commands.lint.source import Function, Loop, above, function_of, statement_of
+from lockstep.commands.lint.several import lightning
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -26,22 +31,27 @@ from lockstep.commands.lint.source import Function, Loop, above, function_of, st
     mend="model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DistributedDataParallel(model)",
 )
 def converted_after_wrapping(program: Program) -> Iterator[Hit]:
-    """convert_sync_batchnorm of what DistributedDataParallel returned."""
+    """convert_sync_batchnorm of what DistributedDataParallel returned, or of the network that it was given."""
     for name in ("convert_sync_batchnorm", "convert_syncbn_model"):
         for call in program.named.get(name, []):
-            made = origins(program, call.args[0]) if call.args else []
-            if call.args and (set(made) & set(wrapped(program)) or _prepared_above(program, call)):
-                yield Hit(call)
+            if call.args and (after_wrapping(program, call, call.args[0]) or _prepared_above(program, call)):
+                yield Hit(where(program, call, call.args[0]))
 
 
 def _prepared_above(program: Program, call: ast.Call) -> bool:
-    """Whether what is converted is what accelerator.prepare, or fabric.setup, returned above in the same function."""
-    source, text = program.owner[call], ast.unparse(call.args[0])
+    """Whether what is converted is what Accelerate's prepare, Fabric's setup or Ignite's auto_model returned above."""
+    model = call.args[0]
+    source, text = program.owner[call], text_of(model)
     found = source.attributes.get(text, []) + source.names.get(source.scopes[call], {}).get(text, [])
     last = max((b for b in found if _line(b.node) < call.lineno), key=lambda b: _line(b.node), default=None)
     made = last.value if last is not None and last.kind == "value" else None
-    owner = ast.unparse(made.func) if isinstance(made, ast.Call) else ""
-    return bool(re.search(r"(accelerator\.prepare|fabric\.setup(_module)?)$", owner))
+    if not isinstance(made, ast.Call):
+        return False
+    if last_name(made.func) == "auto_model":
+        return qualified(program, made.func).startswith("ignite.")
+    owner = made.func.value if isinstance(made.func, ast.Attribute) else None
+    several = owner is not None and last_name(made.func) in ("prepare", "prepare_model", "setup", "setup_module")
+    return several and owner is not None and bool(made_by(program, owner, "Accelerator", "Fabric"))
 
 
 def _line(node: ast.AST) -> int:
@@ -77,7 +87,8 @@ def eval_missing(program: Program) -> Iterator[Hit]:
     yield from _said_and_evaluated(program)
     for loop in evaluation_loops(program):
         function = function_of(program.owner[loop], loop)
-        if not _evaluates(program, function, 0) and _looks_like_evaluation(program, loop):
+        without = not _evaluates(program, function, 0) or evaluates_another(program, loop)
+        if without and _looks_like_evaluation(program, loop):
             yield Hit(_without_gradients(program, loop) or loop)
 
 
@@ -100,7 +111,7 @@ def _judges(program: Program, one: Pass, uses: list[Use]) -> bool:
     """Whether a pass without backward is an evaluation, and its function no update of batch norm's statistics."""
     function = function_of(program.owner[one.loop], one.loop)
     name = function.name.lower() if function is not None else ""
-    text = ast.unparse(function) if function is not None else program.owner[one.loop].text
+    text = text_of(function) if function is not None else program.owner[one.loop].text
     named = re.search(r"eval|test|valid", name)
     if collects(program, one.loop) or (_ON_PURPOSE.search(name) and not named):
         return False
@@ -111,7 +122,7 @@ def _judges(program: Program, one: Pass, uses: list[Use]) -> bool:
 def _without_gradients(program: Program, loop: ast.AST) -> ast.AST | None:
     """The `with torch.no_grad()` around or in a loop, or the function that is decorated so: eval() belongs above it."""
     outer = list(above(program.owner[loop], loop))
-    for each in [*outer, *ast.walk(loop)]:
+    for each in [*outer, *walk(loop)]:
         if isinstance(each, ast.With) and any(quiet(item.context_expr) for item in each.items):
             return each
     return next((f for f in outer if isinstance(f, Function) and any(map(quiet, f.decorator_list))), None)
@@ -121,14 +132,21 @@ def _looks_like_evaluation(program: Program, loop: ast.AST) -> bool:
     """By no_grad around it, or by names: it is not a part of training, a warm-up or a drawing of features."""
     source = program.owner[loop]
     function = function_of(source, loop)
-    text = ast.unparse(function) if function else ast.unparse(loop)
+    text = text_of(function) if function else text_of(loop)
     around = [item.context_expr for each in above(source, loop) if isinstance(each, ast.With) for item in each.items]
-    text += "".join(map(ast.unparse, around))
+    text += "".join(map(text_of, [*around, *_decorators(program, function)]))
     return not collects(program, loop) and (
         "no_grad" in text
         or "inference_mode" in text
         or bool(function and re.search(r"eval|test|valid", function.name.lower()))
     )
+
+
+def _decorators(program: Program, function: Function | None) -> list[Function]:
+    """The local decorators of a function."""
+    marks = function.decorator_list if function is not None else []
+    found = [definition(program, each.func if isinstance(each, ast.Call) else each) for each in marks]
+    return [each for each in found if isinstance(each, Function)]
 
 
 def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
@@ -139,6 +157,8 @@ def _evaluates(program: Program, function: Function | None, depth: int) -> bool:
     for call in _mode_calls(program, node, "train"):
         if (call.args or call.keywords) and callee(program, call) is None:
             return True
+    if any(_mode_calls(program, each, "eval") for each in _decorators(program, function)):
+        return True
     calls = [site.call for site in sites(program, function)] if function is not None and depth < 5 else []
     return any(_evaluates(program, function_of(program.owner[call], call), depth + 1) for call in calls)
 
@@ -165,7 +185,7 @@ def train_forgotten(program: Program) -> Iterator[Hit]:
                 for each in _mode_calls(program, loop, "eval")
                 if not each.args
                 and not re.search(
-                    r"ema|teacher|criterion|loss|frozen|feature|backbone|critic|disc", ast.unparse(each.func).lower()
+                    r"ema|teacher|criterion|loss|frozen|feature|backbone|critic|disc", text_of(each.func).lower()
                 )
             ]
             if known and found[:1] == [known[0].node]:
@@ -211,6 +231,6 @@ def _train_edit(program: Program, call: ast.Call, first: ast.stmt, loop: ast.AST
 def _restored(program: Program, call: ast.Call) -> bool:
     """Whether the model is put back by other means: mode = model.training; a copy is evaluated."""
     function = function_of(program.owner[call], call)
-    text = ast.unparse(function) if function else program.root.text
+    text = text_of(function) if function else program.root.text
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return ".training" in text or (owner is not None and bool(made_by(program, owner, "deepcopy", "AveragedModel")))

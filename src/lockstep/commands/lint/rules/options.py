@@ -4,11 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.around import function_of
+from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Binding, Function, Source, parameters
+from lockstep.commands.lint.tree import text_of, walk
 
 _TELLS = re.compile(r"LOCAL_RANK|LOCAL_PROCESS|SLURM_LOCALID|LOCALRANKID")
 _TOLD = {"get_node_local_rank", "get_local_rank", "local_process_index", "deepspeed"}
@@ -30,12 +32,14 @@ def local_rank_argument(program: Program) -> Iterator[Hit]:
         return
     read = any(re.search(r"(?<!def )(\.|\[['\"])local_rank\b", source.text) for source in program.sources)
     for call in [call for name in _DECLARES for call in program.named.get(name, [])]:
-        names = {each.value for each in call.args if isinstance(each, ast.Constant)}
-        asked = {"--local_rank", "--local-rank"} & names or (
+        names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+        asked = {"--local_rank", "--local-rank"} & set(names) or (
             last_name(call.func).startswith("DEFINE") and "local_rank" in names
         )
-        if asked and (read or _takes(program, call) or any(each.arg == "dest" for each in call.keywords)):
+        if asked and (read or _takes(program, call, names) or any(each.arg == "dest" for each in call.keywords)):
             yield Hit(call)
+    if read:
+        yield from (Hit(call) for call in _handed_on(program))
     yield from (Hit(node) for node in _declared(program))
     for source in program.sources:
         yield from (Hit(node) for node in _of_argv(source))
@@ -46,13 +50,16 @@ def _is_told(program: Program) -> bool:
     for source in program.sources:
         if not (_TELLS.search(source.text) or any(each in source.text for each in ("local", "deepspeed"))):
             continue
-        for node in source.nodes:
+        for node in source.of(ast.Constant, ast.Name, ast.Attribute, ast.alias):
             match node:
                 case ast.Constant(value=str(text)) if _TELLS.search(text) and not _is_prose(source, node):
                     return True
                 case ast.Constant(value=str(text)) if re.fullmatch(r"--local[_-]rank[= ]?", text):
                     parent = source.parents[node]
-                    if not (isinstance(parent, ast.Call) and last_name(parent.func) in _DECLARES):
+                    told = isinstance(parent, ast.Call) and (
+                        last_name(parent.func) in _DECLARES or callee(program, parent) is not None
+                    )
+                    if not told:
                         return True  # the program starts processes with it
                 case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in _TOLD:
                     return True
@@ -80,23 +87,38 @@ def _stored(source: Source) -> Iterator[list[Binding]]:
 def _same(program: Program, value: ast.AST) -> bool:
     """Whether a value is a constant, or the option itself."""
     return all(
-        isinstance(each, ast.Constant) or (not isinstance(each, ast.arg) and "local_rank" in ast.unparse(each))
+        isinstance(each, ast.Constant) or (not isinstance(each, ast.arg) and "local_rank" in text_of(each))
         for each in origins(program, value)
     )
 
 
-def _takes(program: Program, call: ast.Call) -> bool:
-    """Whether an option decorates a function that reads its parameter local_rank."""
+def _handed_on(program: Program) -> Iterator[ast.Call]:
+    """self.add("--local_rank", ...), where the local function hands its arguments to add_argument."""
+    declared = [call for name in _DECLARES[:3] for call in program.named.get(name, [])]
+    passing = {function_of(program.owner[each], each) for each in declared if any(map(_is_starred, each.args))}
+    for call in program.calls if passing - {None} else ():
+        names = {each.value for each in call.args if isinstance(each, ast.Constant)}
+        if {"--local_rank", "--local-rank"} & names and callee(program, call) in passing:
+            yield call
+
+
+def _is_starred(node: ast.expr) -> bool:
+    return isinstance(node, ast.Starred)
+
+
+def _takes(program: Program, call: ast.Call, names: list[str]) -> bool:
+    """Whether an option decorates a function that reads the parameter that the option fills."""
     source = program.owner[call]
     function = source.parents[call]
-    return isinstance(function, Function) and call in function.decorator_list and _reads(function)
+    own = next((each for each in names if each.isidentifier()), "local_rank")
+    return isinstance(function, Function) and call in function.decorator_list and _reads(function, own)
 
 
-def _reads(function: Function) -> bool:
-    return any(each.arg == "local_rank" for each in parameters(function)) and any(
-        isinstance(each, ast.Name) and each.id == "local_rank" and isinstance(each.ctx, ast.Load)
+def _reads(function: Function, name: str = "local_rank") -> bool:
+    return any(each.arg == name for each in parameters(function)) and any(
+        isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
         for part in function.body
-        for each in ast.walk(part)
+        for each in walk(part)
     )
 
 
@@ -115,7 +137,7 @@ def _declared(program: Program) -> Iterator[ast.AST]:
 
 def _of_argv(source: Source) -> Iterator[ast.stmt]:
     """local_rank = int(sys.argv[1])"""
-    for node in source.nodes if "argv" in source.text else []:
-        named = isinstance(node, ast.Assign) and any(last_name(each) == "local_rank" for each in node.targets)
-        if named and isinstance(node, ast.Assign) and re.search(r"\bargv\[\d\]", ast.unparse(node.value)):
+    for node in source.of(ast.Assign) if "argv" in source.text else []:
+        named = any(last_name(each) == "local_rank" for each in node.targets)
+        if named and re.search(r"\bargv\[\d\]", text_of(node.value)):
             yield node

@@ -5,17 +5,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lockstep.commands.lint.around import function_of, statement_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.instances import resolve
 from lockstep.commands.lint.keys import Key
-from lockstep.commands.lint.origins import made_by, origins
-from lockstep.commands.lint.parts import returns
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import LOADERS, collects, evaluation_loops, step_loops
 from lockstep.commands.lint.program import Program, last_name, remembered
-from lockstep.commands.lint.roles import given, library, of_loader
+from lockstep.commands.lint.results import returns
+from lockstep.commands.lint.roles import given, of_loader
 from lockstep.commands.lint.rule import Hit
 from lockstep.commands.lint.samples import loaders_behind, set_of
-from lockstep.commands.lint.source import Loop, function_of
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.tree import text_of, walk
 from lockstep.commands.lint.ways import Made, ways, within
 
 _TEST = re.compile(r"(^|_)(te|test\w*|va|val|valid\w*|dev|eval\w*|held\w*|holdout)(_|$)")
@@ -35,7 +39,7 @@ class Read:
     def trains(self) -> bool:
         """Whether a name on the way says that the samples are those of training."""
         names = [last_name(each).lower() for each in self.loader.trail if isinstance(each, ast.Name | ast.Attribute)]
-        entries = [ast.unparse(each.slice) for each in self.loader.trail if isinstance(each, ast.Subscript)]
+        entries = [text_of(each.slice) for each in self.loader.trail if isinstance(each, ast.Subscript)]
         return any(map(_TRAIN.search, [*names, *entries]))
 
 
@@ -56,11 +60,18 @@ def on_training_samples(program: Program) -> Iterator[Hit]:
     keys = {each.told for each in trained}
     whole = {told[1] for told in keys if told is not None and told[0] == "part"}
     judged = [each for each in evaluated_on(program) if trained and each.told is not None]
-    same = [each for each in judged if each.told in keys or each.told in whole]
+    same = [each for each in judged if each.told in keys or each.told in whole or _part_of(each.told, keys)]
     idle = len(same) == len(judged) and bool(_idle(program)) if same else False
     for read in same:
         if idle or read.hooked or _as_test(program, read):
             yield Hit(_place(program, read, [each for each in trained if each.told == read.told]))
+
+
+def _part_of(told: Key | None, keys: set[Key | None]) -> bool:
+    """Whether the samples are a part of a set that training reads as a whole, and never without some of it."""
+    if told is None or told[0] != "part" or told[1] not in keys:
+        return False
+    return not any(each is not None and each[0] == "part" and each[1] == told[1] for each in keys)
 
 
 def trained_on(program: Program) -> Iterator[Read]:
@@ -90,6 +101,9 @@ def of_hooks(program: Program, names: tuple[str, ...], position: int, keywords: 
         each for each in program.named.get("fit", []) if callee(program, each) is None and _by_trainer(program, each)
     ]
     found += [(call, given(program, call, keywords[0], position)) for call in fits]
+    for name in ("test", "validate") if position == 2 else ():
+        runs = [each for each in program.named.get(name, []) if _by_trainer(program, each)]
+        found += [(call, given(program, call, "dataloaders", 1)) for call in runs]
     for node, value in found:
         for way in ways(program, node) if node is not None and value is not None else ():
             for made in loaders_behind(program, within(way, value), 0) if value is not None else ():
@@ -117,7 +131,7 @@ def _idle(program: Program) -> list[str]:
     """The names of loaders for evaluation that are made, and that nothing reads."""
     found = []
     for source in program.sources:
-        read = {each.id for each in source.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+        read = {each.id for each in source.of(ast.Name) if isinstance(each.ctx, ast.Load)}
         for names in source.names.values():
             for name, known in names.items():
                 if name in read or not _TEST.search(name.lower()) or _TRAIN.search(name.lower()):
@@ -141,7 +155,18 @@ def _as_test(program: Program, read: Read) -> bool:
     function = function_of(program.owner[read.loop], read.loop)
     names += [function.name] if function is not None else []
     told = [each.lower() for each in names]
+    told = told if any(map(_TEST.search, told)) else [*told, *_words(program, read)]
     return any(map(_TEST.search, told)) and not any(map(_TRAIN.search, told))
+
+
+def _words(program: Program, read: Read) -> Iterator[str]:
+    """What is printed beside an evaluation: `print(f"test {score(loader):.4f}")`."""
+    for node in read.loader.trail:
+        if isinstance(node, ast.Name) and node in program.owner:
+            outer = statement_of(program.owner[node], node)
+            told = outer.value if isinstance(outer, ast.Expr) else None
+            texts = [each.value for each in walk(told) if isinstance(each, ast.Constant)] if told is not None else []
+            yield from (word for text in texts if isinstance(text, str) for word in re.findall(r"[a-z]+", text.lower()))
 
 
 def _place(program: Program, read: Read, trained: list[Read]) -> ast.AST:

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name
-from lockstep.commands.lint.ranks import on_rank, on_world
-from lockstep.commands.lint.roles import distributed, lightning, loaders, of_loader, samplers, sharding
+from lockstep.commands.lint.ranks import is_world, on_rank, on_world
+from lockstep.commands.lint.roles import given, loaders, of_loader, samplers, sharding, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.evaluation import prepared
+from lockstep.commands.lint.several import distributed, lightning
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -31,7 +35,7 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         if last_name(loader.func) == "auto_dataloader":
             continue  # which divides both itself
-        batch = of_loader(program, loader, "batch_size")
+        batch = of_loader(program, loader, "batch_size") or _of_batches(program, loader)
         shared = sharding(program, loader) or prepared(program, loader) or lightning(program)
         if (
             batch is not None
@@ -41,7 +45,9 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
             and not depends(program, batch, _divides)
             and not _split_batches(program)
         ):
-            yield Hit(batch, f"batch_size={ast.unparse(batch)}")
+            yield Hit(batch, f"batch_size={text_of(batch)}")
+        elif batch is not None and shared and not _split_batches(program) and _raised(program, loader, batch):
+            yield Hit(batch, f"batch_size={text_of(batch)}, which is that of all processes")
         yield from _of_own_sampler(program, loader)
         workers = of_loader(program, loader, "num_workers")
         if (
@@ -50,10 +56,33 @@ def per_process_for_all(program: Program) -> Iterator[Hit]:
             and not depends(program, workers, lambda each: _caps(each) or _divides(each))
             and not on_world(program, workers)
         ):
-            place = (program.owner[workers].scopes[workers], ast.unparse(workers))
+            place = (program.owner[workers].scopes[workers], text_of(workers))
             if place not in told:  # once for all loaders of a function
-                yield Hit(workers, f"num_workers={ast.unparse(workers)}")
+                yield Hit(workers, f"num_workers={text_of(workers)}")
             told.add(place)
+
+
+def _of_batches(program: Program, loader: ast.Call) -> ast.expr | None:
+    """The size that torch's BatchSampler is given."""
+    made = [each for each in samplers(program, loader) if last_name(each.func) == "BatchSampler"]
+    known = [each for each in made if definition(program, each.func) is None]
+    return given(program, known[0], "batch_size", 1) if known else None
+
+
+def _raised(program: Program, loader: ast.Call, batch: ast.expr) -> bool:
+    """`per_process * world_size` as the batch of a training loader that is one process's."""
+    made = origins(program, batch)
+    products = [each for each in made if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mult)]
+    if not products or len(products) < len(made) or loader not in training_loaders(program):
+        return False
+    return all(any(map(_counts_processes, (each.left, each.right))) for each in products)
+
+
+def _counts_processes(node: ast.AST) -> bool:
+    named = not isinstance(node, ast.Call | ast.Name | ast.Attribute) or re.search(
+        r"world|^size$|num_(processes|replicas)", last_name(node.func if isinstance(node, ast.Call) else node).lower()
+    )
+    return bool(named) and is_world(node)
 
 
 def _of_own_sampler(program: Program, loader: ast.Call) -> Iterator[Hit]:
@@ -62,10 +91,8 @@ def _of_own_sampler(program: Program, loader: ast.Call) -> Iterator[Hit]:
         owner = definition(program, sampler.func)
         if not isinstance(owner, ast.ClassDef) or not any(on_rank(program, each) for each in sampler.args):
             continue
-        divides = [
-            each for each in ast.walk(owner) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)
-        ]
-        if any("batch" in ast.unparse(each.left) for each in divides):
+        divides = [each for each in walk(owner) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)]
+        if any("batch" in text_of(each.left) for each in divides):
             continue
         for each in [*sampler.args, *(one.value for one in sampler.keywords)]:
             if (
@@ -73,7 +100,7 @@ def _of_own_sampler(program: Program, loader: ast.Call) -> Iterator[Hit]:
                 and meant_for_all(program, each)
                 and not on_world(program, each)
             ):
-                yield Hit(each, f"{ast.unparse(each)} of {ast.unparse(sampler.func)}")
+                yield Hit(each, f"{text_of(each)} of {text_of(sampler.func)}")
 
 
 def _workers_of_all(program: Program, workers: ast.expr) -> bool:
@@ -98,7 +125,7 @@ def _divides(node: ast.AST) -> bool:
     """batch // args.processes: by a number that is not written there, and not that of accumulated passes."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv | ast.Div):
         return False
-    return not isinstance(node.right, ast.Constant) and "accum" not in ast.unparse(node.right).lower()
+    return not isinstance(node.right, ast.Constant) and "accum" not in text_of(node.right).lower()
 
 
 def _caps(node: ast.AST) -> bool:
@@ -123,12 +150,32 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
             return False
         if re.search(r"(global|total|effective|overall|whole).*(batch|bs)|batch.*(global|total)", name):
             return True
-        if not re.search(r"^((train|mini)_?)?(batch(_?size)?|bs|images_per_step)$", name):
+        if not _BATCH.search(name):
             return False
-        told = f"{option(program, name)[0]} {comment(program, each)}".lower()
+        told = f"{option(program, name)[0]} {comment(program, each)} {_documented(program, each)}".lower()
+        above = _above(program, each).lower()
+        told = f"{told} {above}" if _OF_BATCHES.search(above) else told
         return bool(_ALL.search(told)) and not _OF_ONE.search(told)
 
     return depends(program, node, says)
+
+
+def _documented(program: Program, node: ast.AST) -> str:
+    """What the docstring of a parameter's function says of it, in its own line."""
+    found = bindings(program, node, node.id) if isinstance(node, ast.Name) else []
+    function = program.owner[node].scopes[found[0].node] if found and found[0].kind == "param" else None
+    text = (ast.get_docstring(function) or "") if isinstance(function, Function) else ""
+    lines = [each for each in text.splitlines() if re.match(rf"\W*{last_name(node)}\b.{{0,20}}[:-]", each)]
+    return " ".join(lines)
+
+
+def _above(program: Program, node: ast.AST) -> str:
+    """A comment that has the line above the one that gives a name its value."""
+    found = bindings(program, node, node.id) if isinstance(node, ast.Name) else []
+    source = program.owner[node] if found else None
+    lines = [each.node.lineno - 2 for each in found if isinstance(each.node, ast.stmt)]
+    texts = [source.lines[line].strip() for line in lines if source is not None and line >= 0]
+    return " ".join(text for text in texts if text.startswith("#"))
 
 
 def called(node: ast.AST) -> str:
@@ -157,6 +204,13 @@ def comment(program: Program, node: ast.AST) -> str:
     return " ".join(line.partition("#")[2] for line in lines)
 
 
+_BATCH = re.compile(
+    r"^((train|mini|step)_?)?(batch(_?size)?|bs)$|^(images|samples|pictures|examples)_(per|in|a)(_a|_one)?_?(step|update)$"
+)
+_OF_BATCHES = re.compile(
+    r"\b(total|global|effective|overall|whole) (mini.?)?batch"
+    r"|batch.*(over|across|of|for) all (gpus|processes|ranks|devices)"
+)
 _WHOLE = "node|machine|host|total|global|overall"
 _ALL = re.compile(
     r"(total|global|overall|whole|effective)\b|(across|over|of|on|for) all\b|in all\b|together"

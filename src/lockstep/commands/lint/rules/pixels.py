@@ -4,11 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.around import above, class_of
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import loaders_of, loops, over_loader
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import loaders, of_loader, training_loaders
+from lockstep.commands.lint.roles import datasets, loaders, of_loader, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.chains import (
     CHAINS,
@@ -20,7 +21,9 @@ from lockstep.commands.lint.rules.chains import (
     scales,
     steps,
 )
-from lockstep.commands.lint.source import Function, Loop, above, class_of
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -41,9 +44,13 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
                 yield Hit(twice[1])
             yield from _divided_again(program, call)
     done = set[ast.AST]()
+    if not any(program.named.get(name) for name in ("Normalize", "Lambda", "create_transform", "transforms")):
+        return  # nothing that could have been the first time
     for source in program.sources:
-        for node in source.nodes:
+        for node in source.of(ast.BinOp, ast.Call, ast.Assign, ast.AugAssign, ast.Expr):
             again = _again(program, node)
+            if again is None and _scaled_again(program, node):
+                yield Hit(node, "brought from 0..255 to 0..1 twice")
             if again is not None and again not in done and not _chosen(program, node) and _before(program, node):
                 done.add(again)
                 yield Hit(again)
@@ -61,23 +68,47 @@ def _divided_again(program: Program, call: ast.Call) -> Iterator[Hit]:
     parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
     for part in parts if any(steps(program, each, scales) for each in parts) else []:
         if any(
-            isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right)
-            for each in ast.walk(part)
+            isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right) for each in walk(part)
         ):
             yield Hit(part)
 
 
+def _scaled_again(program: Program, node: ast.AST) -> bool:
+    """x / 255 in a loop over pictures of torchvision's that ToTensor has divided already."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Div(), right=right) if _is_255(right):
+            changed: ast.expr = left
+        case ast.AugAssign(target=ast.Name() as left, op=ast.Div(), value=right) if _is_255(right):
+            changed = left
+        case _:
+            return False
+    loops_ = [each for each in above(program.owner[node], node) if isinstance(each, ast.For)]
+    loop = next((each for each in loops_ if over_loader(program, each)), None)
+    target = loop.target if loop is not None else None
+    while isinstance(target, ast.Tuple) and target.elts:  # of `i, (x, y)` the x
+        target = next((each for each in target.elts if isinstance(each, ast.Tuple)), target.elts[0])
+    if loop is None or not isinstance(target, ast.Name):
+        return False
+    known = loaders_of(program, loop)
+    sets = [
+        one for each in known if (of := of_loader(program, each, "dataset")) is not None for one in origins(program, of)
+    ]
+    pictures = bool(sets) and set(sets) <= set(datasets(program))
+    named = any(isinstance(each, ast.Name) and each.id == target.id for each in walk(changed))
+    return named and pictures and all(comes_through(program, each, scales) for each in known)
+
+
 def _again(program: Program, node: ast.AST) -> ast.AST | None:
     """The place to tell of, where a node normalises what it is given: by hand, or by a library's transform."""
-    if by_hand(node):
-        words = ast.unparse(node).lower()
+    if by_hand(program, node):
+        words = text_of(node).lower()
         return None if re.search(r"target|label|mask|depth|reward|noise", words) else node
     if not isinstance(node, ast.Call) or not node.args:
         return None
     name = qualified(program, node.func)
     if name.endswith("functional.normalize") and "torchvision" in name:
         return node
-    if last_name(node.func) in CHAINS or not isinstance(node.func, ast.Name | ast.Attribute | ast.Call):
+    if name or last_name(node.func) in CHAINS or not isinstance(node.func, ast.Name | ast.Attribute | ast.Call):
         return None
     for made in origins(program, node.func):
         if isinstance(made, ast.Call) and made is not node and definition(program, made.func) is None:
@@ -105,8 +136,14 @@ def _before(program: Program, node: ast.AST) -> bool:
 def _in_function(program: Program, function: Function, node: ast.AST) -> bool:
     source = program.owner[node]
     if function.name == "forward":
-        own = "self." in ast.unparse(node) or isinstance(node, ast.Call)
-        return own and _read_through(program, list(training_loaders(program)))
+        parts = [each for part in walk(node) if isinstance(part, ast.Name) for each in origins(program, part)]
+        own = isinstance(node, ast.Call) or any("self." in text_of(each) for each in [node, *parts])
+        owner = class_of(program.owner[node], node)
+        name = owner.name if owner is not None else ""
+        used = sum(len(re.findall(rf"\b{name}\b", source.text)) for source in program.sources) > 1
+        return (
+            own and (used or not training_loaders(program)) and _read_through(program, list(training_loaders(program)))
+        )
     if function.name == "__getitem__":
         owner = class_of(source, node)
         return owner is not None and _of_own_set(program, owner, node)

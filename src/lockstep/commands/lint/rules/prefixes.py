@@ -1,18 +1,22 @@
 """The rule about a wrapper's state in a file, whose keys begin with `module.`."""
 
 import ast
-import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, sites
-from lockstep.commands.lint.origins import made_by, origins
-from lockstep.commands.lint.parts import returns
+from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import optimizers, wraps
+from lockstep.commands.lint.results import returns
+from lockstep.commands.lint.roles import optimizers
 from lockstep.commands.lint.rule import Hit, insert, rule
-from lockstep.commands.lint.rules.saving import saves
-from lockstep.commands.lint.source import above, function_of, parameters
+from lockstep.commands.lint.rules.states import as_save, saves
+from lockstep.commands.lint.several import wraps
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import parameters
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -25,17 +29,19 @@ from lockstep.commands.lint.source import above, function_of, parameters
 )
 def module_saved(program: Program) -> Iterator[Hit]:
     """state_dict() of what DistributedDataParallel returned, within torch.save."""
-    if any(
-        re.search(r"['\"]module\.['\"]|consume_prefix|removeprefix|clean_state_dict", source.text)
-        for source in program.sources
-    ):
+    words = ("'module.'", '"module."', "consume_prefix", "removeprefix", "clean_state_dict")
+    if any(word in source.text for source in program.sources for word in words):
         return
     back = _loaded_wrapped(program)
     writers = [call for call in program.calls if _writes(program, call)]
-    for call in [*saves(program), *writers]:
+    for real in [*saves(program), *writers]:
+        call = as_save(program, real)
         whole = call.args[0] if call.args else None
-        if isinstance(whole, ast.Name | ast.Attribute) and _surely_wrapped(program, whole):
-            yield Hit(call)
+        parts = whole.values if isinstance(whole, ast.Dict) else [whole]
+        if any(isinstance(each, ast.Name | ast.Attribute) and _surely_wrapped(program, each) for each in parts):
+            yield Hit(real)
+        elif back and all(isinstance(each, ast.Subscript) for each in back) and _is_weights(program, whole):
+            yield Hit(real)  # a file of its own: the wrapper is loaded from an entry of another
         for node in _saved_calls(program, call):
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
             if (
@@ -45,7 +51,9 @@ def module_saved(program: Program) -> Iterator[Hit]:
                 and not _renamed(program, node)
                 and not back
             ):
-                name = owner if isinstance(owner, ast.Name | ast.Attribute) else None
+                named = isinstance(owner, ast.Name | ast.Attribute) and _surely_wrapped(program, owner)
+                always = named and set(origins(program, owner)) <= set(_around(program, owner))
+                name = owner if always else None
                 edits = (insert(name.end_lineno or 0, name.end_col_offset or 0, ".module"),) if name is not None else ()
                 yield Hit(node, "", edits if len(_names_in_saves(program, node)) == 1 else ())
 
@@ -59,18 +67,23 @@ def _writes(program: Program, call: ast.Call) -> bool:
         return qualified(program, call.func) in ("safetensors.torch.save_file", "pickle.dump")
     function = callee(program, call) if call.args else None
     names = [each.arg for each in parameters(function)] if function is not None else []
-    inner = [each for each in saves(program) if each.args and function is not None and each in set(ast.walk(function))]
+    inner = [each for each in saves(program) if each.args and function is not None and each in set(walk(function))]
     return any(isinstance(each.args[0], ast.Name) and each.args[0].id in names for each in inner)
 
 
 def _names_in_saves(program: Program, node: ast.Call) -> list[ast.Call]:
-    return [node for call in saves(program) if node in set(ast.walk(call))] or [node]
+    return [node for call in saves(program) if node in set(walk(call))] or [node]
 
 
 def _surely_wrapped(program: Program, node: ast.AST) -> bool:
     """Whether an object is the wrapper, on no way the network within it."""
     if _taken_off(program, node):
         return False
+    copied = [
+        each for each in origins(program, node) if isinstance(each, ast.Call) and last_name(each.func) == "deepcopy"
+    ]
+    if copied and copied == origins(program, node):
+        return all(each.args and _surely_wrapped(program, each.args[0]) for each in copied)
     if isinstance(node, ast.Name):
         found = reaching(program, node, bindings(program, node, node.id))
         values = [each.value for each in found]
@@ -80,9 +93,14 @@ def _surely_wrapped(program: Program, node: ast.AST) -> bool:
         if values and model and all(isinstance(each, ast.Call) and _is_prepare(program, each) for each in values):
             return True
     made = [each for each in origins(program, node) if not isinstance(each, ast.Constant)]
-    around = wraps(program, node)
+    around = _around(program, node)
     inner = {each for wrap in around if wrap.args for each in origins(program, wrap.args[0])}
     return bool(around) and set(made) <= {*around, *inner}  # the plain one, where there is one process
+
+
+def _around(program: Program, node: ast.AST) -> list[ast.Call]:
+    """The wrappers whose names of parameters begin with `module.` that a value comes from."""
+    return [*wraps(program, node), *made_by(program, node, "DataParallel")]
 
 
 def _taken_off(program: Program, node: ast.AST) -> bool:
@@ -93,14 +111,14 @@ def _taken_off(program: Program, node: ast.AST) -> bool:
     for value in list(values):
         function = callee(program, value) if isinstance(value, ast.Call) else None
         values += [each for each in (returns(program, function) if function else []) if each is not None]
-    return any(isinstance(each, ast.Attribute) and each.attr == "module" for one in values for each in ast.walk(one))
+    return any(isinstance(each, ast.Attribute) and each.attr == "module" for one in values for each in walk(one))
 
 
 def _before_wrapping(program: Program, call: ast.Call, owner: ast.expr) -> bool:
     """Whether the function of a call is started above the line that wraps, in that line's function."""
     function = function_of(program.owner[call], call)
     known = [site.call for site in sites(program, function)] if function is not None else []
-    made = wraps(program, owner)
+    made = _around(program, owner)
     return bool(known) and all(
         function_of(program.owner[each], each) is function_of(program.owner[one], one) and each.lineno < one.lineno
         for each in known
@@ -114,7 +132,7 @@ def _is_prepare(program: Program, call: ast.Call) -> bool:
 
 def _of_accelerator(program: Program, call: ast.Call) -> bool:
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return owner is not None and ("accelerator" in ast.unparse(owner) or bool(made_by(program, owner, "Accelerator")))
+    return owner is not None and ("accelerator" in text_of(owner) or bool(made_by(program, owner, "Accelerator")))
 
 
 def _entry_wrapped(program: Program, node: ast.expr) -> bool:
@@ -123,36 +141,67 @@ def _entry_wrapped(program: Program, node: ast.expr) -> bool:
     for each in found:
         match each.value:
             case ast.Call(func=ast.Attribute(value=whole, attr="items" | "values")) if each.kind == "item":
-                for made in origins(program, whole):
-                    values = made.values if isinstance(made, ast.Dict) else []
-                    if any(_surely_wrapped(program, value) for value in values):
-                        return True
+                held = [value for made in origins(program, whole) for value in _values(program, made)]
+                if any(_surely_wrapped(program, value) for value in held):
+                    return True
+            case ast.Tuple(elts=parts) | ast.List(elts=parts) if each.kind == "item":
+                if any(_surely_wrapped(program, value) for value in parts):
+                    return True
     return False
+
+
+def _values(program: Program, made: ast.AST) -> list[ast.expr]:
+    """A dictionary's values: as it is written out, or as calls give them to a function's `**parts`."""
+    match made:
+        case ast.Dict(values=values):
+            return values
+        case ast.Call(func=ast.Name(id="dict"), keywords=keywords):
+            return [each.value for each in keywords if each.arg is not None]
+        case ast.Name(id=name):
+            function = function_of(program.owner[made], made)
+            if function is not None and function.args.kwarg is not None and function.args.kwarg.arg == name:
+                own = {each.arg for each in parameters(function)} | {None}
+                return [each.value for s in sites(program, function) for each in s.call.keywords if each.arg not in own]
+    return []
 
 
 def _renamed(program: Program, node: ast.AST) -> bool:
     """Whether a state's keys are written anew: `{key[7:]: value for key, value in model.state_dict().items()}`."""
     for outer in above(program.owner[node], node):
         if isinstance(outer, ast.DictComp):
-            within = any(node is each for part in outer.generators for each in ast.walk(part.iter))
+            within = any(node is each for part in outer.generators for each in walk(part.iter))
             return within and not isinstance(outer.key, ast.Name)
         if isinstance(outer, ast.stmt):
             return isinstance(outer, ast.For)
     return False
 
 
-def _loaded_wrapped(program: Program) -> bool:
-    """Whether the program loads into the wrapper again: then the keys fit, within this program."""
+def _is_weights(program: Program, state: ast.expr | None) -> bool:
+    """Whether what is saved is the wrapper's state by itself."""
+    made = origins(program, state) if state is not None else []
+    owners = [
+        each.func.value
+        for each in made
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "state_dict"
+    ]
+    return bool(made) and len(owners) == len(made) and all(_surely_wrapped(program, each) for each in owners)
+
+
+def _loaded_wrapped(program: Program) -> list[ast.expr]:
+    """What the program loads into the wrapper again: the keys fit there, within this program."""
+    found = list[ast.expr]()
     for call in program.named.get("load_state_dict", []):
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if owner is not None and wraps(program, owner) and not _before_wrapping(program, call, owner):
-            return True
+        if owner is not None and _around(program, owner) and not _before_wrapping(program, call, owner):
+            looped = isinstance(owner, ast.Name) and "item" in {b.kind for b in bindings(program, owner, owner.id)}
+            if not looped:
+                found += call.args[:1] or [call]
         function = function_of(program.owner[call], call)
         if function is not None and function.args.kwarg is not None:  # restore(path, state_dict=model)
             given_by_name = [each.value for site in sites(program, function) for each in site.call.keywords]
-            if any(wraps(program, each) for each in given_by_name):
-                return True
-    return False
+            if any(_around(program, each) for each in given_by_name):
+                found.append(call)
+    return found
 
 
 def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
@@ -165,10 +214,10 @@ def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
         if node in seen:
             continue
         seen.add(node)
-        for each in ast.walk(node):
+        for each in walk(node):
             if isinstance(each, ast.Call):
                 found.append(each)
-                function = callee(program, each) if each.args or each.keywords else None
+                function = callee(program, each) if last_name(each.func) != "state_dict" else None
                 waiting.extend(one for one in (returns(program, function) if function else []) if one is not None)
             if isinstance(each, ast.Name) and not qualified(program, each):
                 for made in origins(program, each):

@@ -3,15 +3,20 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import callee, default, definition, instance_of, method
+from lockstep.commands.lint.around import class_of
+from lockstep.commands.lint.calls import callee, definition, instance_of, method
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.origins import made_by, origins
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import on_rank
-from lockstep.commands.lint.roles import distributed, loaders, of_loader
+from lockstep.commands.lint.roles import loaders, of_loader
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.generators import copied, of_loaders, opaque
+from lockstep.commands.lint.several import distributed
+from lockstep.commands.lint.sites import default
 from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -29,7 +34,7 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         node = of_loader(program, loader, "worker_init_fn")
         for function, first in _started(program, node) if node is not None else []:
-            for call in ast.walk(function):
+            for call in walk(function):
                 seed = _seed_of(program, call) if isinstance(call, ast.Call) else None
                 if seed is not None and not _seed_differs(program, seed, _worker(function, first), several):
                     yield Hit(call)
@@ -46,6 +51,9 @@ def _started(program: Program, node: ast.expr) -> Iterator[tuple[Function | ast.
     for each, _ in list(made):
         if isinstance(each, ast.Call) and last_name(each.func) == "partial" and each.args:
             made += [(one, len(each.args) - 1) for one in origins(program, each.args[0])]
+        own = class_of(program.owner[each], each) if isinstance(each, ast.Attribute) else None
+        if own is not None and isinstance(each, ast.Attribute) and text_of(each.value) == "self":
+            made.append((method(program, own, each.attr), 0))
         owner = instance_of(program, each) if each is not None else None
         if owner is not None:
             made.append((method(program, owner, "__call__"), 0))
@@ -65,7 +73,7 @@ def _seed_of(program: Program, call: ast.Call) -> ast.expr | None:
     local, name = callee(program, call), last_name(call.func)
     if local is None:
         return call.args[0] if name in ("seed", "manual_seed", *_ALL) and call.args else None
-    if not any(isinstance(each, ast.Call) and last_name(each.func) in _SEEDS for each in ast.walk(local)):
+    if not any(isinstance(each, ast.Call) and last_name(each.func) in _SEEDS for each in walk(local)):
         return None
     first = local.args.args[0].arg if local.args.args else ""
     given = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == first), None)

@@ -3,19 +3,24 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import sites
-from lockstep.commands.lint.flow import added_up, mentions, own_nodes, reduces
+from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.flow import added_up, mentions, own_nodes, reduces, root_name
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import returns
-from lockstep.commands.lint.places import loaders_of
+from lockstep.commands.lint.places import inside, loaders_of
 from lockstep.commands.lint.program import Program, bindings
+from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.roles import samplers
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import Binding, Loop, function_of
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Binding, Function, Loop
+from lockstep.commands.lint.tree import walk
 
 
-def means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST]) -> Iterator[Hit]:
-    """A rank's own mean handed to a reduction, of shares that a script cuts itself: they are of unequal sizes."""
+def means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST], counts: set[str]) -> Iterator[Hit]:
+    """A rank's own mean handed to a reduction, of shares that a script cuts itself: they are of unequal sizes.
+
+    `counts`: the sums that such a mean is divided by.
+    """
     names = added_up(loop)
     for node in nodes:
         if isinstance(node, ast.Call) and reduces(program, node):
@@ -23,20 +28,66 @@ def means_of_shares(program: Program, loop: Loop, nodes: list[ast.AST]) -> Itera
                 quotients = [
                     made
                     for made in _made(program, part)
-                    if _is_quotient(made, names) or _of_own_set(program, made, loop)
+                    if _is_quotient(made, names, counts) or (counts == names and _of_own_set(program, made, loop))
                 ]
                 beside = [*(each for each in _given(node) if each is not part), *_entries(part)]
-                if quotients and not any(mentions(each, names) and not _is_quotient(each, names) for each in beside):
+                if quotients and not any(
+                    mentions(each, names) and not _is_quotient(each, names, names) for each in beside
+                ):
                     yield Hit(node)
                     return
-    yield from _returned_means(program, loop, names)
+    yield from _returned_means(program, loop, names, counts)
 
 
-def _returned_means(program: Program, loop: Loop, names: set[str]) -> Iterator[Hit]:
+def counts_of_some(loop: Loop) -> set[str]:
+    """The sums of a loop that count some samples of each batch alone, as `seen += real.sum()`: the ranks' differ."""
+    found = set()
+    for node in walk(loop):
+        match node:
+            case ast.AugAssign(op=ast.Add(), target=target, value=value) if name := root_name(target):
+                while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not value.args:
+                    if value.func.attr == "sum" and isinstance(value.func.value, ast.Name):
+                        found.add(name)
+                    value = value.func.value
+    return found
+
+
+def means_of_meters(program: Program, loop: Loop) -> Iterator[Hit]:
+    """A rank's own mean that an object reduces, of sums that the loop's passes add to it: a meter's total / count."""
+    for owner, names in _sums_of_objects(program, loop).items():
+        for method in [each for each in owner.body if isinstance(each, Function)]:
+            for node in walk(method):
+                if not (isinstance(node, ast.Call) and reduces(program, node)):
+                    continue
+                if any(_is_quotient(made, names, names) for part in _given(node) for made in _made(program, part)):
+                    yield Hit(node)
+
+
+def _sums_of_objects(program: Program, loop: Loop) -> dict[ast.ClassDef, set[str]]:
+    """The local classes to whose attributes a loop's passes add -> these attributes."""
+    found: dict[ast.ClassDef, set[str]] = {}
+    for node in inside(program, loop):
+        match node:
+            case ast.AugAssign(op=ast.Add(), target=ast.Attribute() as target):
+                pass
+            case ast.Assign(targets=[ast.Attribute() as target], value=ast.BinOp(op=ast.Add(), left=left)):
+                if root_name(left) != root_name(target):
+                    continue
+            case _:
+                continue
+        owner = class_of(program.owner[node], node)
+        if owner is not None and root_name(target).startswith("self."):
+            found.setdefault(owner, set()).add(root_name(target))
+    return found
+
+
+def _returned_means(program: Program, loop: Loop, names: set[str], counts: set[str]) -> Iterator[Hit]:
     """world_mean(evaluate(...)), where evaluate returns a quotient of its own sums."""
     function = function_of(program.owner[loop], loop)
     values = returns(program, function) if function is not None else []
-    means = [value for value in values if value and any(_is_quotient(each, names) for each in _made(program, value))]
+    means = [
+        value for value in values if value and any(_is_quotient(each, names, counts) for each in _made(program, value))
+    ]
     if function is None or not means or len(means) < len(values) or any(isinstance(v, ast.Tuple) for v in means):
         return
     for site in sites(program, function):
@@ -46,7 +97,7 @@ def _returned_means(program: Program, loop: Loop, names: set[str]) -> Iterator[H
                 and node is not site.call
                 and reduces(program, node)
                 and len(_given(node)) == 1
-                and any(site.call in ast.walk(made) for made in _made(program, _given(node)[0]))
+                and any(site.call in walk(made) for made in _made(program, _given(node)[0]))
             ):
                 yield Hit(node)
                 return
@@ -66,7 +117,7 @@ def _entries(node: ast.expr) -> list[ast.expr]:
 def _made(program: Program, node: ast.expr) -> Iterator[ast.AST]:
     """A value, and what the names in it were bound to."""
     yield node
-    for name in ast.walk(node):
+    for name in walk(node):
         if isinstance(name, ast.Name):
             yield from (each.value for each in _bound(program, name) if each.value is not None)
 
@@ -74,7 +125,7 @@ def _made(program: Program, node: ast.expr) -> Iterator[ast.AST]:
 def _of_own_set(program: Program, node: ast.AST, loop: Loop) -> bool:
     """correct / len(loader.dataset), of a loader whose set is the rank's share."""
     names = added_up(loop)
-    for each in ast.walk(node):
+    for each in walk(node):
         match each:
             case ast.BinOp(
                 left=left,
@@ -88,14 +139,14 @@ def _of_own_set(program: Program, node: ast.AST, loop: Loop) -> bool:
     return False
 
 
-def _is_quotient(node: ast.AST, names: set[str]) -> bool:
+def _is_quotient(node: ast.AST, names: set[str], counts: set[str]) -> bool:
     """Whether a value holds correct / total, both of the loop's sums."""
     return any(
         isinstance(each, ast.BinOp)
         and isinstance(each.op, ast.Div)
         and mentions(each.left, names)
-        and mentions(each.right, names)
-        for each in ast.walk(node)
+        and mentions(each.right, counts)
+        for each in walk(node)
     )
 
 

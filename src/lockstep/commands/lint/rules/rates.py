@@ -17,21 +17,13 @@ from lockstep.commands.lint.learning import (
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_world, on_world
-from lockstep.commands.lint.roles import (
-    constant,
-    distributed,
-    given,
-    lightning,
-    loaders,
-    of_loader,
-    samplers,
-    sharding,
-    training_loaders,
-)
+from lockstep.commands.lint.roles import constant, given, loaders, of_loader, samplers, sharding, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.evaluation import prepared
 from lockstep.commands.lint.rules.per_process import called, meant_for_all
+from lockstep.commands.lint.several import distributed, lightning
+from lockstep.commands.lint.tree import text_of, walk
 
 _EACH = re.compile(
     r"per[ _-]?(gpu|device|process|proc|rank|worker|node|core)|(each|every|a) (gpu|device|process|rank)|micro|local"
@@ -59,14 +51,14 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
         return
     for loader in loaders(program) if lightning(program) else training_loaders(program):
         batch = batch_of(program, loader)
-        if lightning(program) and batch is not None and re.search(r"test|val", ast.unparse(batch).lower()):
+        if lightning(program) and batch is not None and re.search(r"test|val", text_of(batch).lower()):
             continue
         cut = lightning(program) or sharding(program, loader) or prepared(program, loader)
         if batch is None or not cut or on_world(program, batch) or last_name(loader.func) == "auto_dataloader":
             continue
         alone = next((rate for rate in [*peaks(program), *known] if _of_one_process(program, rate)), None)
         if alone is not None and not meant_for_all(program, batch) and not split_batches(program):
-            yield Hit(_written(program, alone), f"lr={ast.unparse(alone)}, said to be one process's")
+            yield Hit(written(program, alone), f"lr={text_of(alone)}, said to be one process's")
             if lightning(program):
                 return
             continue
@@ -75,10 +67,10 @@ def not_adjusted(program: Program) -> Iterator[Hit]:
             and not lightning(program)
             and not (_for_each(program, batch) or _line_says(program, batch) or meant_for_all(program, batch))
         ):
-            yield Hit(batch, f"batch_size={ast.unparse(batch)}")
+            yield Hit(batch, f"batch_size={text_of(batch)}")
 
 
-def _written(program: Program, rate: ast.expr) -> ast.AST:
+def written(program: Program, rate: ast.expr) -> ast.AST:
     """Where a rate was computed: the value that its name was given."""
     found = bindings(program, rate, rate.id) if isinstance(rate, ast.Name) else []
     value = found[0].value if len(found) == 1 and found[0].kind == "value" and not found[0].path else None
@@ -101,7 +93,7 @@ def _rate_knows(program: Program) -> bool:
         return True
     for call in program.calls:
         if re.search(r"WarmUp|warmup", last_name(call.func)) and any(
-            is_world(each) for part in call.args for each in ast.walk(part)
+            is_world(each) for part in call.args for each in walk(part)
         ):
             return True
     return any(
@@ -159,7 +151,7 @@ def _line_says(program: Program, node: ast.expr) -> bool:
             if isinstance(each, ast.expr) and program.owner[each] is source
         ),
     }
-    for each in ast.walk(node):
+    for each in walk(node):
         if isinstance(each, ast.Name):
             for binding in source.names.get(source.tree, {}).get(each.id, []):
                 lines.add(getattr(binding.node, "lineno", node.lineno))

@@ -4,21 +4,21 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.around import above, class_of, function_of
+from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.flow import option, own_nodes
 from lockstep.commands.lint.guards import guarded, per_rank
 from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import (
-    constant,
-    datasets,
-    distributed,
-    given,
-    lightning,
-)
+from lockstep.commands.lint.roles import constant, datasets, given
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import above, class_of, function_of
+from lockstep.commands.lint.several import distributed, lightning
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.tree import text_of, walk
 
 _DOWNLOAD = "download"
+_WAITING = re.compile(r"barrier|wait|reduce|gather|broadcast|init_process_group|Parallel|prepare|join|spawn|sync")
 
 
 @rule(
@@ -36,9 +36,13 @@ def every_rank_downloads(program: Program) -> Iterator[Hit]:
         return
     yield from _weights(program)
     yield from _fetched(program)
-    known = [each for each in _sets(program) if constant(program, _asks(program, each)) is True]
-    if any(guarded(program, each) for each in known):
-        return  # one rank goes first, somewhere
+    known = [each for each in _sets(program) if _asked(program, _asks(program, each))]
+    first = [each for each in known if guarded(program, each)]
+    if first:  # one rank goes first, somewhere
+        yield from (
+            Hit(each, "the others don't wait for the first one") for each in known if _too_early(program, each, first)
+        )
+        return
     for call in known:
         function = function_of(program.owner[call], call)
         if function is not None and function.name in ("prepare_data", "prepare"):
@@ -85,6 +89,38 @@ def _from_module(program: Program, node: ast.expr) -> bool:
     return False
 
 
+def _asked(program: Program, node: ast.expr | None) -> bool:
+    """True, an option that is true unless somebody says otherwise, or `not os.path.exists(...)`."""
+    if node is None or constant(program, node) is True:
+        return node is not None
+    if isinstance(node, ast.Attribute):
+        default = option(program, node.attr)[1]
+        return isinstance(default, ast.Constant) and default.value is True
+    made = origins(program, node)
+    absent = [each.operand for each in made if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not)]
+    tests = [each for each in absent if isinstance(each, ast.Call)]
+    return (
+        bool(tests)
+        and len(tests) == len(made)
+        and all(last_name(e.func) in ("exists", "isdir", "is_dir") for e in tests)
+    )
+
+
+def _too_early(program: Program, call: ast.Call, first: list[ast.Call]) -> bool:
+    """Whether all ranks download right behind the one that was to go first, in its own function."""
+    source, nodes = program.owner[call], own_nodes(program, call)
+    for other in first:
+        if call in first or program.owner[other] is not source or other not in nodes or other.lineno >= call.lineno:
+            continue
+        if function_of(source, other) is not function_of(source, call):
+            continue
+        between = [each for each in nodes if isinstance(each, ast.Call) and other.lineno < each.lineno <= call.lineno]
+        inner = [one for each in between if each is not call for one in inside(program, each)]
+        if not any(isinstance(each, ast.Call) and _WAITING.search(last_name(each.func)) for each in inner):
+            return True
+    return False
+
+
 def _asks(program: Program, call: ast.Call) -> ast.expr | None:
     """The argument `download`, by name or by place."""
     fifth = last_name(call.func) in ("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN")
@@ -92,7 +128,7 @@ def _asks(program: Program, call: ast.Call) -> ast.expr | None:
 
 
 def _weights(program: Program) -> Iterator[Hit]:
-    """torchvision's pretrained weights, fetched by each process of a script that lets no rank go first anywhere."""
+    """Pretrained weights, fetched by each process of a script that lets no rank go first anywhere."""
     fetched = [each for each in program.calls if _pretrained(program, each)]
     names = ("get_state_dict", "load_state_dict_from_url", "main_process_first", "local_main_process_first")
     if any(guarded(program, each) for each in fetched) or any(program.named.get(name) for name in names):
@@ -103,12 +139,24 @@ def _weights(program: Program) -> Iterator[Hit]:
 
 
 def _pretrained(program: Program, call: ast.Call) -> bool:
-    if not re.match(r"torchvision\.models\.(\w+\.)?[a-z]\w*$", qualified(program, call.func)):
-        return False
     weights, flag = given(program, call, "weights"), given(program, call, "pretrained")
-    named = weights is not None and "Weights." in ast.unparse(weights)
-    named = named or isinstance(constant(program, weights), str)
+    if (weights is None and flag is None) or not _of_models(program, call):
+        return False
+    made = [weights, *origins(program, weights)] if weights is not None else []
+    named = any(re.search(r"\w_Weights\.\w|\bWeights\.", text_of(each)) for each in made)
+    named = named or (weights is not None and isinstance(constant(program, weights), str))
     return named or constant(program, flag) is True
+
+
+def _of_models(program: Program, call: ast.Call) -> bool:
+    """torchvision's models by name, by get_model, by getattr or from the module's dictionary; torch.hub.load."""
+    name = qualified(program, call.func)
+    match call.func:
+        case ast.Call(func=ast.Name(id="getattr"), args=[module, *_]):
+            return qualified(program, module) == "torchvision.models"
+        case ast.Subscript(value=ast.Attribute(value=module, attr="__dict__")):
+            return qualified(program, module) == "torchvision.models"
+    return name == "torch.hub.load" or bool(re.match(r"torchvision\.models\.(\w+\.)?[a-z]\w*$", name))
 
 
 def _fetched(program: Program) -> Iterator[Hit]:
@@ -128,25 +176,25 @@ def _fetches(program: Program, call: ast.Call) -> bool:
     if meaning == "gdown.download":
         return True
     if meaning == "os.system" or meaning.startswith("subprocess."):
-        texts = [each.value for part in call.args for each in ast.walk(part) if isinstance(each, ast.Constant)]
+        texts = [each.value for part in call.args for each in walk(part) if isinstance(each, ast.Constant)]
         command = " ".join(map(str, texts))
         return bool(re.match(r"(wget|gdown)\b|curl\b.*( -\w*[oO]\b| --output| >)", command))
     if meaning == "requests.get":
         function = function_of(program.owner[call], call)
-        inner = [each for each in ast.walk(function) if isinstance(each, ast.Constant)] if function is not None else []
+        inner = [each for each in walk(function) if isinstance(each, ast.Constant)] if function is not None else []
         return any(each.value == "wb" for each in inner)
     return False
 
 
 def _conditional(program: Program, call: ast.Call) -> bool:
     tests = [each.test for each in above(program.owner[call], call) if isinstance(each, ast.If)]
-    return any(not re.search("exists|is_?dir|is_?file|listdir|__name__", ast.unparse(each)) for each in tests)
+    return any(not re.search("exists|is_?dir|is_?file|listdir|__name__", text_of(each)) for each in tests)
 
 
 def _prepares(program: Program) -> bool:
     """Whether Lightning's prepare_data, which one process of a machine runs, does something."""
     found = program.methods.get("prepare_data", [])
-    return any(isinstance(each, ast.Call) for one in found for each in ast.walk(one))
+    return any(isinstance(each, ast.Call) for one in found for each in walk(one))
 
 
 def _waits(program: Program, call: ast.Call) -> bool:

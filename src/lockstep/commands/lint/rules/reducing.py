@@ -4,15 +4,17 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.flow import is_reduction, own_nodes
-from lockstep.commands.lint.origins import made_by
+from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.places import over_loader
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.metrics import shared_loops
 from lockstep.commands.lint.shares import in_function
-from lockstep.commands.lint.source import Function, Loop, Source, above, function_of
+from lockstep.commands.lint.source import Function, Loop, Source
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -41,7 +43,7 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
             read = any(
                 isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in nodes
             )
-            same = {each.id for argument in call.args for each in ast.walk(argument) if isinstance(each, ast.Name)}
+            same = {each.id for argument in call.args for each in walk(argument) if isinstance(each, ast.Name)}
             if not read and function_of(source, call) is not None and name.strip("_") and name not in same:
                 yield Hit(call)
     for loop, _ in shared_loops(program):
@@ -102,7 +104,7 @@ def _never_read(program: Program, call: ast.Call) -> bool:
 
 def _is_empty(call: ast.Call) -> bool:
     """Whether a tensor is made of constants."""
-    return not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in ast.walk(call))
+    return not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in walk(call))
 
 
 def _is_a_wait(call: ast.Call) -> bool:
@@ -111,13 +113,13 @@ def _is_a_wait(call: ast.Call) -> bool:
     return (
         isinstance(first, ast.Call)
         and last_name(first.func) in ("zeros", "ones", "tensor", "empty")
-        and not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in ast.walk(first))
+        and not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in walk(first))
     )
 
 
 def _returns_reduced(program: Program, call: ast.Call) -> bool:
     """accelerator.gather(x), hvd.allreduce(x), or a local function that reduces a copy and returns it."""
-    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    owner = text_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     name = last_name(call.func)
     if name in ("reduce", "gather", "gather_for_metrics") and (
         "accelerator" in owner or _of(program, call, "Accelerator")
@@ -152,7 +154,7 @@ def _writes_back(node: ast.AST) -> bool:
 @remembered
 def _reduces_a_copy(program: Program, function: Function) -> bool:
     """Whether a function is about a reduction of a copy, and returns it."""
-    nodes = list(ast.walk(function))
+    nodes = list(walk(function))
     if not any(is_reduction(each) for each in nodes):
         return False
     if any(_writes_back(each) for each in nodes) or any(
@@ -168,7 +170,7 @@ def _reduces_a_copy(program: Program, function: Function) -> bool:
 def _one_value(function: Function) -> bool:
     """Whether a function is about a reduction alone: a few statements, no loop over batches."""
     return len(function.body) <= 10 and not any(
-        isinstance(each, Loop) and len(each.body) > 6 for each in ast.walk(function)
+        isinstance(each, Loop) and len(each.body) > 6 for each in walk(function)
     )
 
 

@@ -2,18 +2,23 @@
 
 import ast
 import re
+from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import sites
+from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.ddp import is_ddp
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.origins import is_ddp, origins
+from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
-from lockstep.commands.lint.program import Program, last_name, remembered
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.roles import given, optimizers
-from lockstep.commands.lint.rules.saving import loads, saves
-from lockstep.commands.lint.source import Loop, above, function_of
+from lockstep.commands.lint.rules.states import path_of, restored, stored
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 _SAYS_SO = re.compile(r"resum|restart|continu")
 _MAY_SAY = re.compile(r"checkpoint|ckpt|snapshot|last|restore")
+_EVALUATES = re.compile(r"eval|test|valid|predict|infer|export|score")
 _BESIDE = re.compile(
     r"['\"]\w*(epoch|step|iter|optim|sched|scaler|best|rng)\w*['\"]|['\"](opt|it|amp)['\"]", re.IGNORECASE
 )
@@ -37,12 +42,12 @@ def resumes(program: Program) -> bool:
 
 
 def _read(program: Program, node: ast.AST) -> list[ast.Call]:
-    """The calls of torch.load whose file a value comes from, or what the value is a part of."""
-    files, found = set(loads(program)), list[ast.Call]()
+    """The calls that read a file whose state a value comes from, or what the value is a part of."""
+    files, found = restored(program), list[ast.Call]()
 
     def note(each: ast.AST) -> bool:
-        if each in files and isinstance(each, ast.Call):
-            found.append(each)
+        if each in files:
+            found.append(files[each].call)
         return False
 
     depends(program, node, note)
@@ -53,15 +58,15 @@ def _around(program: Program, call: ast.Call, files: list[ast.Call]) -> str:
     """The conditions above a place and above the calls that lead to it, their functions' names, the files, as text."""
     function = function_of(program.owner[call], call)
     known = [site.call for site in sites(program, function)] if function is not None else []
-    texts = [ast.unparse(each) for each in files]
+    texts = [text_of(each) for each in files]
     for each in [call, *known]:
         source = program.owner[each]
-        texts += [ast.unparse(outer.test) for outer in above(source, each) if isinstance(outer, ast.If)]
+        texts += [text_of(outer.test) for outer in above(source, each) if isinstance(outer, ast.If)]
         home = function_of(source, each)
         texts.append(home.name if home is not None and each is call else "")
     for each in files:
-        path = given(program, each, "f", 0)
-        texts += [ast.unparse(made) for made in (origins(program, path) if path is not None else [])]
+        path = path_of(program, each)
+        texts += [text_of(made) for made in (origins(program, path) if path is not None else [])]
     return " ".join(texts).lower()
 
 
@@ -84,7 +89,7 @@ def _trained(program: Program) -> set[ast.AST]:
         owners = [
             made
             for part in (origins(program, first) if first is not None else [])
-            for each in ast.walk(part)
+            for each in walk(part)
             if isinstance(each, ast.Call)
             and isinstance(each.func, ast.Attribute)
             and each.func.attr in ("parameters", "named_parameters")
@@ -108,45 +113,80 @@ def _whole_state(program: Program, load: ast.Call) -> bool:
     if _own_file(program, load):
         return True
     source = program.owner[load]
-    for each in source.nodes:
+    for each in source.of(ast.Subscript, ast.Call):
         entry = None
         if isinstance(each, ast.Subscript):
             entry = each.slice
         elif isinstance(each, ast.Call) and last_name(each.func) in ("get", "pop") and each.args:
             entry = each.args[0]
-        if entry is not None and _BESIDE.fullmatch(ast.unparse(entry)) and load in files_of_state(program, each):
+        if entry is not None and _BESIDE.fullmatch(text_of(entry)) and load in files_of_state(program, each):
             return True
     return False
 
 
 def _own_file(program: Program, load: ast.Call) -> bool:
     """Whether a file is read that the program writes."""
-    path = given(program, load, "f", 0)
+    path = path_of(program, load)
+    if path is not None and depends(program, path, _looks_for_files) and stored(program):
+        return True  # the newest of those that are there
     mine = {ast.dump(each) for each in origins(program, path)} if path is not None else set()
-    written = [each for save in saves(program) if (each := given(program, save, "f", 1)) is not None]
+    written = [each.path for each in stored(program) if each.path is not None] + list(_renamed_to(program))
     return any(mine & {ast.dump(one) for one in origins(program, each)} for each in written)
 
 
+def _looks_for_files(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) in ("glob", "iglob", "rglob", "listdir", "scandir")
+
+
+def _renamed_to(program: Program) -> Iterator[ast.expr]:
+    """Where a file is moved that was written under another name first."""
+    for name in ("replace", "rename", "move"):
+        for call in program.named.get(name, []):
+            meaning = qualified(program, call.func)
+            if meaning in ("os.replace", "os.rename", "shutil.move") and len(call.args) == 2:
+                yield call.args[1]
+            elif not meaning and len(call.args) == 1 and isinstance(call.func, ast.Attribute):
+                yield call.args[0]  # Path.replace
+
+
 def _early(program: Program, load: ast.Call) -> bool:
-    """Whether a file is read above the loops over epochs, in their function, or by a function called there."""
-    outer = [loop for around in step_loops(program).values() for loop in around]
-    function = function_of(program.owner[load], load)
-    places = [load, *([site.call for site in sites(program, function)] if function is not None else [])]
+    """Whether a file is read before the loops over epochs begin, seen from a function that leads to both."""
+    ways = [way for loop in epoch_loops(program) for way in _ways(program, loop)]
+    for function, place in _ways(program, load):
+        beside = [other for home, other in ways if home is function]
+        first = all(place.lineno <= other.lineno and place not in walk(other) for other in beside)
+        if beside and first and not _leaves(program, place):
+            return True
+    return False
+
+
+def _ways(program: Program, node: ast.AST) -> list[tuple[Function | None, ast.expr | ast.stmt]]:
+    """A place, and those of the calls that lead to it, with the functions that they stand in."""
+    found, waiting = list[tuple[Function | None, ast.expr | ast.stmt]](), [node]
+    while waiting and len(found) < 16:
+        place = waiting.pop(0)
+        function = function_of(program.owner[place], place)
+        assert isinstance(place, ast.expr | ast.stmt)
+        found.append((function, place))
+        if function is not None and not _EVALUATES.search(function.name):
+            waiting += [site.call for site in sites(program, function) if site.call not in walk(function)]
+    return found
+
+
+def _leaves(program: Program, place: ast.AST) -> bool:
+    """Whether a place is in a branch that ends the function: `if args.evaluate: ...; return`."""
     return any(
-        program.owner[place] is program.owner[loop]
-        and function_of(program.owner[place], place) is function_of(program.owner[loop], loop)
-        and place.lineno <= loop.lineno
-        for place in places
-        for loop in outer
+        isinstance(outer, ast.If) and isinstance(outer.body[-1], ast.Return | ast.Raise)
+        for outer in above(program.owner[place], place)
     )
 
 
 def _handed_over(program: Program, load: ast.Call) -> bool:
     """Whether a file is read that its function has just written: rank 0's first weights, for the other ranks."""
-    path = given(program, load, "f", 0)
+    path = path_of(program, load)
     mine = function_of(program.owner[load], load)
-    for call in saves(program):
-        other = given(program, call, "f", 1)
+    for each in stored(program):
+        call, other = each.call, each.path
         here = function_of(program.owner[call], call) is mine and call.lineno < load.lineno
         if here and path is not None and other is not None and ast.dump(path) == ast.dump(other):
             return True
@@ -177,7 +217,7 @@ def counted_loops(program: Program) -> list[Loop]:
         each
         for each in alone
         if isinstance(each, ast.While)
-        or "range" in {last_name(one.func) for one in ast.walk(each.iter) if isinstance(one, ast.Call)}
+        or "range" in {last_name(one.func) for one in walk(each.iter) if isinstance(one, ast.Call)}
     ]
     return epoch_loops(program) or counting
 
@@ -185,6 +225,13 @@ def counted_loops(program: Program) -> list[Loop]:
 @remembered
 def knows_the_file(program: Program, loop: Loop) -> bool:
     """Whether where a loop begins or ends comes from a file that is read."""
-    node = loop.test if isinstance(loop, ast.While) else loop.iter
-    files = set(loads(program))
-    return depends(program, node, lambda each: each in files)
+    files = restored(program)
+    return any(depends(program, node, lambda each: each in files) for node in bounds(loop))
+
+
+def bounds(loop: Loop) -> list[ast.expr]:
+    """What says how long a loop goes on: what it runs over, its test, and under `while True` those of its breaks."""
+    if not isinstance(loop, ast.While):
+        return [loop.iter]
+    ends = [each.test for each in walk(loop) if isinstance(each, ast.If) and isinstance(each.body[-1], ast.Break)]
+    return ends if isinstance(loop.test, ast.Constant) else [loop.test]

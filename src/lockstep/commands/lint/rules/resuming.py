@@ -9,16 +9,20 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import comes_by, constant, given, library, lightning
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import lacking as lacking_in_fabric
 from lockstep.commands.lint.rules.by_fabric import lost_epochs, unregistered
 from lockstep.commands.lint.rules.by_ignite import lacking_in_ignite
 from lockstep.commands.lint.rules.by_trainers import reloaded, trainer_not_loaded, weights_alone
+from lockstep.commands.lint.rules.forgotten import never_loaded
 from lockstep.commands.lint.rules.kept import written
-from lockstep.commands.lint.rules.parties import roles, schedulers
-from lockstep.commands.lint.rules.restored import counted_loops, epoch_loops, knows_the_file, resumes
+from lockstep.commands.lint.rules.parties import named_in, roles, schedulers
+from lockstep.commands.lint.rules.restored import bounds, counted_loops, epoch_loops, knows_the_file, resumes
+from lockstep.commands.lint.rules.states import as_save, restored
+from lockstep.commands.lint.several import comes_by, library, lightning
 from lockstep.commands.lint.source import Binding
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -41,6 +45,7 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
         return
     if not resumes(program):
         return
+    yield from never_loaded(program)
     kept = written(program)
     if not kept or any(text is None for _, text in kept):
         return
@@ -54,16 +59,17 @@ def state_not_saved(program: Program) -> Iterator[Hit]:
 def _lacking(program: Program, call: ast.Call, text: str) -> list[str]:
     """What a saved text does not mention of what the program has."""
     lacking = []
-    if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text):
+    if not re.search(r"optim|opt\b|\bopt_|['\"]opt", text) and not named_in(program, "optimizer", text):
         lacking.append("optimizer")
-    if _scheduled(program) and not _stepped_again(program) and not re.search(r"sched", text):
+    kept = bool(re.search(r"sched", text)) or named_in(program, "scheduler", text)
+    if _scheduled(program) and not _stepped_again(program) and not kept:
         lacking.append("scheduler")
     scalers = [each for each, role in roles(program).items() if role == "scaler" and isinstance(each, ast.Call)]
     enabled = any(constant(program, given(program, each, "enabled")) is not False for each in scalers)
-    if enabled and not re.search(r"scaler|amp", text):
+    if enabled and not re.search(r"scaler|amp", text) and not named_in(program, "scaler", text):
         lacking.append("scaler")
-    path = given(program, call, "f", 1)
-    named = " ".join(ast.unparse(made) for made in origins(program, path)) if path is not None else ""
+    path = given(program, as_save(program, call), "f", 1)
+    named = " ".join(text_of(made) for made in origins(program, path)) if path is not None else ""
     if not re.search(r"epoch|step|iter", text + named) and not any(
         knows_the_file(program, each) for each in epoch_loops(program)
     ):
@@ -74,7 +80,7 @@ def _lacking(program: Program, call: ast.Call, text: str) -> list[str]:
 def _scheduled(program: Program) -> bool:
     """Whether a schedule counts its own steps, and nobody tells it where it stands."""
     told = any(text.endswith(".last_epoch") for source in program.sources for text in source.attributes) or any(
-        len(call.args) == 1 and "epoch" in ast.unparse(call.args[0]) for call in program.named.get("step", [])
+        len(call.args) == 1 and "epoch" in text_of(call.args[0]) for call in program.named.get("step", [])
     )
     return not told and any(
         comes_by(program, each) and given(program, each, "last_epoch") is None for each in schedulers(program)
@@ -86,9 +92,15 @@ def _stepped_again(program: Program) -> bool:
     for call in program.named.get("step", []):
         source = program.owner[call]
         outer = source.parents[source.parents[call]] if isinstance(source.parents[call], ast.Expr) else None
-        if isinstance(outer, ast.For) and len(outer.body) == 1:
+        if isinstance(outer, ast.For) and all(_only_steps(each) for each in outer.body):
             return True
     return False
+
+
+def _only_steps(node: ast.stmt) -> bool:
+    """`plan.step()`, `next(momenta)`."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and last_name(call.func) in ("step", "next")
 
 
 @rule(
@@ -132,17 +144,17 @@ def epochs_start_anew(program: Program) -> Iterator[Hit]:
             case _:
                 continue
         steps = loop in step_loops(program)
-        if steps or re.search("epoch", ast.unparse(loop.target).lower()):
+        if steps or re.search("epoch", text_of(loop.target).lower()):
             yield Hit(loop)
 
 
 def _from_a_constant(program: Program, loop: ast.While) -> bool:
     """Whether a loop counts its passes by a name that is a constant before it, whatever a file said."""
-    for node in ast.walk(loop.test):
+    for node in [each for one in bounds(loop) for each in walk(one)]:
         if not isinstance(node, ast.Name) or not re.search(r"epoch|step|iter", node.id):
             continue
         found = bindings(program, node, node.id)
-        within = set(ast.walk(loop))
+        within = set(walk(loop))
         before = [each for each in found if each.node not in within]
         values = [_at(each) for each in before if each.kind == "value"]
         counts = any(each.kind == "aug" and each.node in within for each in found)
@@ -169,7 +181,7 @@ def _registered(program: Program) -> Iterator[Hit]:
         owner
         for call in program.named.get("register_for_checkpointing", [])
         for each in call.args
-        if (owner := instance_of(program, each)) is not None and "epoch" in ast.unparse(owner).lower()
+        if (owner := instance_of(program, each)) is not None and "epoch" in text_of(owner).lower()
     ]
     if not known or not program.named.get("load_state"):
         return
@@ -206,6 +218,8 @@ def _read_back(program: Program, node: ast.AST) -> bool:
             for each in bound
         ]
         return not found or not all(isinstance(each.value, ast.Constant) and each.kind == "value" for each in found)
+    if isinstance(node, ast.Subscript):
+        return not _stays(program, node)
     if not isinstance(node, ast.Name) or any(
         isinstance(each.value, ast.Subscript) for each in reaching(program, node, bindings(program, node, node.id))
     ):
@@ -214,10 +228,20 @@ def _read_back(program: Program, node: ast.AST) -> bool:
     return not made or not all(isinstance(each, ast.Constant) for each in made)
 
 
+def _stays(program: Program, node: ast.Subscript) -> bool:
+    """Whether an entry is a constant where its dictionary is written out, and nothing in the program sets that key."""
+    key = re.escape(text_of(node.slice))
+    targets = [text for source in program.sources for text in source.attributes]
+    later = any(re.search(rf"\[({key}|[A-Za-z_]\w*)\]$", text) for text in targets) or program.named.get("update")
+    filled = any(made in restored(program) for made in origins(program, node.value))
+    made = origins(program, node)
+    return bool(made) and all(isinstance(each, ast.Constant) for each in made) and not later and not filled
+
+
 def _skips(loop: ast.AST) -> bool:
     return any(
         isinstance(each, ast.If)
         and any(isinstance(one, ast.Continue) for one in each.body)
-        and "epoch" in ast.unparse(each.test)
-        for each in ast.walk(loop)
+        and "epoch" in text_of(each.test)
+        for each in walk(loop)
     )

@@ -5,13 +5,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.around import above
+from lockstep.commands.lint.calls import called
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import constant, given, library
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.windows import passes
-from lockstep.commands.lint.source import Function, above
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import children, text_of, walk
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "dispatch_clip_grad", "clip_grad_norm", "clip_grads_with_norm_")
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
@@ -49,8 +52,8 @@ def clip_before_unscale(program: Program) -> Iterator[Hit]:
 def _in_order(program: Program) -> Iterator[ast.Call]:
     if not (program.named.get("scale") and program.named.get("step")):
         return
-    functions = {_home(program, call) for call in program.named["scale"]} - {None}
-    for place in [*passes(program), *(each for each in functions if each is not None)]:
+    functions = dict.fromkeys(each for call in program.named["scale"] for each in _homes(program, call))
+    for place in [*passes(program), *functions]:
         events = list(_events(program, place, (), (place,)))
         for number, clip in enumerate(events):
             if clip.kind != "clip" or any(not way and _half(test) for test, way in clip.under):
@@ -62,12 +65,10 @@ def _in_order(program: Program) -> Iterator[ast.Call]:
                 yield clip.call
 
 
-def _home(program: Program, call: ast.Call) -> Function | None:
-    """The outermost function that a call stands in."""
-    found = None
-    for outer in above(program.owner[call], call):
-        found = outer if isinstance(outer, Function) else found
-    return found
+def _homes(program: Program, call: ast.Call) -> list[Function]:
+    """The innermost and the outermost function that a call stands in."""
+    found = [outer for outer in above(program.owner[call], call) if isinstance(outer, Function)]
+    return [*found[:1], *found[1:][-1:]]
 
 
 def _half(test: str) -> bool:
@@ -95,14 +96,14 @@ def _events(
         case ast.Lambda() | ast.ClassDef():
             return
         case ast.Call():
-            for child in ast.iter_child_nodes(node):
+            for child in children(node):
                 yield from _events(program, child, under, stack)
             kind = _kind(program, node)
-            function = callee(program, node) if not kind else None
             if kind:
                 yield _Event(kind, node, under)
-            elif function is not None and function not in stack and len(stack) < 7:
-                yield from _events(program, function, under, (*stack, function))
+            for function in called(program, node) if not kind and len(stack) < 7 else ():
+                if function not in stack:
+                    yield from _events(program, function, under, (*stack, function))
         case _:
             for _, value in ast.iter_fields(node):
                 if isinstance(value, list | ast.AST):
@@ -134,7 +135,7 @@ def _condition(test: ast.expr) -> tuple[str, bool]:
             return name, not way
         case ast.Name() | ast.Attribute():
             return last_name(test).lower(), True
-    return ast.unparse(test).lower(), True
+    return text_of(test).lower(), True
 
 
 def _kind(program: Program, call: ast.Call) -> str:
@@ -144,17 +145,18 @@ def _kind(program: Program, call: ast.Call) -> str:
     if name in ("scale", "step") and _is_scaler(program, call):
         return name
     if name in _CLIPS or qualified(program, call.func).rpartition(".")[2] in _CLIPS:
-        owner = ast.unparse(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
+        owner = text_of(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
         return "" if re.search(r"accelerator|fabric|engine", owner) else "clip"
-    if name in ("clamp_", "clip_") and isinstance(call.func, ast.Attribute):
-        return "clip" if re.search(r"\.grad(\.data)?$", ast.unparse(call.func.value)) else ""
+    if name in ("mul_", "clamp_", "clip_") and isinstance(call.func, ast.Attribute):
+        limits = name != "mul_" or re.search(r"min\(|clamp|clip", " ".join(map(text_of, call.args)))
+        return "clip" if limits and re.search(r"\.grad(\.data)?$", text_of(call.func.value)) else ""
     return ""
 
 
 def _is_scaler(program: Program, call: ast.Call) -> bool:
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return owner is not None and (
-        "scaler" in ast.unparse(owner).lower()
+        "scaler" in text_of(owner).lower()
         or depends(
             program, owner, lambda node: isinstance(node, ast.Call) and last_name(node.func).endswith("GradScaler")
         )
@@ -184,7 +186,7 @@ def _in_hooks(program: Program) -> Iterator[ast.Call]:
     if not half or not library(program, "lightning", "pytorch_lightning"):
         return
     for function in program.methods.get("on_after_backward", []):
-        for call in ast.walk(function):
+        for call in walk(function):
             if isinstance(call, ast.Call) and (
                 last_name(call.func) in _CLIPS or last_name(call.func) == "clip_gradients"
             ):
@@ -200,6 +202,6 @@ def _in_apex(program: Program) -> Iterator[ast.Call]:
             yield from (
                 call
                 for part in outer.body
-                for call in ast.walk(part)
+                for call in walk(part)
                 if isinstance(call, ast.Call) and last_name(call.func) in _CLIPS
             )

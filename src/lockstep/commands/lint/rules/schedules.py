@@ -3,18 +3,22 @@
 import ast
 from collections.abc import Iterable, Iterator
 
+from lockstep.commands.lint.around import above
+from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.guards import guard
 from lockstep.commands.lint.learning import is_n
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import constant, distributed, given
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_accelerate import steps_of_all
-from lockstep.commands.lint.rules.by_lightning import wrong_interval
+from lockstep.commands.lint.rules.intervals import wrong_interval
 from lockstep.commands.lint.rules.lengths import Lengths, lengths, schedulers
 from lockstep.commands.lint.rules.stepping import Step, epoch_loops, steps
 from lockstep.commands.lint.rules.units import last_of
-from lockstep.commands.lint.source import Loop, above
+from lockstep.commands.lint.rules.windows import accumulations
+from lockstep.commands.lint.several import distributed, library
+from lockstep.commands.lint.source import Loop
 
 
 @rule(
@@ -52,10 +56,36 @@ def _judged(program: Program, scheduler: ast.Call) -> Hit | None:
         return shared
     if in_epoch and not in_batch and _made_for_batches(program, scheduler, found):
         return Hit(in_epoch[0].call, "after each epoch, made for batches")
+    if in_batch and not in_epoch and (reason := _too_long(program, found, in_batch)):
+        return Hit(scheduler, reason)
     plain = [each for each in in_batch if not each.sometimes]
     if plain and not in_epoch and _made_for_epochs(program, scheduler, found, plain[0]):
         return Hit(plain[0].call, "after each batch, made for epochs")
     return None
+
+
+def _too_long(program: Program, found: Lengths, known: list[Step]) -> str:
+    """A whole training's batches times the processes; its batches, where only each k-th makes an update and a step."""
+    if library(program, "accelerate") or found.converted:
+        return ""
+    plain = [each for each in found.units if not each.samples and not each.vague]
+    whole = [each for each in plain if each.epochs == 1 and each.batches == 1]
+    if any(each.world == 1 for each in whole):
+        return "made for all processes' batches, stepped for one process's"
+    if not whole or any(depends(program, size, _divides) for size in found.sizes):
+        return ""
+    for each in accumulations(program):
+        gated = set(above(program.owner[known[0].call], known[0].call)) | {known[0].call}
+        number = constant(program, each.every)
+        if number is ... and isinstance(each.every, ast.Name | ast.Attribute):
+            number = constant(program, option(program, last_name(each.every))[1])
+        if each.when in gated and len(known) == 1 and isinstance(number, int) and number > 1:
+            return f"made for batches, stepped for each {number} of them"
+    return ""
+
+
+def _divides(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.FloorDiv)
 
 
 def _twice(in_batch: list[Step], in_epoch: list[Step]) -> Hit | None:
@@ -100,8 +130,8 @@ def _made_for_epochs(program: Program, scheduler: ast.Call, found: Lengths, step
     name = last_name(scheduler.func)
     if found.converted or (found.of_function and any(each.of_batches or each.vague for each in found.units)):
         return False
-    if any(each.of_epochs for each in found.units):
-        return True
+    if any(each.of_epochs or (each.batches == -1 and not each.samples and not each.epochs) for each in found.units):
+        return True  # epochs, or steps / len(loader)
     if not epoch_loops(program) & set(step.loops):
         return False
     numbers = [each for each in found.numbers if isinstance(each, int)]

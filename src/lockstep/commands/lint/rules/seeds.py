@@ -4,14 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.guards import per_rank
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import constant, distributed, given, library, wrapped
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.seeding import by_rank, handed_on, torch_seeds, used
-from lockstep.commands.lint.source import function_of
+from lockstep.commands.lint.several import distributed, library, wrapped
 
 
 @rule(

@@ -4,12 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import constant, datasets, given, loaders, of_loader, samplers
 from lockstep.commands.lint.rule import Hit
-from lockstep.commands.lint.source import Binding, function_of
+from lockstep.commands.lint.source import Binding
+from lockstep.commands.lint.tree import text_of
 
 _EVALUATED = re.compile(r"(^|_|\.)(test|val|valid|validation|dev)")
 _CUT = ("random_split", "SubsetRandomSampler", "train_test_split", "KFold", "StratifiedKFold", "Subset")
@@ -26,7 +28,7 @@ def misnamed(program: Program) -> Iterator[Hit]:
         for made in _whole(program, node)
     }
     training = {
-        ast.unparse(binding.value.func)
+        text_of(binding.value.func)
         for name, binding in _bindings(program)
         if "train" in name.lower() and isinstance(binding.value, ast.Call) and _of_training(program, binding.value)
     }
@@ -34,7 +36,7 @@ def misnamed(program: Program) -> Iterator[Hit]:
         call = binding.value
         if not _EVALUATED.search(name.lower()) or "train" in name.lower() or binding.path or call not in read:
             continue
-        if isinstance(call, ast.Call) and ast.unparse(call.func) in training and _of_training(program, call):
+        if isinstance(call, ast.Call) and text_of(call.func) in training and _of_training(program, call):
             yield Hit(call)
 
 
@@ -44,7 +46,7 @@ def in_hooks(program: Program) -> Iterator[Hit]:
         node, source = of_loader(program, loader, "dataset"), program.owner[loader]
         function, parent = function_of(source, loader), source.parents[loader]
         hook = function is not None and function.name in ("val_dataloader", "test_dataloader")
-        target = ast.unparse(parent.targets[0]).lower() if isinstance(parent, ast.Assign) else ""
+        target = text_of(parent.targets[0]).lower() if isinstance(parent, ast.Assign) else ""
         evaluated = hook or (bool(_EVALUATED.search(target)) and "train" not in target)
         text = last_name(node).lower() if node is not None else ""
         chosen = [each for each in samplers(program, loader) if "Distributed" not in last_name(each.func)]
@@ -54,7 +56,7 @@ def in_hooks(program: Program) -> Iterator[Hit]:
 
 
 def _by_rank(call: ast.Call) -> bool:
-    return last_name(call.func) == "Subset" and "rank" in ast.unparse(call)
+    return last_name(call.func) == "Subset" and "rank" in text_of(call)
 
 
 def _whole(program: Program, node: ast.AST) -> Iterator[ast.AST]:
@@ -81,5 +83,5 @@ def _of_training(program: Program, call: ast.Call) -> bool:
         return True
     if any(constant(program, given(program, call, name)) in ("train", "training") for name in ("split", "image_set")):
         return True
-    path = ast.unparse(call.args[0]) if call.args and last_name(call.func) == "ImageFolder" else ""
+    path = text_of(call.args[0]) if call.args and last_name(call.func) == "ImageFolder" else ""
     return bool(re.search(r"\btrain", path)) and not re.search(r"val|test", path)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.roles import given
+from lockstep.commands.lint.tree import text_of, walk
 
 UNKNOWN = "\0"  # the part of a text that can't be told
 _NAMES = ("MASTER_PORT", "MASTER_ADDR")
@@ -17,11 +18,17 @@ def settings(program: Program) -> Iterator[tuple[ast.AST, str, ast.expr]]:
     for source in program.sources:
         if not any(name in source.text for name in _NAMES):
             continue
-        for node in source.nodes:
+        for node in source.of(ast.Assign, ast.AugAssign, ast.For, ast.Call):
             match node:
                 case ast.Assign(targets=[ast.Subscript(value=owner, slice=ast.Constant(value=str(name)))], value=value):
                     if name in _NAMES and _environment(program, owner):
                         yield node, name, value
+                case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                    for target, value in zip(targets, values, strict=False):
+                        match target:
+                            case ast.Subscript(value=owner, slice=ast.Constant(value=str(name))) if name in _NAMES:
+                                if _environment(program, owner):
+                                    yield node, name, value
                 case ast.AugAssign(target=owner, op=ast.BitOr(), value=ast.Dict() as entries):
                     if _environment(program, owner):
                         yield from ((node, name, value) for name, value in _pairs(entries))
@@ -30,6 +37,13 @@ def settings(program: Program) -> Iterator[tuple[ast.AST, str, ast.expr]]:
                         for made in origins(program, entries):
                             known = _pairs(made) if isinstance(made, ast.Dict) else []
                             yield from ((node, name, value) for name, value in known)
+                case ast.For(target=ast.Tuple(), iter=ast.Tuple(elts=rows) | ast.List(elts=rows)):
+                    yield from ((node, name, value) for name, value in _rows(rows) if _copies(program, node))
+                case ast.Call() if qualified(program, node.func).startswith("subprocess."):
+                    own = next((each.value for each in node.keywords if each.arg == "env"), None)
+                    for made in origins(program, own) if own is not None else []:
+                        known = _pairs(made) if isinstance(made, ast.Dict) else []
+                        yield from ((value, name, value) for name, value in known)
                 case ast.Call(func=ast.Attribute(attr="update", value=owner)) if _environment(program, owner):
                     for name in _NAMES:
                         told = given(program, node, name)
@@ -45,6 +59,14 @@ def _pairs(entries: ast.Dict) -> list[tuple[str, ast.expr]]:
     return [(key.value, value) for key, value in pairs if isinstance(key, ast.Constant) and key.value in _NAMES]
 
 
+def _rows(rows: list[ast.expr]) -> Iterator[tuple[str, ast.expr]]:
+    """(("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500"))"""
+    for row in rows:
+        match row:
+            case ast.Tuple(elts=[ast.Constant(value=str(name)), value]) if name in _NAMES:
+                yield name, value
+
+
 def _environment(program: Program, node: ast.expr) -> bool:
     return qualified(program, node) == "os.environ" or (
         isinstance(node, ast.Name) and any(qualified(program, each) == "os.environ" for each in origins(program, node))
@@ -53,11 +75,11 @@ def _environment(program: Program, node: ast.expr) -> bool:
 
 def _copies(program: Program, loop: ast.For) -> bool:
     """`os.environ[name] = value` for the pairs of a loop."""
-    names = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+    names = [each.id for each in walk(loop.target) if isinstance(each, ast.Name)]
     for each in loop.body:
         match each:
             case ast.Assign(targets=[ast.Subscript(value=owner, slice=ast.Name(id=key))], value=value):
-                if names[:1] == [key] and names[-1] in ast.unparse(value) and _environment(program, owner):
+                if names[:1] == [key] and names[-1] in text_of(value) and _environment(program, owner):
                     return True
     return False
 

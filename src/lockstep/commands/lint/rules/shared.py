@@ -9,20 +9,72 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import evaluation_loops
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import is_rank, is_world, on_rank, on_world
-from lockstep.commands.lint.roles import evaluation_loaders, given, of_loader
+from lockstep.commands.lint.roles import constant, evaluation_loaders, given, of_loader
 from lockstep.commands.lint.rules.overlap import reads
 from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.tree import walk
 from lockstep.commands.lint.ways import within
 
 
 def takes_its_share(program: Program, made: ast.Call) -> bool:
-    """Whether a local data set is given the rank and the number of ranks."""
+    """Whether a local data set or sampler is given the rank and the number of ranks, or counts by them itself."""
     owner = definition(program, made.func)
-    if not isinstance(owner, ast.ClassDef) or method(program, owner, "__getitem__") is None:
+    if not isinstance(owner, ast.ClassDef) or constant(program, given(program, made, "distributed")) is False:
         return False
+    order = method(program, owner, "__iter__")
+    if method(program, owner, "__getitem__") is None:
+        return order is not None and _counts_by_rank(owner)
     values = [*made.args, *(each.value for each in made.keywords)]
     plain = [each for each in values if isinstance(each, ast.Name | ast.Attribute | ast.Call)]
-    return any(is_rank(each) for each in plain) and any(is_world(each) for each in plain)
+    given_both = any(is_rank(each) for each in plain) and any(is_world(each) for each in plain)
+    return given_both or _counts_by_rank(owner)
+
+
+def _counts_by_rank(owner: ast.ClassDef) -> bool:
+    """range(rank, n, world), or numbers[rank::world], somewhere in a class that pads nothing."""
+    for node in walk(owner):
+        match node:
+            case ast.Call(args=[first, _, step]) if last_name(node.func) in ("range", "arange", "islice"):
+                if any(map(is_rank, walk(first))) and any(map(is_world, walk(step))):
+                    return True
+            case ast.Slice() if every_nth(node):
+                return True
+    return False
+
+
+def every_nth(node: ast.AST) -> bool:
+    """files[rank::world_size]: what a rank takes for itself."""
+    return (
+        isinstance(node, ast.Slice)
+        and node.lower is not None
+        and node.step is not None
+        and any(is_rank(each) for each in walk(node.lower))
+    )
+
+
+def alive(
+    program: Program, loop: Loop | ast.comprehension, loader: ast.Call, found: list[ast.Call], *names: str
+) -> list[ast.Call]:
+    """Of what may be a loader's arguments of these names: what is, once the calls that lead to a loop are followed.
+
+    `make_loader(test_set, shard=False)` gives no sampler although another call of it does.
+    """
+    known_reads = reads(program, loop) if isinstance(loop, Loop) else []
+    mine = [each.loader for each in known_reads if each.loader.node is loader]
+    known = set[ast.AST]()
+    for name in names if found else ():
+        node = of_loader(program, loader, name)
+        for read in mine:
+            if node is None:
+                continue
+            made = [each.node for each in resolve(program, within(read, node))]
+            plain = [each for each in made if isinstance(each, ast.Call | ast.Constant)]
+            if len(plain) < len(made) or any(
+                isinstance(each, ast.Call) and last_name(each.func) == "BatchSampler" for each in plain
+            ):
+                return found
+            known.update(made)
+    return [each for each in found if each in known] if mine else found
 
 
 def by_passes(program: Program, loop: Loop) -> bool:
@@ -35,7 +87,7 @@ def by_passes(program: Program, loop: Loop) -> bool:
         if last_name(call.func) == "islice" and len(call.args) == 4 and on_rank(program, call.args[1]):
             return True
         function = callee(program, call)
-        if function is not None and function.name != "__init__" and any(map(_yields_its_own, ast.walk(function))):
+        if function is not None and function.name != "__init__" and any(map(_yields_its_own, walk(function))):
             return True
     return False
 
@@ -56,7 +108,7 @@ def _yields_its_own(node: ast.AST) -> bool:
         case ast.If(
             test=ast.Compare(left=ast.BinOp(op=ast.Mod(), right=world), ops=[ast.Eq()], comparators=[rank]), body=body
         ):
-            yields = any(isinstance(each, ast.Yield) for part in body for each in ast.walk(part))
+            yields = any(isinstance(each, ast.Yield) for part in body for each in walk(part))
             return yields and is_world(world) and is_rank(rank)
     return False
 

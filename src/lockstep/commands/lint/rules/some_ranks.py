@@ -4,18 +4,21 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee, definition
-from lockstep.commands.lint.guards import kept_out, only_on_one, per_rank
-from lockstep.commands.lint.origins import made_by
+from lockstep.commands.lint.guards import guarded, kept_out, only_on_one, per_rank
+from lockstep.commands.lint.makers import made_by
+from lockstep.commands.lint.places import backwards, inside
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import side
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import wrapped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.collectives import collectives
 from lockstep.commands.lint.rules.hidden import hidden
-from lockstep.commands.lint.source import Function, above, function_of
-from lockstep.commands.lint.splitting import splits
+from lockstep.commands.lint.several import wrapped
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.splitting import left_by_some, splits
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -43,6 +46,18 @@ def collective_on_some_ranks(program: Program) -> Iterator[Hit]:
         name = _collective(program, function) if function is not None and call not in known else ""
         if function is not None and name and per_rank(program, call) and not _met(program, call, outer):
             yield Hit(call, f"{function.name}() calls {name}")
+    yield from (Hit(each, "one rank leaves the loop, the others go on") for each in _leaving(program))
+
+
+def _leaving(program: Program) -> Iterator[ast.stmt]:
+    """`if rank == 0: ... break` of a loop whose passes all ranks have to take together."""
+    for source in program.sources if _known(program) else ():
+        for node in source.of(ast.Break):
+            loop = left_by_some(program, node)
+            if loop is not None and not guarded(program, loop):
+                together = wrapped(program) and any(each in backwards(program) for each in inside(program, loop))
+                if together or any(_is_collective(program, each) for part in loop.body for each in walk(part)):
+                    yield node
 
 
 @remembered
@@ -84,9 +99,7 @@ def _started(program: Program, call: ast.Call) -> Function | None:
     """The local function that a call runs."""
     function = callee(program, call)
     return (
-        function
-        if function is not None and not any(isinstance(each, ast.Yield) for each in ast.walk(function))
-        else None
+        function if function is not None and not any(isinstance(each, ast.Yield) for each in walk(function)) else None
     )
 
 
@@ -115,7 +128,7 @@ def _runs(program: Program, function: Function, seen: set[Function]) -> str:
         return ""
     seen.add(function)
     source, known = program.owner[function], _known(program)
-    for each in (node for part in function.body for node in ast.walk(part)):
+    for each in (node for part in function.body for node in walk(part)):
         if not isinstance(each, ast.Call) or function_of(source, each) is not function:
             continue
         if each in known and not _conditional(program, each):
@@ -140,7 +153,7 @@ def _conditional(program: Program, call: ast.Call) -> bool:
         if isinstance(each, ast.If) and node is not each.test:
             several = re.search(
                 r"is_(dist_)?(avail\w*|initialized)\(?\w*\)?$|world(_size)?(\(\))? > 1$|distributed$",
-                ast.unparse(each.test),
+                text_of(each.test),
             )
             if not several or node in each.orelse:
                 return True
@@ -152,9 +165,9 @@ def _left_before(function: Function, statement: ast.AST) -> bool:
     """Whether a condition may leave a function above a statement of its body, but for a run of one process."""
     place = function.body.index(statement) if isinstance(statement, ast.stmt) and statement in function.body else 0
     for each in function.body[:place]:
-        leaves = isinstance(each, ast.If) and any(isinstance(one, ast.Return | ast.Raise) for one in ast.walk(each))
+        leaves = isinstance(each, ast.If) and any(isinstance(one, ast.Return | ast.Raise) for one in walk(each))
         if leaves and isinstance(each, ast.If):
-            text = ast.unparse(each.test)
+            text = text_of(each.test)
             alone = re.search(
                 r"not .*(is_(dist_)?(avail\w*|initialized)|distributed)|world\w*(\(\))? (==|<=|<) [12]$", text
             )
@@ -170,19 +183,26 @@ def _exclusive(program: Program, outer: ast.AST) -> bool:
             return splits(program, test)
         case ast.BoolOp(values=[*before, _]):
             return any(splits(program, each) for each in before)
+        case ast.While(test=test):
+            return splits(program, test)
+        case ast.Match():
+            return True
     return isinstance(outer, Function)
 
 
 def _met(program: Program, call: ast.Call, outer: ast.AST) -> bool:
     """Whether the ranks that a condition keeps out run a collective as well: in its other branch, or elsewhere."""
     if isinstance(outer, ast.IfExp):
-        return any(_is_collective(program, each) for each in ast.walk(outer.orelse))
+        return any(_is_collective(program, each) for each in walk(outer.orelse))
+    if isinstance(outer, ast.Match):
+        cases = [each for each in outer.cases if call not in walk(each)]
+        return any(_is_collective(program, each) for case in cases for each in walk(case))
     if not isinstance(outer, ast.If):
         return False
-    within = [any(call is each for part in block for each in ast.walk(part)) for block in (outer.body, outer.orelse)]
+    within = [any(call is each for part in block for each in walk(part)) for block in (outer.body, outer.orelse)]
     early = not any(within)
     rest = outer.body if early or within[1] else outer.orelse
-    if any(_is_collective(program, each) for part in rest for each in ast.walk(part)):
+    if any(_is_collective(program, each) for part in rest for each in walk(part)):
         return True
     name, function = last_name(call.func), function_of(program.owner[call], call)
     for other in program.named.get(name, []):  # `if rank != 0: barrier()` ... `if rank == 0: barrier()`
@@ -197,7 +217,7 @@ def _met(program: Program, call: ast.Call, outer: ast.AST) -> bool:
 
 def _early(condition: ast.If, call: ast.Call) -> bool:
     """Whether a call runs where a condition is false: in its other branch, or below where it leaves."""
-    return not any(call is each for part in condition.body for each in ast.walk(part))
+    return not any(call is each for part in condition.body for each in walk(part))
 
 
 def _is_collective(program: Program, node: ast.AST) -> bool:

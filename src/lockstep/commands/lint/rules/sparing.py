@@ -3,14 +3,18 @@
 import ast
 import re
 from collections.abc import Iterator
+from typing import cast
 
-from lockstep.commands.lint.calls import argument, callee, sites
+from lockstep.commands.lint.around import above
+from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import backwards, inside, model_calls
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import Binding, Function, Loop, above
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Binding, Function, Loop
+from lockstep.commands.lint.tree import children, text_of, walk
 
 _CONTEXTS = ("no_sync", "no_backward_sync")
 _SMALL = {
@@ -49,7 +53,7 @@ def no_sync_without_forward(program: Program) -> Iterator[Hit]:
         runs = [each for each in backwards(program) if each in within]
         if not runs or place in told or any(model_calls(program, part) for part in body):
             continue
-        lexical = {each for part in body for each in ast.walk(part)}
+        lexical = {each for part in body for each in walk(part)}
         found = [_Place(program, outer, lexical, within).of_loss(run) for run in runs]
         if all(each == "outside" for each in found):
             told.add(place)
@@ -58,17 +62,15 @@ def no_sync_without_forward(program: Program) -> Iterator[Hit]:
 
 def _contexts(program: Program) -> Iterator[tuple[ast.AST, ast.With | ast.AsyncWith, list[ast.stmt]]]:
     """The `with` statements that spare the reduction: where that is said, the statement, and what runs in it."""
-    named = any(program.named.get(name) for name in (*_CONTEXTS, "accumulate"))
+    named = any(name in source.text for source in program.sources for name in (*_CONTEXTS, "accumulate"))
     for source in program.sources if named else []:
-        for node in source.nodes:
-            if not isinstance(node, ast.With | ast.AsyncWith):
-                continue
+        for node in cast(list[ast.With | ast.AsyncWith], source.of(ast.With, ast.AsyncWith)):
             for item in node.items:
                 call = _sparing(program, item.context_expr)
                 if call is not None:
-                    yield (call if call in set(ast.walk(item.context_expr)) else item.context_expr), node, node.body
+                    yield (call if call in set(walk(item.context_expr)) else item.context_expr), node, node.body
             for part in node.body:
-                for entered in ast.walk(part):
+                for entered in walk(part):
                     stacked = isinstance(entered, ast.Call) and last_name(entered.func) == "enter_context"
                     if (
                         stacked
@@ -85,12 +87,17 @@ def _sparing(program: Program, node: ast.expr) -> ast.Call | None:
     waiting: list[ast.AST] = [node, *(each for each in origins(program, node) if each is not node)]
     if isinstance(node, ast.Name):
         waiting += [each.value for each in bindings(program, node, node.id) if each.kind == "value" and each.value]
-    for call in [each for each in ast.walk(node) if isinstance(each, ast.Call)]:
+    if isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Name):
+        known = [each.value for each in bindings(program, node.func, node.func.id) if each.value is not None]
+        named = [one for each in known for one in walk(each) if isinstance(one, ast.Attribute)]
+        if any(each.attr in _CONTEXTS for each in named):  # context = model.no_sync if more else nullcontext
+            return node
+    for call in [each for each in walk(node) if isinstance(each, ast.Call)]:
         function = callee(program, call)
         if function is not None and function.name != "__init__" and not _runs_backward(program, function):
             waiting.append(function)
     for part in waiting:
-        for each in ast.walk(part):
+        for each in walk(part):
             if isinstance(each, ast.Call) and _spares(program, each):
                 return each
     return None
@@ -107,7 +114,7 @@ def _spares(program: Program, call: ast.Call) -> bool:
         return False
     name, owner = call.func.attr, call.func.value
     if name == "accumulate":
-        return "accelerator" in ast.unparse(owner).lower()
+        return "accelerator" in text_of(owner).lower()
     made = [last_name(each.func) for each in origins(program, owner) if isinstance(each, ast.Call)]
     return name in _CONTEXTS and not {"FullyShardedDataParallel", "FSDP", "fully_shard"} & set(made)
 
@@ -145,9 +152,9 @@ class _Place:
             known = reaching(self.program, node, bindings(self.program, node, node.id))
             return self._of_all([self._bound(each, node.id, depth) for each in known])
         if isinstance(node, ast.Attribute):
-            known = self.program.owner[node].attributes.get(ast.unparse(node), [])
+            known = self.program.owner[node].attributes.get(text_of(node), [])
             return self._of_all([self._bound(each, "", depth) for each in known])
-        return self._of_all([self.of(each, depth + 1) for each in ast.iter_child_nodes(node)])
+        return self._of_all([self.of(each, depth + 1) for each in children(node)])
 
     def _is_plain(self, call: ast.Call) -> bool:
         """A loss function, or arithmetic: no forward pass."""
@@ -169,11 +176,11 @@ class _Place:
             given = [value for site in calls if (value := argument(site, name)) is not None]
             if given:
                 return self._of_all([self.of(each, depth + 1) for each in given])
-            lexical = self.outer in set(ast.walk(function))
+            lexical = self.outer in set(walk(function))
             return "outside" if lexical and name in ("loss", "losses", "total_loss") else ""
         if binding.kind != "value" or binding.value is None:
             return ""
-        calls_made = [each for each in ast.walk(binding.value) if isinstance(each, ast.Call)]
+        calls_made = [each for each in walk(binding.value) if isinstance(each, ast.Call)]
         return "outside" if any(self._computes(each) for each in calls_made) else ""
 
     def _computes(self, call: ast.Call) -> bool:
@@ -190,8 +197,8 @@ def _flag_after_forward(program: Program) -> Iterator[Hit]:
             for binding in known if text.endswith(".require_backward_grad_sync") else []:
                 name, place = text.rpartition(".")[0], binding.node
                 loop = next((each for each in above(source, place) if isinstance(each, Loop)), None)
-                nodes = [each for each in ast.walk(loop) if isinstance(each, ast.Call)] if loop is not None else []
-                forwards = [each.lineno for each in nodes if ast.unparse(each.func) == name]
+                nodes = [each for each in walk(loop) if isinstance(each, ast.Call)] if loop is not None else []
+                forwards = [each.lineno for each in nodes if text_of(each.func) == name]
                 ends = [each.lineno for each in nodes if each in backwards(program)]
                 line = getattr(place, "lineno", 0)
                 if forwards and ends and max(forwards) < line < min(ends):

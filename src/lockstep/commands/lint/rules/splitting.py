@@ -4,17 +4,20 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.drawn import differs, draws_in
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.guards import guarded, per_rank
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import distributed, given, library, lightning, loaders, of_loader, sharding, wrapped
+from lockstep.commands.lint.roles import given, loaders, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed, seeded_before_loaders
-from lockstep.commands.lint.seeding import SEEDS, by_rank, seeded_alike, torch_seeds, unequal, used
-from lockstep.commands.lint.source import above, function_of
+from lockstep.commands.lint.rules.weights import weights_apart
+from lockstep.commands.lint.seeding import SEEDS, by_rank, torch_seeds, unequal, used
+from lockstep.commands.lint.several import distributed, library, lightning, wrapped
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -32,7 +35,7 @@ def seeds_unset(program: Program) -> Iterator[Hit]:
         return
     yield from _own_orders(program)
     yield from seeded_before_loaders(program)
-    yield from _weights_apart(program)
+    yield from weights_apart(program)
     yield from _sampler_seeds(program)
     for draw in _splits(program):
         if differs(program, draw) and per_rank(program, draw) and not _told(program, draw):
@@ -63,7 +66,7 @@ def _told(program: Program, draw: ast.Call) -> bool:
         return True
     if any(isinstance(each, ast.Call) and "broadcast" in last_name(each.func) for each in own_nodes(program, draw)):
         return True
-    tests = [ast.unparse(each.test) for each in above(source, draw) if isinstance(each, ast.If)]
+    tests = [text_of(each.test) for each in above(source, draw) if isinstance(each, ast.If)]
     return any(re.search(r"exists|is_file|isfile", each) for each in tests)
 
 
@@ -87,13 +90,24 @@ def _never_equal(program: Program) -> Iterator[Hit]:
         yield from (
             Hit(call, "no broadcast of the parameters") for call in program.named.get("DistributedOptimizer", [])
         )
-    by_hand = [call for call in program.named.get("all_reduce", []) if ".grad" in ast.unparse(call)]
+    by_hand = [call for call in program.named.get("all_reduce", []) if _of_gradients(program, call)]
     if (
         by_hand
         and program.named.get("init_process_group")
         and not re.search(r"broadcast|load_state_dict|fully_shard|FSDP", text)
     ):
         yield Hit(by_hand[0], "gradients averaged by hand, weights never made equal")
+
+
+def _of_gradients(program: Program, call: ast.Call) -> bool:
+    """all_reduce of p.grad, or of a tensor that gradients were put together into."""
+    return ".grad" in text_of(call) or any(
+        isinstance(made, ast.Call)
+        and ".grad" in text_of(made)
+        and last_name(made.func) in ("cat", "_flatten_dense_tensors")
+        for part in call.args[:1]
+        for made in origins(program, part)
+    )
 
 
 def _differ(program: Program) -> bool:
@@ -112,36 +126,11 @@ def _own_orders(program: Program) -> Iterator[Hit]:
     if not _differ(program):
         return
     for order in program.methods.get("__iter__", []):
-        text = ast.unparse(program.owner[order].parents[order])
+        text = text_of(program.owner[order].parents[order])
         if not re.search(r"\.rank\b|get_rank\(", text):
             continue
-        for call in ast.walk(order):
+        for call in walk(order):
             if isinstance(call, ast.Call) and last_name(call.func) in _DRAWS and isinstance(call.func, ast.Attribute):
-                global_one = ast.unparse(call.func.value) in _GENERATORS
+                global_one = text_of(call.func.value) in _GENERATORS
                 if global_one and not any(each.arg == "generator" for each in call.keywords):
                     yield Hit(call, "an order of each rank's own")
-
-
-def _weights_apart(program: Program) -> Iterator[Hit]:
-    """A model made after a seed of the rank's, and cut by fully_shard, which sends no weights."""
-    for call in program.named.get("fully_shard", []):
-        for made in origins(program, call.args[0]) if call.args else []:
-            if not isinstance(made, ast.Call) or program.owner[made] is not program.owner[call]:
-                continue
-            nodes = own_nodes(program, made)
-            before = [
-                each for each in torch_seeds(program) if each in nodes and each.lineno < made.lineno and each.args
-            ]
-            last = max(before, key=lambda each: each.lineno, default=None)
-            sent = any(program.named.get(name) for name in ("broadcast", "set_model_state_dict", "load_state_dict"))
-            text = program.owner[made].text
-            trains = bool(program.named.get("step"))
-            never = (
-                trains
-                and last is None
-                and not seeded_alike(program)
-                and not re.search(r"meta|from_pretrained|seed", text)
-            )
-            if (never or (last is not None and by_rank(program, last))) and not sent:
-                yield Hit(made, "other weights on each rank, and fully_shard sends none")
-                return

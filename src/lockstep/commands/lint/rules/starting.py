@@ -3,13 +3,17 @@
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import definition, sites
+from lockstep.commands.lint.around import above, function_of, statement_of
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import loaders_of
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
-from lockstep.commands.lint.roles import constant, given, library, of_loader
+from lockstep.commands.lint.roles import constant, given, of_loader
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
-from lockstep.commands.lint.source import Function, Source, above, function_of, statement_of
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.source import Function, Source
+from lockstep.commands.lint.tree import text_of
 
 
 @rule(
@@ -51,8 +55,8 @@ def _spawning(program: Program) -> Iterator[ast.AST]:
     if not anew and not any("multiprocessing_context" in source.text for source in program.sources):
         return
     for source in program.sources:
-        for node in source.nodes:
-            if isinstance(node, ast.For) and any(_anew(program, each, anew) for each in loaders_of(program, node)):
+        for node in source.of(ast.For):
+            if any(_anew(program, each, anew) for each in loaders_of(program, node)):
                 yield node
 
 
@@ -93,7 +97,7 @@ def _anew(program: Program, loader: ast.Call, anew: bool) -> bool:
 def _runs_at_import(program: Program, node: ast.AST, depth: int) -> ast.AST | None:
     """The line of the file's top that leads here, under no main guard."""
     source = program.owner[node]
-    if any(isinstance(each, ast.If) and "__name__" in ast.unparse(each.test) for each in above(source, node)):
+    if any(isinstance(each, ast.If) and "__name__" in text_of(each.test) for each in above(source, node)):
         return None
     function = function_of(source, node)
     if function is None:
@@ -108,9 +112,7 @@ def _runs_at_import(program: Program, node: ast.AST, depth: int) -> ast.AST | No
 def _left(source: Source, node: ast.AST) -> bool:
     """`if __name__ != "__main__": raise SystemExit` above a line of the top."""
     return any(
-        isinstance(each, ast.If)
-        and each.lineno < getattr(node, "lineno", 0)
-        and "__name__ !=" in ast.unparse(each.test)
+        isinstance(each, ast.If) and each.lineno < getattr(node, "lineno", 0) and "__name__ !=" in text_of(each.test)
         for each in source.tree.body
     )
 

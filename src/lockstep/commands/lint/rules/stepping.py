@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.places import loops, step_loops, ways
+from lockstep.commands.lint.places import inside, loops, step_loops, ways
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.rules.by_ignite import event_of
 from lockstep.commands.lint.rules.groups import is_update
 from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.tree import text_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ def _steps(program: Program, scheduler: ast.Call) -> Iterator[Step]:
         if event:
             yield Step(call, event, (), False, told)
         for path, tests in ways(program, call):
-            unknown = any(not _always(test) for test in tests)
+            unknown = any(not _always(test) and not _updates(program, test) for test in tests)
             kind = _kind(program, path)
             if unknown and (several or kind == "other"):
                 kind = "other"
@@ -85,9 +86,16 @@ def epoch_loops(program: Program) -> frozenset[Loop]:
     return frozenset(around - batch_loops(program))
 
 
+def _updates(program: Program, test: ast.expr) -> bool:
+    """Whether the weights are updated under the same condition: `if phase == "train":`."""
+    home = program.owner.get(test)
+    outer = home.parents[test] if home is not None else None
+    return isinstance(outer, ast.If) and any(is_update(each) for part in outer.body for each in inside(program, part))
+
+
 def _always(test: ast.expr) -> bool:
     """A condition that holds in each update: that there is a scheduler, or that this pass makes the update."""
-    text = ast.unparse(test).lower()
+    text = text_of(test).lower()
     if re.fullmatch(r"(self\.)?\w*sched\w*( is not none)?|\w*warm\w* is not none", text):
         return True
     accumulates = "sync_gradients" in text or ("accum" in text and "epoch" not in text)

@@ -4,17 +4,27 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import argument, definition, sites
+from lockstep.commands.lint.around import function_of, statement_of
+from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.flow import text_around
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_rank
 from lockstep.commands.lint.roles import constant, datasets, given, loaders, of_loader, samplers, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.rules.first_parts import by_words, draws_nothing, in_order, of_folders, told_random
+from lockstep.commands.lint.rules.first_parts import (
+    by_words,
+    consecutive,
+    draws_nothing,
+    in_order,
+    of_folders,
+    told_random,
+)
 from lockstep.commands.lint.rules.overlap import apart, on_training_samples
 from lockstep.commands.lint.rules.sets import in_hooks, misnamed
-from lockstep.commands.lint.source import Function, Loop, function_of, statement_of
+from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -68,7 +78,7 @@ def _uncut(sets: list[ast.Call], program: Program) -> list[ast.Call]:
     """Data sets, with a rank's share of one standing for the whole of it."""
     found = []
     for each in sets:
-        share = last_name(each.func) == "Subset" and len(each.args) > 1 and any(map(is_rank, ast.walk(each.args[1])))
+        share = last_name(each.func) == "Subset" and len(each.args) > 1 and any(map(is_rank, walk(each.args[1])))
         inner = origins(program, each.args[0]) if share else [each]
         found += [one for one in inner if isinstance(one, ast.Call)]
     return found
@@ -80,9 +90,9 @@ def _of_another_length(program: Program) -> Iterator[Hit]:
         of, chosen = given(program, call, "dataset", 0), given(program, call, "indices", 1)
         made = [chosen, *origins(program, chosen)] if chosen is not None and isinstance(of, ast.Name) else []
         own = f"len({of.id})" if isinstance(of, ast.Name) else ""
-        if own and any(own in ast.unparse(each) for each in made):
+        if own and any(own in text_of(each) for each in made):
             continue  # a part of it as large as another set
-        for node in [part for each in made for part in ast.walk(each)]:
+        for node in [part for each in made for part in walk(each)]:
             match node:
                 case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=other)]) if isinstance(of, ast.Name):
                     evaluated = re.search(r"test|val", other.lower()) and "train" in of.id.lower()
@@ -145,25 +155,46 @@ def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
     """Subset(set, range(k)) that is called random, or of a folder of classes."""
     yield from by_words(program)
     yield from of_folders(program)
+    told = set[ast.AST]()
     for call in program.named.get("Subset", []):
-        chosen = given(program, call, "indices", 1)
-        if chosen is None or not in_order(program, chosen):
+        chosen, scope = given(program, call, "indices", 1), program.owner[call].scopes[call]
+        if chosen is None:
             continue
-        source = program.owner[call]
-        function = function_of(source, call)
-        words = text_around(program, statement_of(source, call), 3) + (function.name if function else "")
-        words += (ast.get_docstring(function) or "") if function else ""
-        words += " ".join(text_around(program, each, 2) for each in origins(program, chosen))
-        if re.search(r"not (a )?random|debug|smoke", words):
-            continue
-        of = given(program, call, "dataset", 0)
-        folder = of is not None and any(
-            isinstance(each, ast.Call) and last_name(each.func) == "ImageFolder" for each in origins(program, of)
-        )
-        if (
-            folder
-            or draws_nothing(program, call)
-            or told_random(program, chosen)
-            or re.search(r"random|shuffl|\brand\b|随机", re.sub(r"random_split|RandomSampler|random_state", "", words))
-        ):
+        if _of_folder(program, call) and consecutive(program, chosen):
+            made = next(iter(origins(program, chosen)))
+            if scope not in told and not _on_purpose(_words(program, call, chosen)):  # once for both parts of a split
+                yield Hit(made if isinstance(made, ast.Subscript) else call)
+            told.add(scope)
+        elif in_order(program, chosen) and _meant_random(program, call, chosen):
             yield Hit(call)
+
+
+def _of_folder(program: Program, call: ast.Call) -> bool:
+    """Whether a subset is one of a folder of classes, which lists one class after the other."""
+    of = given(program, call, "dataset", 0)
+    made = [each for each in origins(program, of) if isinstance(each, ast.Call)] if of is not None else []
+    return any(last_name(each.func) == "ImageFolder" for each in made)
+
+
+def _on_purpose(words: str) -> bool:
+    return bool(re.search(r"not (a )?random|debug|smoke", words))
+
+
+def _words(program: Program, call: ast.Call, chosen: ast.expr) -> str:
+    """What stands around a subset and its numbers: code, comments, the function's name and what it says of itself."""
+    source = program.owner[call]
+    function = function_of(source, call)
+    words = text_around(program, statement_of(source, call), 3) + (function.name if function else "")
+    words += (ast.get_docstring(function) or "") if function else ""
+    return words + " ".join(text_around(program, each, 2) for each in origins(program, chosen))
+
+
+def _meant_random(program: Program, call: ast.Call, chosen: ast.expr) -> bool:
+    """Whether words around a subset, or a generator that nothing uses, say that it was to be drawn at random."""
+    words = _words(program, call, chosen)
+    if _on_purpose(words):
+        return False
+    said = re.search(
+        r"random|shuffl|\brand\b|随机", re.sub(r"random_split|RandomSampler|random_state|shuffle=\w+", "", words)
+    )
+    return bool(said) or draws_nothing(program, call) or told_random(program, chosen)

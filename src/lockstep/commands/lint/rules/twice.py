@@ -6,19 +6,14 @@ from collections.abc import Iterator
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.learning import factors, grows, is_n, is_scale, peaks, rates, set_later
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import (
-    distributed,
-    library,
-    lightning,
-    loaders,
-    sharding,
-    training_loaders,
-)
+from lockstep.commands.lint.roles import loaders, sharding, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.evaluation import prepared
-from lockstep.commands.lint.rules.rates import batch_of, split_batches
+from lockstep.commands.lint.rules.rates import batch_of, split_batches, written
+from lockstep.commands.lint.several import distributed, library, lightning
 from lockstep.commands.lint.source import Binding
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -37,13 +32,13 @@ def adjusted_twice(program: Program) -> Iterator[Hit]:
     found = [(rate, grown) for rate in [*rates(program), *peaks(program)] if (grown := grows(program, rate))]
     for rate, _ in found:
         if (divided and not _of_the_divided(program, rate, divided)) or _twice(program, rate):
-            yield Hit(rate, f"lr={ast.unparse(rate)}")
+            yield Hit(written(program, rate), f"lr={text_of(rate)}")
             return
     if not several:
         return
     for binding in set_later(program):
         assert binding.value is not None
-        if any(grown in ast.walk(binding.node) for _, grown in found):
+        if any(grown in walk(binding.node) for _, grown in found):
             continue  # the rate that is given to the optimizer, in a dictionary of settings
         more = _multiplies(program, binding)
         anew = divided and grows(program, binding.value) and not _of_the_divided(program, binding.value, divided)
@@ -52,7 +47,7 @@ def adjusted_twice(program: Program) -> Iterator[Hit]:
             return
     for factor in factors(program):
         if (divided or found) and (is_n(factor) or grows(program, factor)):
-            yield Hit(factor, f"a schedule's factor, {ast.unparse(factor)}")
+            yield Hit(factor, f"a schedule's factor, {text_of(factor)}")
             return
 
 
@@ -83,11 +78,11 @@ def _of_the_divided(program: Program, rate: ast.AST, divided: list[ast.expr]) ->
     """Whether a rate that grows with N is made of one process's batch: times N, that is the whole batch."""
     if not depends(program, rate, _is_batch):
         return False
-    whole = {ast.unparse(each) for each in divided}
+    whole = {text_of(each) for each in divided}
     cut = depends(program, rate, _cut) or any(
         isinstance(program.owner[each].parents[each], ast.AugAssign) for each in divided
     )
-    return cut or not depends(program, rate, lambda each: isinstance(each, ast.expr) and ast.unparse(each) in whole)
+    return cut or not depends(program, rate, lambda each: isinstance(each, ast.expr) and text_of(each) in whole)
 
 
 def _is_batch(node: ast.AST) -> bool:
@@ -112,7 +107,7 @@ def _multiplies(program: Program, binding: Binding) -> bool:
             return is_scale(program, value) or grows(program, value) is not None
         case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Mult(), right=right)):
             pairs = ((left, right), (right, left))
-            return any(ast.unparse(one) == ast.unparse(target) and is_scale(program, other) for one, other in pairs)
+            return any(text_of(one) == text_of(target) and is_scale(program, other) for one, other in pairs)
     return False
 
 

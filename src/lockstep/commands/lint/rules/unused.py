@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, method
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import returns
 from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import constant, given, wrapped
+from lockstep.commands.lint.results import returns
+from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unused
+from lockstep.commands.lint.several import wrapped
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -77,6 +79,11 @@ def _straight(program: Program, made: ast.AST, depth: int = 0) -> bool:
         kind = name.rpartition(".")[2]
         named = kind in ("get_model", "create_model")
         return bool(_MODELS.search(str(constant(program, given(program, made, "name", 0))) if named else kind))
+    if isinstance(made.func, ast.Subscript):  # {"small": Small, "large": Large}[name]()
+        kinds = [one for each in origins(program, made.func.value) if isinstance(each, ast.Dict) for one in each.values]
+        owners = [definition(program, each) for each in kinds]
+        known = [each for each in owners if isinstance(each, ast.ClassDef)]
+        return 0 < len(known) == len(owners) and all(_forward_is_straight(program, each, depth) for each in known)
     owner = definition(program, made.func)
     if isinstance(owner, ast.ClassDef):
         return _forward_is_straight(program, owner, depth)
@@ -89,14 +96,14 @@ def _straight(program: Program, made: ast.AST, depth: int = 0) -> bool:
 
 def _forward_is_straight(program: Program, owner: ast.ClassDef, depth: int) -> bool:
     forward = method(program, owner, "forward")
-    if forward is None or any(_chooses(program, each) for each in ast.walk(forward)):
+    if forward is None or any(_chooses(program, each) for each in walk(forward)):
         return False
     several = any(
         isinstance(each, ast.Tuple | ast.List | ast.Dict | ast.ListComp) for each in returns(program, forward)
     )
     if several and not _all_are_used(program):
         return False
-    for node in ast.walk(owner):
+    for node in walk(owner):
         inner = definition(program, node.func) if isinstance(node, ast.Call) else None
         part = isinstance(inner, ast.ClassDef) and inner is not owner and method(program, inner, "forward") is not None
         if part and not _straight(program, node, depth + 1):
@@ -124,11 +131,11 @@ def _chooses(program: Program, node: ast.AST) -> bool:
         case ast.If(test=test) | ast.IfExp(test=test):
             return not _fixed(program, test)
         case ast.For(iter=items):
-            return any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node)) or not _own_layers(items)
+            return any(isinstance(each, ast.Break | ast.Continue) for each in walk(node)) or not _own_layers(items)
         case ast.comprehension(iter=items, ifs=tests):
             return bool(tests) or not _own_layers(items)
         case ast.With(items=items):
-            return any("autocast" not in ast.unparse(each.context_expr) for each in items)
+            return any("autocast" not in text_of(each.context_expr) for each in items)
         case ast.Call(func=function):
             return (isinstance(function, ast.Subscript) and not isinstance(function.slice, ast.Constant)) or last_name(
                 function
@@ -138,7 +145,7 @@ def _chooses(program: Program, node: ast.AST) -> bool:
 
 def _fixed(program: Program, test: ast.expr) -> bool:
     """A condition on what the module was made with: self.x, self.x is not None."""
-    names = [each for each in ast.walk(test) if isinstance(each, ast.Name | ast.Attribute)]
+    names = [each for each in walk(test) if isinstance(each, ast.Name | ast.Attribute)]
     own = all(each.id == "self" if isinstance(each, ast.Name) else each.attr != "training" for each in names)
     switched = {
         text.rpartition(".")[2]
@@ -147,14 +154,14 @@ def _fixed(program: Program, test: ast.expr) -> bool:
         if not text.startswith("self.") or text.count(".") > 1
     }
     apart = not any(isinstance(each, ast.Attribute) and each.attr in switched for each in names)
-    return own and apart and not any(isinstance(each, ast.Call) for each in ast.walk(test))
+    return own and apart and not any(isinstance(each, ast.Call) for each in walk(test))
 
 
 def _own_layers(items: ast.expr) -> bool:
     """self.layers, enumerate(self.layers): all of them, in each step."""
     if isinstance(items, ast.Call) and last_name(items.func) in ("enumerate", "zip", "reversed"):
         return all(_own_layers(each) or isinstance(each, ast.Name) for each in items.args)
-    return isinstance(items, ast.Attribute) and ast.unparse(items).startswith("self.")
+    return isinstance(items, ast.Attribute) and text_of(items).startswith("self.")
 
 
 def _all_are_used(program: Program) -> bool:

@@ -4,16 +4,17 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import function_of, statement_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.each_step import each_step
 from lockstep.commands.lint.guards import kept_out
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import lightning
 from lockstep.commands.lint.rule import Hit, rule
-from lockstep.commands.lint.source import function_of, statement_of
+from lockstep.commands.lint.several import lightning
 from lockstep.commands.lint.splitting import splits
 from lockstep.commands.lint.tensors import is_tensor
+from lockstep.commands.lint.tree import text_of, walk
 
 _BARRIERS = ("barrier", "wait_for_everyone", "monitored_barrier")
 
@@ -45,7 +46,7 @@ def barrier_each_step(program: Program) -> Iterator[Hit]:
 def _only_waits(program: Program, node: ast.AST, known: set[ast.AST]) -> ast.AST | None:
     """The barrier of a local function that does nothing else but to ask whether there are several processes."""
     function = callee(program, node) if isinstance(node, ast.Call) else None
-    calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)] if function is not None else []
+    calls = [each for each in walk(function) if isinstance(each, ast.Call)] if function is not None else []
     waits = [each for each in calls if each in known]
     asks = r"is_\w*(available|initialized|distributed)$|get_world_size$|is_dist\w*$|barrier"
     return waits[0] if waits and all(re.search(asks, last_name(each.func)) for each in calls) else None
@@ -88,9 +89,9 @@ def _watched(program: Program, node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and any(
         isinstance(each, ast.Call)
         and last_name(each.func) in ("isfinite", "isnan", "isinf")
-        and (names & {one.id for one in ast.walk(each) if isinstance(one, ast.Name)} or node in ast.walk(each))
+        and (names & {one.id for one in walk(each) if isinstance(one, ast.Name)} or node in walk(each))
         and not isinstance(statement, ast.If)
-        for each in ast.walk(function or program.root.tree)
+        for each in walk(function or program.root.tree)
     )
 
 
@@ -124,10 +125,10 @@ def _call_waits(program: Program, call: ast.Call) -> bool:
     name = last_name(call.func)
     if name in ("item", "cpu", "tolist", "numpy") and isinstance(call.func, ast.Attribute) and not call.args:
         owner = call.func.value
-        text = ast.unparse(owner)
+        text = text_of(owner)
         if isinstance(owner, ast.Name):  # mean.item(), where mean = reduce(loss)
             found = reaching(program, owner, bindings(program, owner, owner.id))
-            text += "".join(ast.unparse(each.value) for each in found if each.kind == "value" and each.value)
+            text += "".join(text_of(each.value) for each in found if each.kind == "value" and each.value)
         if re.search(r"\.cpu\(\)|labels?$|target$", text):
             return False
         return bool(re.search(r"loss|correct|acc|pred|output|logit|sum\(|==|eq\(|norm", text)) or is_tensor(
@@ -142,11 +143,11 @@ def _call_waits(program: Program, call: ast.Call) -> bool:
             and re.search(r"^(loss|losses|train_loss)$", each.id)
             and not isinstance(program.owner[each].parents[each], ast.Attribute)  # loss.shape
             for part in call.args
-            for each in ast.walk(part)
+            for each in walk(part)
         )
         return (named and name in ("print", "float")) or any(is_tensor(program, each) for each in values)
     if name in ("add_scalar", "set_postfix", "isnan", "isfinite", "isinf") or (name == "format" and _words(call)):
-        torchs = qualified(program, call.func).startswith("torch.") or ast.unparse(call.func).startswith("torch.")
+        torchs = qualified(program, call.func).startswith("torch.") or text_of(call.func).startswith("torch.")
         return not torchs and any(is_tensor(program, each) for each in values)
     return False
 
@@ -155,7 +156,7 @@ def _measured(program: Program, call: ast.Call) -> bool:
     """Whether the function of a call measures time: then it waits on purpose. Or takes no step of an optimizer."""
     source = program.owner[call]
     function = function_of(source, call)
-    calls = [each for each in ast.walk(function or source.tree) if isinstance(each, ast.Call)]
+    calls = [each for each in walk(function or source.tree) if isinstance(each, ast.Call)]
     timed = any(
         last_name(each.func) in ("time", "perf_counter", "monotonic", "record", "elapsed_time") for each in calls
     )

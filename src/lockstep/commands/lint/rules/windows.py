@@ -4,14 +4,17 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lockstep.commands.lint.around import above, statement_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import entering
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import backwards, inside, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
-from lockstep.commands.lint.roles import library, optimizers
+from lockstep.commands.lint.roles import optimizers
 from lockstep.commands.lint.rules.by_ignite import engine_step
-from lockstep.commands.lint.source import Function, Loop, above, statement_of
+from lockstep.commands.lint.several import library
+from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.tree import text_of, walk
 
 _Pass = Loop | Function
 
@@ -100,10 +103,10 @@ def updates_weights(program: Program, node: ast.AST) -> bool:
     """optimizer.step() or scaler.step(optimizer): by a name, or by what the object is."""
     if not (isinstance(node, ast.Call) and last_name(node.func) == "step" and isinstance(node.func, ast.Attribute)):
         return False
-    text = ast.unparse(node.func).lower()
+    text = text_of(node.func).lower()
     if "sched" in text:
         return False
-    if "optim" in ast.unparse(node).lower() or last_name(node.func.value) in ("opt", "scaler", "optim"):
+    if "optim" in text_of(node).lower() or last_name(node.func.value) in ("opt", "scaler", "optim"):
         return True
     made = origins(program, node.func.value)
     return any(each in _optimizers(program) for each in made)
@@ -119,9 +122,10 @@ def _optimizers(program: Program) -> frozenset[ast.AST]:
 def _meant(program: Program, test: ast.AST, depth: int = 0) -> list[ast.AST]:
     """A condition, and what the names and calls in it were bound to."""
     found: list[ast.AST] = [test]
-    for each in ast.walk(test) if depth < 3 else []:
+    for each in walk(test) if depth < 3 else []:
         for made in entering(program, each):
-            asked = isinstance(made, ast.Call) and callee(program, made) is not None
+            function = callee(program, made) if isinstance(made, ast.Call) else None
+            asked = function is not None and function.name != "__init__"
             if asked or isinstance(made, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp | ast.Name):
                 found += _meant(program, made, depth + 1)
     return found
@@ -129,14 +133,14 @@ def _meant(program: Program, test: ast.AST, depth: int = 0) -> list[ast.AST]:
 
 def _every(program: Program, meant: list[ast.AST]) -> ast.expr | None:
     """k, where a condition holds `i % k`, or compares a counter with k that is set to nothing there."""
-    nodes = [each for part in meant for each in ast.walk(part)]
+    nodes = [each for part in meant for each in walk(part)]
     for each in nodes:
         if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
             return each.right
     for each in nodes:
         match each:
             case ast.Compare(left=left, ops=[ast.Eq() | ast.GtE()], comparators=[right]):
-                if "accum" in ast.unparse(right).lower() or _counter(program, left):
+                if "accum" in text_of(right).lower() or _counter(program, left):
                     return right
             case ast.Compare(left=left, ops=[ast.Lt() | ast.NotEq()], comparators=[right]):
                 if _counter(program, left):
@@ -151,7 +155,7 @@ def _counter(program: Program, node: ast.expr) -> bool:
         case ast.Name(id=name):
             known = bindings(program, node, name)
         case ast.Attribute():
-            known = source.attributes.get(ast.unparse(node), [])
+            known = source.attributes.get(text_of(node), [])
         case _:
             return False
     counted = any(

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import above
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends, entering
 from lockstep.commands.lint.guards import guarded
@@ -12,10 +13,12 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import reaching
-from lockstep.commands.lint.roles import wrapped, wraps
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.after_wrapping import after_wrapping, where
 from lockstep.commands.lint.rules.by_fabric import unwrapped_calls
-from lockstep.commands.lint.source import Function, above
+from lockstep.commands.lint.several import wrapped, wraps
+from lockstep.commands.lint.source import Function
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -27,28 +30,24 @@ from lockstep.commands.lint.source import Function, above
     mend="model = Net().to(device)\nmodel = DistributedDataParallel(model, device_ids=[local_rank])",
 )
 def wrapped_before_moved(program: Program) -> Iterator[Hit]:
-    """.cuda() or .to(device) of what DistributedDataParallel returned."""
-    for name in ("cuda", "to"):
+    """.cuda() or .to(device) of what DistributedDataParallel returned, or of the network that it was given."""
+    for name in ("cuda", "to") if wrapped(program) else ():
         for call in program.named.get(name, []):
-            if (
-                isinstance(call.func, ast.Attribute)
-                and wraps(program, call.func.value)
-                and _is_move(call)
-                and not _moved_before(program, call)
-            ):
-                yield Hit(call)
+            model = call.func.value if isinstance(call.func, ast.Attribute) and _is_move(call) else None
+            past = after_wrapping(program, call, model) if model is not None else []
+            if model is not None and past and not _moved_before(program, past):
+                yield Hit(where(program, call, model))
 
 
 def _is_move(call: ast.Call) -> bool:
     return last_name(call.func) == "cuda" or (
-        bool(call.args) and "dtype" not in ast.unparse(call) and "float" not in ast.unparse(call)
+        bool(call.args) and "dtype" not in text_of(call) and "float" not in text_of(call)
     )
 
 
-def _moved_before(program: Program, call: ast.Call) -> bool:
+def _moved_before(program: Program, past: list[ast.Call]) -> bool:
     """Whether the model was on its device when it was wrapped: then the second move does nothing."""
-    assert isinstance(call.func, ast.Attribute)
-    for made in wraps(program, call.func.value):
+    for made in past:
         inner = made.args[0] if made.args else None
         while (
             isinstance(inner, ast.Call)
@@ -84,7 +83,7 @@ def _made_moved(program: Program, model: ast.expr) -> bool:
     for each in values:
         function = callee(program, each) if isinstance(each, ast.Call) else None
         made_in = function is not None and function.name != "__init__"
-        if _moves(each) or (made_in and function is not None and any(map(_moves, ast.walk(function)))):
+        if _moves(each) or (made_in and function is not None and any(map(_moves, walk(function)))):
             return True
     return False
 
@@ -96,7 +95,7 @@ def _made_there(program: Program, model: ast.expr) -> bool:
     for made in origins(program, model):
         outer = above(program.owner[made], made) if made in program.owner else ()
         for each in outer:
-            if isinstance(each, ast.With) and any("device(" in ast.unparse(item) for item in each.items):
+            if isinstance(each, ast.With) and any("device(" in text_of(item) for item in each.items):
                 return True
     return False
 
@@ -163,7 +162,7 @@ def _trains(program: Program, node: ast.Call, loop: ast.AST, past: list[ast.Call
     for outer in above(program.owner[node], node):
         around: list[ast.AST] = list(outer.items) if isinstance(outer, ast.With) else []
         around += outer.decorator_list if isinstance(outer, Function) else []
-        if any(re.search("no_grad|inference|eval", ast.unparse(item)) for item in around):
+        if any(re.search("no_grad|inference|eval", text_of(item)) for item in around):
             return False
     calls = [each for each in inside(program, loop) if isinstance(each, ast.Call)]
     for each in calls:
@@ -189,10 +188,10 @@ def _optimized(program: Program, past: list[ast.Call]) -> bool:
         set(origins(program, part.value)) & set(known)
         for call in optimizer_calls(program)
         for given_one in call.args[:1]
-        for part in ast.walk(given_one)
+        for part in walk(given_one)
         if isinstance(part, ast.Attribute) and part.attr in ("parameters", "named_parameters")
     )
 
 
 def _reduced_by_hand(program: Program) -> bool:
-    return any(".grad" in ast.unparse(call) for call in program.named.get("all_reduce", []))
+    return any(".grad" in text_of(call) for call in program.named.get("all_reduce", []))
