@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.commands.audit.beside import beside
 from lockstep.commands.audit.findings.every import findings
 from lockstep.commands.audit.findings.finding import Finding
 from lockstep.commands.audit.launch import start, starter
@@ -28,6 +29,8 @@ class Expected:
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     gpu: bool = False
+    nodes: int = 1
+    needs: str = ""
     exact: bool = True
     """Whether the sentences are the same in every run: where ranks wait for each other, who is seen first is not."""
 
@@ -46,6 +49,8 @@ def table() -> list[Expected]:
             tuple(row.get("notes", ())),
             tuple(row.get("words", ())),
             row.get("gpu", False),
+            row.get("nodes", 1),
+            row.get("needs", ""),
             row.get("exact", True),
         )
         for kind in ("wrong", "right")
@@ -64,17 +69,24 @@ def starting() -> Iterator[Process]:
 
 
 def audited(
-    path: Path, *arguments: str, process: Process, nproc: tuple[int, ...] = (1, 2, 4), deadline_s: float = 400.0
+    path: Path,
+    *arguments: str,
+    process: Process,
+    nproc: tuple[int, ...] = (1, 2, 4),
+    deadline_s: float = 400.0,
+    nodes: int = 1,
 ) -> tuple[list[Record], list[Finding]]:
     """What audit records of a script, and what it says."""
     records = list[Record]()
     with tempfile.TemporaryDirectory() as folder:
         for n in nproc:
-            plan = Plan("", (), "", "", "", n, deadline_s=deadline_s)
+            plan = Plan("", (), "", "", "", n, deadline_s=deadline_s, nodes=1 if n % nodes else nodes)
             records.append(start(process, path, list(arguments), plan, Path(folder) / str(n)))
             if records[-1].ended != "done":
                 break
-    return records, findings(records)
+        plan = Plan("", (), "", "", "", 1, deadline_s=deadline_s)
+        others = beside(process, path, list(arguments), plan, Path(folder), records)
+    return records, findings(records, others)
 
 
 def row(expected: Expected, found: list[Finding]) -> str:
@@ -89,7 +101,7 @@ def main() -> None:
     chosen = [each for each in table() if not sys.argv[1:] or each.path.stem in sys.argv[1:]]
     with starting() as process:
         for each in chosen:
-            records, found = audited(each.path, process=process)
+            records, found = audited(each.path, process=process, nodes=each.nodes)
             print(row(each, found), flush=True)
             seconds = [f"N = {record.nproc} {record.ended} in {record.seconds:.1f} s" for record in records]
             print(f"    {', '.join(seconds)}", file=sys.stderr, flush=True)

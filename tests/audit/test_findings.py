@@ -131,6 +131,26 @@ def another_rounding(scale: float) -> Change:
     return change
 
 
+def sharded(begun: str = "alike", scale: float = 0.0, copies: int = 1, stray: int = 0) -> Change:
+    """As FSDP leaves it: each rank has a part of each tensor, and all parts together are the same on any N."""
+
+    def change(world: int, rank: int, events: list[Event]) -> list[Event]:
+        cut = max(1, world // copies)
+        for each in of(events, "step"):
+            whole, each["grads"] = each["weights"], {}
+            shares = [1.0, *[0.0] * (cut - 1)] if stray else [1 / cut] * cut  # all in one rank's, or evenly
+            share = shares[rank % cut]
+            each["shards"] = {
+                name: [total * share, norm * share**0.5 * (1 + scale * (world - 1)), cut]
+                for name, (total, norm) in whole.items()
+            }
+            each["weights"], each["digest"] = {}, ""
+        digest = begun.format(rank=rank)
+        return [each | {"kind": "fsdp", "begun": digest} if each["event"] == "wrap" else each for each in events]
+
+    return change
+
+
 def accumulating(_world: int, _rank: int, events: list[Event]) -> list[Event]:
     """Every second step is left out: two passes for each."""
     steps = of(events, "step")
@@ -163,17 +183,23 @@ CASES: dict[str, tuple[Change, set[str], str]] = {
     "saved by all": (saved_by_all, {"LS401"}, "last.pt is written by 4 of 4 ranks"),
     "module.": (with_values("saved", module=True), {"LS403"}, "names in last.pt begin with `module.`"),
     "unpickled": (
-        before_each("end", event("loaded", "train.py:5", path="last.pt", map_location="cpu", weights_only=False)),
+        before_each("end", event("loaded", "train.py:5", path="old.pt", map_location="cpu", weights_only=False)),
         {"LS405"},
-        "last.pt is unpickled",
+        "old.pt is unpickled",
     ),
     "beyond rounding": (another_rounding(1e-2), {"LS501"}, "beyond rounding from step 3, first in bn1.weight"),
     "rounding": (another_rounding(1e-7), set(), ""),
+    "shards": (sharded(), set(), ""),
+    "shards in two copies": (sharded(copies=2), set(), ""),
+    "shards in one rank": (sharded(stray=1), set(), ""),
+    "other shards": (sharded(scale=1e-2), {"LS501"}, "beyond rounding from step 1, first in conv.weight"),
+    "shards of other models": (sharded("{rank}", 1e-2), {"LS212"}, "FSDP joins a part of each"),
+    "shards that a broadcast made alike": (sharded("{rank}"), set(), ""),
     "accumulating": (accumulating, {"LS201", "LS311"}, "6 passes all-reduced gradients for 3 steps"),
     "every rank downloads": (
-        before_each("group", event("download", "train.py:7", kind="MNIST")),
+        before_each("group", event("download", "train.py:7", kind="MNIST", root="data")),
         {"LS108"},
-        "4 ranks each download MNIST",
+        "ranks 0 and 1 download MNIST",
     ),
 }
 

@@ -9,9 +9,10 @@ import pytest
 from lockstep.commands.audit import command
 from lockstep.commands.audit.command import main
 from lockstep.commands.audit.findings.every import findings
-from lockstep.commands.audit.judged import judged
+from lockstep.commands.audit.judged import _verdict, judged
 from lockstep.commands.audit.output import as_json, text
 from lockstep.commands.audit.records import Record
+from lockstep.commands.lint import rule as lint
 from lockstep.errors import UserError
 from tests.audit.made import event, record
 from tests.audit.test_audit import SCRIPT, WRONG
@@ -64,7 +65,7 @@ def test_text_and_json_tell_the_same(script: Path) -> None:
 
 def test_exit_codes(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def code(*records: Record) -> int:
-        monkeypatch.setattr(command, "run", lambda *_: list(records))
+        monkeypatch.setattr(command, "run", lambda *_: (list(records), []))
         return command.main([str(script)])
 
     clean = script.with_name("clean.py")
@@ -87,3 +88,17 @@ def test_what_can_not_be_run_is_refused(tmp_path: Path) -> None:
         main(["--nproc", "0", "train.py"])
     with pytest.raises(UserError, match="format"):
         main(["--format", "xml", "train.py"])
+
+
+def test_another_finding_may_show_what_lint_says() -> None:
+    """LS104 shows that a number is one rank's; that the best model is chosen by it, lint has read."""
+    static = lint.Finding(Path("best.py"), 3, 0, "LS205", "", 3, 1)
+    right = [record(1), record(2)]
+    alone = [
+        Record(2, {rank: [e for e in events if e["event"] != "collective"] for rank, events in right[1].ranks.items()})
+    ]
+    assert _verdict(static, findings(alone), alone, ()) == "confirmed"
+    assert _verdict(static, findings(right), right, ()) == "withdrawn"
+    resumed = replace(static, code="LS404")
+    assert _verdict(resumed, [], right, ()) == "not observed"
+    assert _verdict(resumed, [], right, [Record(1, {}, way="resumed")]) == "withdrawn"

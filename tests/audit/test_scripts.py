@@ -23,7 +23,7 @@ def process() -> Iterator[Process]:
 
 def held_to(expected: Expected, process: Process, nproc: tuple[int, ...]) -> list[Finding]:
     """Audit a script, and compare the codes with the table's."""
-    records, found = audited(expected.path, process=process, nproc=nproc)
+    records, found = audited(expected.path, process=process, nproc=nproc, nodes=expected.nodes)
     printed = "\n".join(text for record in records for text in record.printed)
     said = {each.code for each in found if not each.note}
     assert said == set(expected.says), f"{found}\n{printed[-3000:]}"
@@ -56,13 +56,32 @@ def test_a_wrong_and_a_right_script_on_two_processes(name: str, process: Process
 @pytest.mark.slow
 @pytest.mark.parametrize("expected", ROWS, ids=lambda expected: expected.name)
 def test_what_is_said_of_a_script_on_several_processes(expected: Expected, process: Process) -> None:
-    found = held_to(expected, process, (1, 4) if expected.exact else (2,))
+    if expected.needs:
+        pytest.importorskip(expected.needs, reason=f"the script is written for {expected.needs}, which isn't installed")
+    found = held_to(expected, process, (1, 4) if expected.exact or expected.nodes > 1 else (2,))
     told = " ".join(f"{each.at} {each.says}" for each in found)
     assert all(word in told for word in expected.words), told
     if expected.exact:
         at = rows_of("audit.md")
         for line in row(expected, found).splitlines():
             assert line in at, f"{line}\nis not on the page: python -m tests.audit.recorded {expected.path.stem}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "arguments", "codes"),
+    [
+        ("05-the-loss", ["--wrong"], {"LS203", "LS204"}),
+        ("05-the-loss", [], set()),
+        ("06-set-epoch", ["--wrong"], {"LS101"}),
+        ("06-set-epoch", [], set()),
+        ("12-checkpoint", ["--file", "run.pt", "--wrong"], {"LS404"}),
+        ("12-checkpoint", ["--file", "run.pt"], set()),
+    ],
+)
+def test_the_courses_wrong_ways_are_found(step: str, arguments: list[str], codes: set[str], process: Process) -> None:
+    _, found = audited(DOCS.parent / "examples/course" / f"{step}.py", *arguments, process=process, nproc=(1, 2))
+    assert {each.code for each in found} == codes, found
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """What `lockstep audit` takes, and its exit code. Imports no torch: the user's processes do."""
 
+import dataclasses
 import time
 from pathlib import Path
 
+from lockstep.commands.audit.beside import beside
 from lockstep.commands.audit.findings.every import findings
 from lockstep.commands.audit.findings.finding import times
 from lockstep.commands.audit.judged import judged
@@ -38,10 +40,10 @@ def main(args: list[str]) -> int:
     path = Path(script).absolute()
     if not path.is_file():
         raise UserError(f"{script} is not there", "Name a Python file.")
-    records = run(path, arguments, chosen)
+    records, others = run(path, arguments, chosen)
     failed = [each for each in records if each.ended != "done"]
-    found = findings(records)
-    static = judged(path, found, records)
+    found = findings(records, others)
+    static = judged(path, found, records, others)
     print((as_json if chosen.format == "json" else text)(path, records, found, static))
     if failed and all(each.note for each in found):
         how = _ENDED[failed[0].ended].format(chosen.timeout)
@@ -54,20 +56,21 @@ def main(args: list[str]) -> int:
     return EXIT_FAILURE if wrong else 0
 
 
-def run(script: Path, arguments: list[str], chosen: Audit) -> list[Record]:
-    """The records of a script on each number of processes; ends with the first on which it fails."""
+def run(script: Path, arguments: list[str], chosen: Audit) -> tuple[list[Record], list[Record]]:
+    """The records of a script on each number of processes, up to one on which it fails; and of other starts."""
     records, begun = [], time.time()
     with temporary_folder("audit-") as folder, starter(script) as process:
+        plan = Plan(
+            "", (), "", "", "", 1, cuda=chosen.cuda, samples=chosen.samples, epochs=chosen.epochs,
+            deadline_s=chosen.timeout, begun=begun,
+        )  # fmt: skip
         for nproc in sorted(set(chosen.nproc)):
             status(f"{script.name} on {times(nproc, 'process', 'processes')}, {chosen.timeout:g} s at most")
-            plan = Plan(
-                "", (), "", "", "", nproc, cuda=chosen.cuda, samples=chosen.samples, epochs=chosen.epochs,
-                deadline_s=chosen.timeout, begun=begun,
-            )  # fmt: skip
-            records.append(start(process, script, arguments, plan, Path(folder) / str(nproc)))
+            planned = dataclasses.replace(plan, nproc=nproc, nodes=1 if nproc % chosen.nnodes else chosen.nnodes)
+            records.append(start(process, script, arguments, planned, Path(folder) / str(nproc)))
             if records[-1].ended != "done":
                 break
-    return records
+        return records, beside(process, script, arguments, plan, Path(folder), records)
 
 
 def _last_words(record: Record) -> str:

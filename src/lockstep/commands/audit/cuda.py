@@ -21,7 +21,7 @@ from lockstep.commands.audit.pretended.state import Emit, Pretend
 def install(plan: Plan) -> None:
     """Pretend a GPU for each process, where the plan wants it."""
     if plan.cuda:
-        pretend(plan.nproc, emit)
+        pretend(plan.nproc // plan.nodes, emit)
 
 
 def pretend(devices: int, emit: Emit) -> None:

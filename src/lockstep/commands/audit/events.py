@@ -7,36 +7,46 @@ from its `group` event, or else from RANK.
 
 event       fields
 process     parent (pid), rank and world (as the environment has them, or null), worker (a loader's worker's number, or
-            null); a process's first line
+            null), node (its machine's number); a process's first line
 group       rank, world, backend (as the user wrote it), init_method, port (MASTER_PORT), own_port (whether the script
             set it): a process group was made; what came in the script's arguments is told as if left out
 group-end   it was destroyed
 dataset     id, kind (class), length, full (its length before it was made small), train (true, false, null: unknown)
 loader      loader (its number), dataset (a digest of the set behind all subsets), kind (its class), full (its length),
-            length (of the loader's own set), train (the set's attribute, or null), batches, batch_size, drop_last,
-            workers, sampler and batch_sampler (classes), replicas, sampler_rank, sampled (length of the sampler's
-            set), aligned (whether that is the loader's)
-pass        loader, number (from 0): somebody began to iterate
+            length (of the loader's own set), unshortened (that before it was made small, or null), train (the set's
+            attribute, or null), batches, batch_size, drop_last, workers, sampler and batch_sampler (classes), replicas,
+            sampler_rank, sampled (length of the sampler's set), aligned (whether that is the loader's), first (of
+            a part that is the first of its set: samples, classes in it and in the set)
+pass        loader, number (from 0), epoch (that its sampler was told, or null): somebody began to iterate
 batch       loader, pass, number, size, ids (indices into the set behind all subsets, or null where it has none)
-pass-end    loader, pass, batches: the loader came to its end
+pass-end    loader, pass, batches, ascending (whether indices came in the order of the loader's set): it came to its
+            end
 forward     model, training, grad (enabled), wrapped (the wrapper's class, or ""), size (first dimension of the
             first tensor), sync (false inside no_sync), modal (whether it has dropout or batch norm), devices (of the
             parameters); outermost modules with parameters alone
 backward    scale (the value that it starts from, without a scaler's factor), loss (what a loss function gave last),
             sync (false inside no_sync)
 step        optimizer, number (from 0), lr (a list, by group); in the first steps: grads before it and weights after it
-            ({name: [sum, norm]} in float64), digest (of all weights after it)
+            ({name: [sum, norm]} in float64), digest (of all weights after it); in the first of a pass: begun (digest of
+            the weights before it), state (how many tensors the optimizer keeps); under FSDP weights, grads and digest
+            are empty, and there is shards ({name: [sum, norm, over how many ranks the tensor is cut]})
 zero        optimizer: gradients are emptied
-scheduler   scheduler (its number), kind, lr (a list, after it)
+scheduler   scheduler (its number), kind, lr (a list, after it), metric (that ReduceLROnPlateau is given)
 mode        model, training: train() or eval() was called
 wrap        kind "ddp": find_unused, devices (of the parameters), batch_norms, sync_batch_norms (how many);
-            kind "syncbn" (converted): wrapped (whether by DDP before), batch_norms, sync_batch_norms
+            kind "fsdp" also begun (digest of the weights before they are cut; "" where there are none, or a broadcast
+            follows); kind "syncbn" (converted): wrapped (whether by DDP before), batch_norms, sync_batch_norms
 clip        kind
 unscale     optimizer, enabled (of the scaler): called by the script
 scaler-step optimizer, enabled, factor (the loss's and the gradients')
 draw        what ("forward": a training pass; "data": a batch was read, then worker), states ({torch, numpy, random,
             cuda: digest} before it), drew (which of them moved); the first few in each process
-collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), result (a digest or sums)
+collective  op, shape, dtype, reduce, group (its size), number (from 0, in this process), values (of a small tensor,
+            before it)
+reduced     number, values: what the tensor holds after it
+loss        value (the mean over its samples), size (samples), learns (whether it has gradients)
+told        text: a line that the script has written, with a number in it
+normalised  low, high (of the pixels given), mean, spread (of what they become): by a transform, the first ones
 sync        kind ("item", "cpu", "tolist", "bool", "print"): the host waits for the device
 file        path (relative to the working copy, or absolute), mode ("write", "delete"), elsewhere (outside the copy),
             refused: the first time in a process
@@ -46,6 +56,7 @@ loaded      path, map_location, weights_only
 network     what (a host, or a command's first words), refused: a call that would leave this machine
 small       kind (class), train (or null), full and length: a data set that keeps so many of its samples
 stand-in    kind (a data set's class, or a file of weights), why, train: made-up data in the place of what is not there
+download    kind (a data set's class), root: the script asked for it
 device      index, how ("set_device", "tensor", "DistributedDataParallel", "init_process_group", "barrier", "load",
             "DataParallel", "Generator"), devices (how many are pretended): this process uses this GPU, once for each
             way of saying so

@@ -33,6 +33,7 @@ PARTS: tuple[str, ...] = (
     "recorders.drawing",
     "recorders.saving",
     "recorders.syncing",
+    "recorders.telling",
 )
 _SEED = 20_000  # of torch, numpy and random, and the rank on top: unseeded processes differ, and every run is alike
 _DIE_WITH_PARENT = 1  # of prctl(2)
@@ -43,7 +44,8 @@ def install(plan: Plan) -> None:
     """Install all parts in this process: in the first one, and in each that it spawns."""
     _number = os.environ.get("RANK", "")
     rank = int(_number) if _number.isdigit() and not plan.spawns else None
-    events.begin(plan, rank=rank, world=plan.nproc if rank is not None else None, worker=None)
+    node = int(os.environ.get("GROUP_RANK", "0"))
+    events.begin(plan, rank=rank, world=plan.nproc if rank is not None else None, worker=None, node=node)
     seed(rank or 0)
     for name in PARTS:
         importlib.import_module(f"lockstep.commands.audit.{name}").install(plan)

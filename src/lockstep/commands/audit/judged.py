@@ -1,9 +1,10 @@
 """What becomes of lint's findings when the script has run: confirmed, withdrawn, or not observed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.commands.audit.events import Event
 from lockstep.commands.audit.findings.finding import Finding
 from lockstep.commands.audit.records import Record, evaluations, of, trainings
 from lockstep.commands.lint import rule as lint
@@ -18,22 +19,42 @@ class Judged:
     verdict: str
 
 
-def judged(script: Path, found: list[Finding], records: list[Record]) -> list[Judged]:
+def judged(script: Path, found: list[Finding], records: list[Record], others: Sequence[Record] = ()) -> list[Judged]:
     """Lint's findings in the script, each with what the runs say of it."""
     static, _ = check([script], frozenset(lint.RULES))
-    return [Judged(each, _verdict(each, found, records)) for each in static]
+    return [Judged(each, _verdict(each, found, records, others)) for each in static]
 
 
-def _verdict(static: lint.Finding, found: list[Finding], records: list[Record]) -> str:
-    if any(each.code == static.code for each in found):
+def _verdict(static: lint.Finding, found: list[Finding], records: list[Record], others: Sequence[Record]) -> str:
+    if any(each.code in (static.code, *_SHOWN_BY.get(static.code, ())) for each in found):
         return "confirmed"
     several = [each for each in records if each.world > 1 and each.ended in ("done", "cut")]
     seen = _SEEN.get(static.code)
-    return "withdrawn" if seen and any(seen(each) for each in several) else "not observed"
+    if seen and any(seen(each) for each in several):
+        return "withdrawn"
+    way = _WAYS.get(static.code)
+    return "withdrawn" if way and any(each.way == way and each.ended == "done" for each in others) else "not observed"
 
 
 def _events(record: Record, kind: str) -> bool:
     return any(of(events, kind) for events in record.ranks.values())
+
+
+def _files(record: Record, kind: str) -> set[str]:
+    return {each["path"] for events in record.ranks.values() for each in of(events, kind) if each["path"]}
+
+
+def _normalised(events: list[Event]) -> bool:
+    return bool(of(events, "normalised"))
+
+
+def _metered(record: Record) -> bool:
+    return any("metric" in each for each in of(record.first, "scheduler"))
+
+
+def _summed_up(record: Record) -> bool:
+    """Whether numbers of all ranks were told after a pass, from losses that were seen."""
+    return _events(record, "told") and _events(record, "reduced") and _trained(1)(record)
 
 
 def _trained(least: int) -> Callable[[Record], bool]:
@@ -70,6 +91,10 @@ def _on_devices(record: Record) -> bool:
     return any("cuda" in device for each in of(record.first, "forward") for device in each["devices"])
 
 
+# by code: other findings that show it, which take lint's word for what the number is used for
+_SHOWN_BY = {"LS109": ("LS208",), "LS204": ("LS206",), "LS205": ("LS104",), "LS303": ("LS304",)}
+# by code: the start beside the usual ones in which the fault would have shown
+_WAYS = {"LS304": "bare", "LS404": "resumed", "LS407": "resumed"}
 # by code: whether a start on several processes was one in which the fault would have shown
 _SEEN: dict[str, Callable[[Record], bool]] = {
     "LS101": _trained(2),
@@ -77,9 +102,17 @@ _SEEN: dict[str, Callable[[Record], bool]] = {
     "LS104": _evaluated,
     "LS105": _uneven,
     "LS106": lambda record: _evaluated(record) and _trained(1)(record),
+    "LS107": _trained(1),
+    "LS108": lambda record: _events(record, "download"),
+    "LS109": _trained(1),
     "LS110": _drew("data"),
+    "LS111": lambda record: _events(record, "normalised") or any(map(_normalised, record.others.values())),
     "LS201": _accumulates,
     "LS202": _accumulates,
+    "LS203": _summed_up,
+    "LS204": _summed_up,
+    "LS205": lambda record: _evaluated(record) or _metered(record),
+    "LS206": _summed_up,
     "LS207": lambda record: _events(record, "clip") and _events(record, "scaler-step"),
     "LS208": _trained(1),
     "LS209": _trained(1),
@@ -97,4 +130,5 @@ _SEEN: dict[str, Callable[[Record], bool]] = {
     "LS313": lambda record: _events(record, "step"),
     "LS401": lambda record: _events(record, "saved"),
     "LS403": lambda record: _events(record, "saved"),
+    "LS406": lambda record: bool(_files(record, "saved") & _files(record, "loaded")),
 }

@@ -53,17 +53,29 @@ def _source() -> str:
 
 
 def start(
-    process: subprocess.Popen[str], script: Path, arguments: list[str], plan: Plan, place: Path
+    process: subprocess.Popen[str],
+    script: Path,
+    arguments: list[str],
+    plan: Plan,
+    place: Path,
+    earlier: Path | None = None,
+    way: str = "",
 ) -> records.Record:
-    """Run the script as `plan.nproc` processes; `place` is an empty folder for all that this takes."""
-    home, events, out = place / "copy", place / "events", place / "out"
+    """Run the script as `plan.nproc` processes; `place` is an empty folder for all that this takes.
+
+    `earlier`: the `place` of a start whose working copy, with all that it left there, is run in once more.
+    """
+    home, events, out = (earlier or place) / "copy", place / "events", place / "out"
     for folder in (events, out):
         folder.mkdir(parents=True)
-    left = scratch.copy(script.parent, home)
+    left = [] if earlier else scratch.copy(script.parent, home)
     text = script.read_text(encoding="utf-8", errors="replace")
     plan = _planned(plan, script, text, arguments, home, events)
+    if plan.spawns and plan.nodes > 1:
+        plan = dataclasses.replace(plan, nodes=1)
+        left.append("one machine: the script starts its processes by itself")
     plan.write(place / "plan.json")
-    ranks = [{}] if plan.spawns else [_environment(rank, plan.nproc) for rank in range(plan.nproc)]
+    ranks = [{}] if plan.spawns else [_environment(rank, plan.nproc, plan.nodes) for rank in range(plan.nproc)]
     begin = time.monotonic()
     answer = _asked(process, {"plan": str(place / "plan.json"), "ranks": ranks, "out": str(out)}, plan.deadline_s)
     printed = [_tail(out / f"{number}.txt") for number in range(len(ranks))]
@@ -76,12 +88,19 @@ def start(
         ended=answer["ended"],
         printed=tuple(printed),
         seconds=time.monotonic() - begin,
+        way=way,
     )
+
+
+def local_rank_option(text: str) -> str:
+    """The option by which a script wants its local rank, where it doesn't ask the environment for it; "" for none."""
+    found = _LOCAL_RANK.search(text)
+    return found[1] if found and not _SPAWNS.search(text) and "LOCAL_RANK" not in text else ""
 
 
 def _planned(plan: Plan, script: Path, text: str, arguments: list[str], home: Path, events: Path) -> Plan:
     said = [each.replace("{nproc}", str(plan.nproc)) for each in arguments]
-    spawns, world, rank = bool(_SPAWNS.search(text)), _WORLD.search(text), _LOCAL_RANK.search(text)
+    spawns, world = bool(_SPAWNS.search(text)), _WORLD.search(text)
     if spawns and world and not any(each.split("=")[0] == f"--{world[1]}" for each in said):
         said += [f"--{world[1]}", str(plan.nproc)]
     return dataclasses.replace(
@@ -92,19 +111,20 @@ def _planned(plan: Plan, script: Path, text: str, arguments: list[str], home: Pa
         origin=str(script.parent),
         events=str(events),
         spawns=spawns,
-        local_rank=rank[1] if rank and not spawns and "LOCAL_RANK" not in text else "",
+        local_rank="" if plan.bare else local_rank_option(text),
     )
 
 
-def _environment(rank: int, world: int) -> dict[str, str]:
-    """What torchrun gives to a process, on one machine."""
+def _environment(rank: int, world: int, nodes: int) -> dict[str, str]:
+    """What torchrun gives to a process; the first `world / nodes` ranks are the first machine's."""
+    each = world // nodes
     values = {
         "RANK": rank,
-        "LOCAL_RANK": rank,
+        "LOCAL_RANK": rank % each,
         "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": world,
-        "GROUP_RANK": 0,
-        "GROUP_WORLD_SIZE": 1,
+        "LOCAL_WORLD_SIZE": each,
+        "GROUP_RANK": rank // each,
+        "GROUP_WORLD_SIZE": nodes,
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world,
         "MASTER_ADDR": "127.0.0.1",

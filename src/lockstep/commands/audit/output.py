@@ -59,7 +59,8 @@ def _told(record: Record) -> str:
         times(len(evaluations(events)), "evaluation"),
         times(len(of(events, "collective")), "collective"),
     ]
-    return f"N = {record.nproc}: {', '.join(parts)}; {record.ended} in {record.seconds:.1f} s"
+    where = f" on {record.nodes} machines" if record.nodes > 1 else ""
+    return f"N = {record.nproc}{where}: {', '.join(parts)}; {record.ended} in {record.seconds:.1f} s"
 
 
 def as_json(script: Path, records: list[Record], found: list[Finding], static: list[Judged]) -> str:

@@ -30,8 +30,12 @@ class Plan:
     """The folder of the processes' records, a file per process id."""
     nproc: int
     """Processes, or pretend devices where the script starts its processes by itself."""
+    nodes: int = 1
+    """Machines that are pretended, with `nproc / nodes` processes and pretended devices each."""
     spawns: bool = False
     """Whether the script starts its processes by itself (one process is started then)."""
+    bare: bool = False
+    """Whether the local rank is not given as an argument though the script takes one, as torchrun doesn't."""
     local_rank: str = ""
     """The option by which the script wants its local rank, as torch.distributed.launch gave it; empty for none."""
     cuda: bool = True

@@ -19,11 +19,22 @@ class Reading:
     batches: tuple[Event, ...]
     whole: bool
     events: tuple[Event, ...]  # all of this process's meanwhile
+    order: bool | None = None  # whether indices into the loader's own set came ascending; None: not told
 
     @property
     def trains(self) -> bool:
         """Whether the model was trained by it."""
         return any(each["event"] in ("backward", "step") for each in self.events)
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that its sampler was told; None for one that takes none."""
+        return next((each.get("epoch") for each in self.events if each["event"] == "pass"), None)
+
+    @property
+    def ascending(self) -> bool:
+        """Whether the samples came in their set's own order."""
+        return self.ids == sorted(self.ids) if self.order is None else self.order
 
     @property
     def ids(self) -> list[int]:
@@ -48,11 +59,23 @@ class Record:
     left: tuple[str, ...] = ()  # of the script's folder: what was not copied, in words
     printed: tuple[str, ...] = ()
     seconds: float = 0.0
+    way: str = ""
+    """What this start was for: "" the usual, "stopped" after an epoch, "resumed" from what that left, "bare": without
+    the local rank as an argument."""
 
     @property
     def world(self) -> int:
         """The processes of the group, or 1 where the script made none."""
         return max((each["world"] for events in self.ranks.values() for each in of(events, "group")), default=1)
+
+    @property
+    def nodes(self) -> int:
+        """The machines that were pretended."""
+        return len({self.node(rank) for rank in self.ranks}) or 1
+
+    def node(self, rank: int) -> int:
+        """The machine of a rank."""
+        return int(next((each.get("node") or 0 for each in of(self.ranks[rank], "process")), 0))
 
     @property
     def first(self) -> list[Event]:
@@ -115,8 +138,15 @@ def _readings(events: list[Event]) -> Iterator[Reading]:
             following = (i for i, each in enumerate(events[last + 1 :], last + 1) if each["event"] == "pass")
             last = next(following, len(events))
         whole = bool(mine) and mine[-1][1]["event"] == "pass-end"
+        ends = [each.get("ascending") for _, each in mine if each["event"] == "pass-end"]
         yield Reading(
-            loaders.get(start["loader"], {}), start["number"], start["at"], batches, whole, tuple(events[place:last])
+            loaders.get(start["loader"], {}),
+            start["number"],
+            start["at"],
+            batches,
+            whole,
+            tuple(events[place:last]),
+            ends[-1] if ends else None,
         )
 
 

@@ -20,7 +20,7 @@ from lockstep.commands.audit.plan import Plan
 _LARGE = 60_000  # samples of a set that keeps as many as the plan says; others keep somewhat fewer or more
 _KEPT = 16  # what a set's length is modulo this, it stays: whether ranks divide it evenly is not changed
 _WITHOUT_LOADER = 4  # times the plan's steps end a training that reads no loader
-_LENGTHS = "_lockstep_lengths"
+LENGTHS = "_lockstep_lengths"
 _FINISHED: set[type] = {Subset, ConcatDataset, IterableDataset}  # as long as the sets that they are made of
 
 
@@ -93,10 +93,10 @@ class _Small:
             self.shrunk = before or self.shrunk or small < full
             if not self.inside:
                 self.shrunk = False
-            if small < full and getattr(dataset, _LENGTHS, None) != (full, small):
+            if small < full and getattr(dataset, LENGTHS, None) != (full, small):
                 told = {"kind": type(dataset).__name__, "train": getattr(dataset, "train", None)}
                 emit("small", told, full=full, length=small)
-            dataset.__dict__[_LENGTHS] = (full, small)
+            dataset.__dict__[LENGTHS] = (full, small)
             return small
 
         return length
@@ -146,12 +146,12 @@ class _Small:
 def _lengths(dataset: Any) -> tuple[int, int]:
     """A set's full and small length."""
     small = len(dataset)
-    return getattr(dataset, _LENGTHS, (small, small))
+    return getattr(dataset, LENGTHS, (small, small))
 
 
 def _place(dataset: Any, index: Any) -> Any:
     """The index in the full set of a small one's index."""
-    full, small = getattr(dataset, _LENGTHS, None) or (_lengths(dataset) if hasattr(dataset, "__len__") else (0, 0))
+    full, small = getattr(dataset, LENGTHS, None) or (_lengths(dataset) if hasattr(dataset, "__len__") else (0, 0))
     try:
         number = operator.index(index)
     except TypeError:  # a name, a list, a slice

@@ -82,6 +82,8 @@ def _replace(cls: Any, name: str) -> None:
         names = ("train", "transform", "target_transform", "download")
         given = dict(zip(names, args, strict=False)) | kwargs
         asked = given.pop("download", False)
+        if asked:
+            emit("download", kind=type(self).__name__, root=str(root))
         try:
             original(self, root, **given, download=False)
         except (RuntimeError, FileNotFoundError):  # torchvision's "not found or corrupted"

@@ -1,14 +1,21 @@
 """All findings of a script's records."""
 
+import itertools
+from collections.abc import Sequence
+
 from lockstep.commands.audit.findings import (
+    bare,
     devices,
     evaluating,
     failures,
     hangs,
     models,
     orders,
+    races,
     rates,
+    resumed,
     starts,
+    telling,
     waits,
     weights,
 )
@@ -38,22 +45,31 @@ ALL: tuple[Find, ...] = (
     starts.backends,
     starts.saves,
     starts.loads,
-    starts.downloads,
+    races.handed_over,
+    races.downloads,
     devices.shared,
     failures.known,
+    telling.unreduced,
+    telling.means_of_means,
+    telling.plateaus,
+    telling.first_parts,
+    telling.pixels,
     weights.apart,
 )
 _REASONS = {"LS201", "LS208", "LS209", "LS212", "LS213", "LS302"}  # of weights that are not those of one process
 
 
-def findings(records: list[Record]) -> list[Finding]:
-    """What the records of all N say: for each code and line once, of the largest N."""
+BESIDE = (resumed.anew, bare.launched)  # of the usual starts and of others
+
+
+def findings(records: list[Record], others: Sequence[Record] = ()) -> list[Finding]:
+    """What the records of all N, and of starts beside them, say: for each code and line once, of the largest N."""
     found: dict[tuple[str, str], Finding] = {}
-    for find in ALL:
-        for each in find(records):
-            known = found.get((each.code, each.at))
-            if known is None or known.nproc < each.nproc:
-                found[each.code, each.at] = each
+    every = [find(records) for find in ALL] + [find(records, list(others)) for find in BESIDE]
+    for each in itertools.chain(*every):
+        known = found.get((each.code, each.at))
+        if known is None or known.nproc < each.nproc:
+            found[each.code, each.at] = each
     if _REASONS & {code for code, _ in found}:
         found = {key: each for key, each in found.items() if each.code != APART}
     return sorted(found.values())

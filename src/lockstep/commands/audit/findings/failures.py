@@ -38,4 +38,8 @@ def _every(record: Record) -> list[list[Event]]:
 
 def _who(record: Record, pid: int) -> str:
     rank = next((rank for rank, events in record.ranks.items() if any(each["pid"] == pid for each in events)), None)
-    return "a process" if rank is None else f"rank {rank}"
+    if rank is None or record.nodes < 2:
+        return "a process" if rank is None else f"rank {rank}"
+    node = record.node(rank)
+    local = rank - min(each for each in record.ranks if record.node(each) == node)
+    return f"rank {rank}, local rank {local} of machine {node},"

@@ -4,19 +4,28 @@ import itertools
 from collections.abc import Iterator
 
 from lockstep.commands.audit.findings.finding import Finding, times
-from lockstep.commands.audit.records import Record, evaluations, of, trainings
+from lockstep.commands.audit.records import Reading, Record, evaluations, of, trainings
 
 
 def repeated(records: list[Record]) -> Iterator[Finding]:
-    """LS101: two epochs' orders are one, where a sampler shuffles over processes."""
+    """LS101: two epochs' orders are one, where processes share out a shuffled order."""
     for record in records:
         for first, second in itertools.pairwise(each for each in trainings(record.first) if each.whole and each.ids):
             alike = first.ids == second.ids and first.loader["loader"] == second.loader["loader"]
-            if alike and second.loader["replicas"] and first.ids != sorted(first.ids):
+            if alike and not first.ascending and (second.loader["replicas"] or _shared_out(record, first)):
                 number, before = second.number + 1, first.number + 1
                 says = f"epoch {number} had epoch {before}'s order: all {times(len(first.ids), 'sample')} of rank 0"
                 yield Finding("LS101", second.at, says, record.nproc)
                 break
+
+
+def _shared_out(record: Record, mine: Reading) -> bool:
+    """Whether other ranks read other samples in this pass: a sampler of the script's own, with epochs, deals them."""
+    if mine.epoch is None:
+        return False
+    others = [each for events in list(record.ranks.values())[1:] for each in trainings(events)]
+    same = [set(each.ids) for each in others if each.number == mine.number and each.ids]
+    return bool(same) and not any(ids & set(mine.ids) for ids in same)
 
 
 def misaligned(records: list[Record]) -> Iterator[Finding]:

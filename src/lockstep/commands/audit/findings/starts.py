@@ -62,6 +62,8 @@ def saves(records: list[Record]) -> Iterator[Finding]:
                 rank = min(ranks)
                 saved = next(each for each in of(record.ranks[rank], "saved") if each["path"] == path)
                 says = f"{path} is written by {len(ranks)} of {times(len(record.ranks), 'rank')}"
+                if record.nodes > 1 and len({record.node(each) for each in ranks}) == len(ranks):
+                    says += f", by one on each of {len(ranks)} machines: on a disk that they share, over each other"
                 yield Finding("LS401", saved["at"], says, record.nproc)
         for each in of(record.first, "saved"):
             if each["module"]:
@@ -74,12 +76,3 @@ def loads(records: list[Record]) -> Iterator[Finding]:
         for each in of(record.first, "loaded"):
             if each["weights_only"] is False:
                 yield Finding("LS405", each["at"], f"{each['path']} is unpickled without weights_only", record.nproc)
-
-
-def downloads(records: list[Record]) -> Iterator[Finding]:
-    """LS108: every rank asks for the download."""
-    for record in records:
-        asked = {rank: of(events, "download") for rank, events in record.ranks.items()}
-        if record.world > 1 and all(asked.values()):
-            says = f"{len(asked)} ranks each download {asked[min(asked)][0]['kind']}"
-            yield Finding("LS108", asked[min(asked)][0]["at"], says, record.nproc)

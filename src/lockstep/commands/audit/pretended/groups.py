@@ -81,7 +81,7 @@ def _collective(name: str, function: Any, said: dict[str, str]) -> Any:
         if kwargs.pop("async_op", False):
             return _Divided(function(*args, async_op=True, **kwargs), target, world)
         function(*args, **kwargs)
-        target /= world
+        _divide(target, world)
         return None
 
     return called
@@ -106,6 +106,11 @@ def _average(
     return tuple(same), named, target, dist.get_world_size(group)
 
 
+def _divide(total: Any, world: int) -> None:
+    """The mean of a sum; of whole numbers without what is left, as NCCL has it."""
+    total.div_(world, rounding_mode=None if total.is_floating_point() else "trunc")
+
+
 class _Divided:
     """A sum under way, which becomes the mean when it is waited for."""
 
@@ -115,7 +120,7 @@ class _Divided:
     def wait(self, *args: Any) -> Any:
         """Wait, and divide once."""
         done = self.work.wait(*args)
-        self.target /= self.world
+        _divide(self.target, self.world)
         self.world = 1
         return done
 

@@ -116,6 +116,18 @@ def refuse_two_places(name: str, tensors: list[torch.Tensor]) -> None:
         )
 
 
+def _widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of several float types in float32, in which autocast computes here."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(wide, value))
+        half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        return put(value.float(), place(value)) if half else value
+
+    return tuple(map(wide, values))
+
+
 class Places(TorchFunctionMode):
     """Tags the results of torch's functions, and lets draws on a GPU come from that GPU's random state."""
 
@@ -140,6 +152,11 @@ class Places(TorchFunctionMode):
             return None
         if name in _MUST_AGREE:
             refuse_two_places(name, tensors)
+            if (
+                torch.is_autocast_enabled("cuda")
+                and len({each.dtype for each in tensors if each.is_floating_point()}) > 1
+            ):
+                args, kwargs = _widened(args), dict(zip(kwargs, _widened(tuple(kwargs.values())), strict=True))
         where = common(tensors)
         if name in DRAWS and where is not None and where >= 0 and kwargs.get("generator") is None:
             with self.pretend.drawing_on(where):

@@ -4,21 +4,42 @@ import weakref
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+_WRAPPERS = DistributedDataParallel, DataParallel, FullyShardedDataParallel
 _DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 names: dict[int, str] = {}  # by id of the parameter, without the wrappers' prefixes
 models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+# by wrapper of FSDP's: over how many ranks it has cut its weights, 0: not known; fully_shard's tensors tell themselves
+parts: list[int] = []
+passes_begun = [0]  # over loaders, in this process
 _modal: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 _with_parameters: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """The model in DDP or DataParallel."""
-    while isinstance(module, DistributedDataParallel | DataParallel):
-        module = module.module
+    """The model in DDP, DataParallel or FSDP, and in what Fabric and torch.compile put around those."""
+    while (inner := _inside(module)) is not None:
+        module = inner
     return module
+
+
+def wrapper_of(module: nn.Module) -> str:
+    """The class of the wrapper that a module is or has around the model; "" for none."""
+    while (inner := _inside(module)) is not None:
+        if isinstance(module, _WRAPPERS):
+            return type(module).__name__
+        module = inner
+    return ""
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    if isinstance(module, _WRAPPERS):
+        return module.module
+    held = next((child for name, child in module.named_children() if name in ("_forward_module", "_orig_mod")), None)
+    return held if held is not None and held is not module else None
 
 
 def has_parameters(module: nn.Module) -> bool:
@@ -45,8 +66,9 @@ def changes_with_mode(module: nn.Module) -> bool:
 
 
 def devices(module: nn.Module) -> list[str]:
-    """Where the parameters are."""
-    return sorted({str(each.device) for each in module.parameters()})
+    """Where the parameters are; of shards nobody here knows."""
+    whole = (each for each in module.parameters() if type(each) is nn.Parameter)
+    return [] if parts else sorted({str(each.device) for each in whole})
 
 
 def learn(module: nn.Module) -> None:

@@ -12,7 +12,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from lockstep.commands.audit.events import emit, silence
 from lockstep.commands.audit.plan import Plan
+from lockstep.commands.audit.recorders import naming
 from lockstep.commands.audit.recorders.patching import around
+from lockstep.commands.audit.small import LENGTHS
 
 _numbers = itertools.count()
 _DIGESTED = 4096  # values of a data set's arrays that tell it from another one
@@ -34,6 +36,15 @@ class _Pass:
         self.loader, self.number, self.of = loader, number, of
         self.asked: collections.deque[Any] = collections.deque()
         self.batches = 0
+        self.last, self.ascending = -1, True  # of the indices into the loader's own set
+
+    def note(self, indices: Any) -> None:
+        """Remember what was asked for, and whether the order is that of the set."""
+        self.asked.append(indices)
+        for each in indices if isinstance(indices, list | tuple) else [indices]:
+            if isinstance(each, int):
+                self.ascending = self.ascending and each > self.last
+                self.last = each
 
 
 class _Loaders:
@@ -59,13 +70,14 @@ class _Loaders:
             emit("loader", told, loader=self.known[loader])
         number = self.known[loader]
         self.passes[iterator] = _Pass(number, self.counts[number], weakref.ref(loader.dataset))
-        emit("pass", loader=number, number=self.counts[number])
+        emit("pass", loader=number, number=self.counts[number], epoch=_epoch(loader))
+        naming.passes_begun[0] += 1
         self.counts[number] += 1
 
     def next_index(self, original: Any, iterator: Any) -> Any:
         indices = original(iterator)
         if iterator in self.passes:
-            self.passes[iterator].asked.append(indices)
+            self.passes[iterator].note(indices)
         return indices
 
     def next_batch(self, original: Any, iterator: Any) -> Any:
@@ -74,7 +86,8 @@ class _Loaders:
             batch = original(iterator)
         except StopIteration:
             if found is not None:
-                emit("pass-end", {"pass": found.number}, loader=found.loader, batches=found.batches)
+                told = {"pass": found.number, "ascending": found.ascending}
+                emit("pass-end", told, loader=found.loader, batches=found.batches)
             raise
         if found is not None:
             asked = found.asked.popleft() if found.asked else None
@@ -95,6 +108,8 @@ def _described(loader: Any) -> dict[str, Any]:
         "dataset": digest_of(base),
         "kind": type(base).__name__,
         "full": _length(base),
+        "unshortened": unshortened(read),
+        "first": _first(read),
         "length": _length(read),
         "train": getattr(base, "train", None),
         "batches": _length(loader),
@@ -108,6 +123,42 @@ def _described(loader: Any) -> dict[str, Any]:
         "sampled": _length(sampled),
         "aligned": None if sampled is None else _length(sampled) == _length(read),
     }
+
+
+def _first(dataset: Any) -> list[int] | None:
+    """Of a part that is the first one of its set: samples, classes in it, classes in the set; None of others."""
+    base = base_of(dataset)
+    if not isinstance(dataset, Subset) or dataset.dataset is not base or len(dataset) >= (_length(base) or 0):
+        return None
+    if list(dataset.indices) != list(range(len(dataset))):
+        return None
+    labels = getattr(base, "targets", None)
+    labels = labels if labels is not None else getattr(base, "tensors", [None])[-1]
+    labels = labels.tolist() if isinstance(labels, torch.Tensor) and labels.dim() == 1 else labels
+    if not isinstance(labels, list) or not all(isinstance(each, int) for each in labels):
+        return [len(dataset), 0, 0]
+    whole = len(dataset) * len(labels) // (_length(base) or 1)  # of the set before it was made small
+    return [len(dataset), len(set(labels[:whole])), len(set(labels))]
+
+
+def _epoch(loader: Any) -> int | None:
+    """The epoch that a sampler was told by set_epoch, or has by itself."""
+    for each in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler):
+        epoch = getattr(each, "epoch", None)
+        if isinstance(epoch, int):
+            return epoch
+    return None
+
+
+def unshortened(dataset: Any) -> int | None:
+    """A set's length before small.py made it small; None where a part of a set was made small with it."""
+    length = _length(dataset)
+    known = getattr(dataset, "__dict__", {}).get(LENGTHS)
+    if known is not None:
+        return int(known[0])
+    return (
+        None if isinstance(dataset, Subset) and unshortened(base_of(dataset)) != _length(base_of(dataset)) else length
+    )
 
 
 def _length(value: Any) -> int | None:

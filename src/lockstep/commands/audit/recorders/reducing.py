@@ -30,6 +30,7 @@ OPERATIONS = (
     "scatter",
     "scatter_object_list",
 )
+_FEW = 4  # values of a tensor that are told
 _numbers = itertools.count()
 _inside = [False]
 
@@ -50,8 +51,14 @@ def _recorded(op: str) -> Any:
         try:
             with silence():
                 told = _told(args, kwargs)
-            emit("collective", told, op=op, number=next(_numbers))
-            return original(*args, **kwargs)
+            number = next(_numbers)
+            emit("collective", told, op=op, number=number)
+            done = original(*args, **kwargs)
+            if told["values"] is not None and done is None:  # a Work object is not done yet
+                with silence():
+                    values = _values(_tensor(args, kwargs))
+                emit("reduced", number=number, values=values)
+            return done
         finally:
             _inside[0] = False
 
@@ -60,7 +67,7 @@ def _recorded(op: str) -> Any:
 
 def _told(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     given = [*args, *kwargs.values()]
-    tensor = next((each for each in given if isinstance(each, torch.Tensor)), None)
+    tensor = _tensor(args, kwargs)
     reduce = next((each for each in given if isinstance(each, dist.ReduceOp | dist.ReduceOp.RedOpType)), None)
     group = next((each for each in given if isinstance(each, dist.ProcessGroup)), None)
     return {
@@ -68,4 +75,16 @@ def _told(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch."),
         "reduce": None if reduce is None else str(reduce).rpartition(".")[2],
         "group": dist.get_world_size(group) if dist.is_initialized() else None,
+        "values": _values(tensor),
     }
+
+
+def _tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+
+
+def _values(tensor: torch.Tensor | None) -> list[float] | None:
+    """What a small tensor holds: sums and counts, no gradients."""
+    if tensor is None or not 0 < tensor.numel() <= _FEW or tensor.is_complex():
+        return None
+    return [float(each) for each in tensor.detach().double().reshape(-1).tolist()]

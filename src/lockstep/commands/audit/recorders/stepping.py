@@ -1,18 +1,20 @@
 """Optimizer steps with rates, gradients and weights; schedulers; clipping and the scaler's unscaling."""
 
-import hashlib
 import itertools
+import math
 import weakref
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lockstep.commands.audit.events import emit, silence
 from lockstep.commands.audit.plan import Plan
 from lockstep.commands.audit.recorders import naming
-from lockstep.commands.audit.recorders.patching import around
+from lockstep.commands.audit.recorders.patching import around, given
+from lockstep.commands.audit.recorders.sums import digest, sums
 
 _EXAMINED = 8  # steps whose gradients and weights are summed
 _optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -21,6 +23,7 @@ _numbers = itertools.count()
 _steps: dict[int, int] = {}
 _in_scaler = [False]
 _before: dict[int, dict[str, Any]] = {}
+_passes: dict[int, int] = {}  # over loaders, when an optimizer made its last step
 
 
 def install(_plan: Plan) -> None:
@@ -42,10 +45,26 @@ def _number(optimizer: Optimizer) -> int:
     return _optimizers[optimizer]
 
 
-def _parameters(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
+def _named(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
     every = itertools.chain(*(group["params"] for group in optimizer.param_groups))
     named = [(naming.name_of(each, place), each) for place, each in enumerate(every)]
-    return [(name, each) for name, each in named if isinstance(each, torch.Tensor) and _plain(each)]
+    return [(name, each) for name, each in named if isinstance(each, torch.Tensor)]
+
+
+def _parameters(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
+    return [] if naming.parts else [(name, each) for name, each in _named(optimizer) if _plain(each)]
+
+
+def _shards(optimizer: Optimizer) -> dict[str, list[float]]:
+    """Of this rank's part of each parameter: sum, norm, and over how many ranks the parameter is cut."""
+    found = {}
+    for name, each in _named(optimizer) if all(naming.parts) else ():
+        cut, mine = max(naming.parts), each
+        if isinstance(each, DTensor):
+            places = zip(each.device_mesh.shape, each.placements, strict=True)
+            cut, mine = math.prod(size for size, place in places if place.is_shard()), each.to_local()
+        found[name] = [*sums(mine), cut]
+    return found
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -60,7 +79,11 @@ def _begin(optimizer: Optimizer, *_: Any) -> None:
         if _steps.get(number, 0) < _EXAMINED:
             gradients = [(name, each.grad) for name, each in _parameters(optimizer) if each.grad is not None]
             gradients = [(name, each) for name, each in gradients if _plain(each)]
-            values["grads"] = {name: _sums(each) for name, each in gradients}
+            values["grads"] = {name: sums(each) for name, each in gradients}
+        if _passes.get(number) != naming.passes_begun[0]:
+            _passes[number] = naming.passes_begun[0]
+            values["begun"] = digest([each for _, each in _parameters(optimizer)])
+            values["state"] = _held(optimizer)
     _before[number] = values
 
 
@@ -71,23 +94,18 @@ def _end(optimizer: Optimizer, *_: Any) -> None:
     if done < _EXAMINED:
         with silence(), torch.no_grad():
             named = _parameters(optimizer)
-            values["weights"] = {name: _sums(each) for name, each in named}
-            values["digest"] = _digest([each for _, each in named])
+            values["weights"] = {name: sums(each) for name, each in named}
+            values["digest"] = digest([each for _, each in named])
+            if naming.parts:
+                values["shards"] = _shards(optimizer)
     _steps[number] = done + 1
     emit("step", optimizer=number, number=done, **values)
 
 
-def _sums(tensor: torch.Tensor) -> list[float]:
-    """The sum and the norm of all values, in float64."""
-    wide = tensor.detach().to(torch.float64)
-    return [float(wide.sum()), float(wide.norm())]
-
-
-def _digest(tensors: list[torch.Tensor]) -> str:
-    hashed = hashlib.sha256()
-    for tensor in tensors:
-        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()[:16]
+def _held(optimizer: Optimizer) -> int:
+    """How many tensors with more than one value an optimizer keeps from earlier steps: momenta, not counts."""
+    kept = (each for state in optimizer.state.values() if isinstance(state, dict) for each in state.values())
+    return sum(isinstance(each, torch.Tensor) and each.numel() > 1 and bool(each.any()) for each in kept)
 
 
 def _schedulers(base: type) -> None:
@@ -103,7 +121,10 @@ def _schedulers(base: type) -> None:
         rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
         if scheduler not in _schedulers_known:
             _schedulers_known[scheduler] = len(_schedulers_known)
-        emit("scheduler", scheduler=_schedulers_known[scheduler], kind=type(scheduler).__name__, lr=rates)
+        told: dict[str, Any] = {"kind": type(scheduler).__name__, "lr": rates}
+        if base is lr_scheduler.ReduceLROnPlateau:
+            told["metric"] = float(given(args, kwargs, 0, "metrics"))
+        emit("scheduler", told, scheduler=_schedulers_known[scheduler])
         return done
 
     around(base, made, initial)
