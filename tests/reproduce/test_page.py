@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.commands.reproduce import recipe, report
+from tests.reproduce.shapes import REFUSED
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
 ROW = re.compile(r" +\d+ +([\d.]+) +([\d.]+) +([\d.]+) +(\S+)$", re.MULTILINE)
@@ -13,7 +14,7 @@ ROW = re.compile(r" +\d+ +([\d.]+) +([\d.]+) +([\d.]+) +(\S+)$", re.MULTILINE)
 
 def test_the_differences_are_those_of_the_losses() -> None:
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(rows) == 18
+    assert len(rows) == 23
     for *losses, said in rows:
         script, *ours = map(float, losses)
         digits = len(losses[0].partition(".")[2])
@@ -30,3 +31,10 @@ def test_the_sentences_are_those_of_the_report() -> None:
     for line in lines:
         head = re.split(r" [\d.]+e-|main-lockstep| all epochs|over \d", line)[0]  # without what differs between runs
         assert head in text
+
+
+def test_what_is_refused_is_on_both_pages() -> None:
+    for page in (PAGE, PAGE.parent / "zh" / PAGE.name):
+        text = page.read_text(encoding="utf-8")
+        for _, why in REFUSED.values():
+            assert why.replace("script.py", "train.py") in text

@@ -142,6 +142,8 @@ def test_what_the_recorder_does_not_know_makes_the_losses_part(tmp_path: Path) -
     ended = run_lockstep("reproduce", "--steps", "3", "--compare", "1", "script.py", cwd=tmp_path, timeout=300)
     assert ended.code == 1, ended.text
     assert "losses: they part at step 2" in ended.out
+    line = scripts.BY_HAND.splitlines().index("            optimizer.step()") + 1
+    assert f"its gradients are changed between backward and the step of script.py:{line}" in ended.out
 
 
 def test_what_a_class_needs_of_a_script() -> None:

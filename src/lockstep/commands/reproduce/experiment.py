@@ -36,6 +36,7 @@ class Experiment:
     steps: list[Step]
     initial: dict[str, Tensor]
     parts: dict[str, Tensor]  # tensors that its objects were made of
+    average: dict[str, Tensor]  # the moving average of the weights after the last step; empty: there is none
     weight: Tensor | None  # of the classes, in the loss
     train: dict[str, Any]  # the loader that is learned from
     evaluated: dict[str, Any] | None  # the one that is not
@@ -79,6 +80,7 @@ def read(script: Path, folder: Path, records: list[dict[str, Any]]) -> Experimen
     trained = [loader for loader in first["loaders"] if loader["trains"]]
     if len(trained) != 1:
         problems.append(f"{len(trained)} loaders are learned from")
+    problems += _more_than_the_loss(first["steps"])
     if problems:
         raise UserError(
             f"{script.name} is not of the shape that can be reproduced: {'; '.join(dict.fromkeys(problems))}",
@@ -98,6 +100,7 @@ def read(script: Path, folder: Path, records: list[dict[str, Any]]) -> Experimen
         steps=steps,
         initial=_below(tensors[0], "initial/"),
         parts=_below(tensors[0], "parts/"),
+        average=_below(tensors[0], "average/"),
         weight=tensors[0].get("weight"),
         train=trained[0],
         evaluated=evaluated,
@@ -124,6 +127,15 @@ def _step(records: list[dict[str, Any]], tensors: list[dict[str, Tensor]], numbe
             summed += one["loss"] * len(one["ids"])
     rates = records[0]["steps"][number]["lr"]
     return Step(np.array(ids), torch.cat(images), torch.cat(labels), summed / len(ids), rates)
+
+
+def _more_than_the_loss(steps: list[dict[str, Any]]) -> list[str]:
+    """What is wrong where backward is called on another multiple of the loss each time: a penalty is in it."""
+    passes = [one for step in steps for one in step["passes"]]
+    ratios = [one["backward"] / one["loss"] for one in passes if one["loss"] and math.isfinite(one["backward"])]
+    if not ratios or max(ratios) - min(ratios) <= _CLOSE * max(map(abs, ratios)):
+        return []
+    return [f"backward is called on more than the loss: something is added to it ({passes[0]['at']})"]
 
 
 def _factor(passes: list[dict[str, Any]]) -> float:

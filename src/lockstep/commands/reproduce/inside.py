@@ -35,8 +35,9 @@ def install(plan: Plan) -> Recorder:
         pretend(plan.cuda, lambda *_, **__: None)
     if plan.double:
         torch.set_default_dtype(torch.float64)
-    made.note_calls()
-    recorder = Recorder(plan.steps, Loaders(plan.steps, time.monotonic() + plan.seconds))
+    home = str(Path(plan.script).parent)
+    made.note_calls(home)
+    recorder = Recorder(plan.steps, Loaders(plan.steps, time.monotonic() + plan.seconds), home)
     recorder.loaders.install()
     watch(recorder)
     _keep_files(Path(plan.folder) / "saved")

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
+from lockstep.commands.reproduce.places import user_line
+
 # object's id -> itself (so that no other one gets the id), and what its class was called with
 _calls: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+_lines: dict[int, str] = {}  # of modules, by id: the user's line that each was made at
 _PLAIN = (bool, int, str, bytes, type(None), type(...))
 
 
@@ -25,16 +28,32 @@ class Unwritable(Exception):
     """An object that no expression is known for; the text says which."""
 
 
-def note_calls() -> None:
-    """From here on, note what modules and data sets are made with."""
+def note_calls(home: str = "") -> None:
+    """From here on, note what modules and data sets are made with; `home`: the folder of the user's own code."""
+
+    def noting(cls: type, *args: Any, **kwargs: Any) -> Any:
+        made: Any = object.__new__(cls)
+        _calls[id(made)] = made, args, kwargs
+        if home and issubclass(cls, nn.Module):
+            _lines[id(made)] = user_line(home)
+        return made
+
     for base in (nn.Module, Dataset, LRScheduler):
-        base.__new__ = _noting  # type: ignore[method-assign]
+        base.__new__ = noting  # type: ignore[method-assign]
 
 
-def _noting(cls: type, *args: Any, **kwargs: Any) -> Any:
-    made: Any = object.__new__(cls)
-    _calls[id(made)] = made, args, kwargs
-    return made
+def alike(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Other modules of a model's class with parameters of the same names and shapes, and the lines that made them."""
+    shapes, found = _named(model), list[tuple[nn.Module, str]]()
+    for value, _, _ in list(_calls.values()):
+        other = type(value) is type(model) and value is not model
+        if other and "_parameters" in vars(value) and _named(value) == shapes:
+            found.append((value, _lines.get(id(value), "")))
+    return found
+
+
+def _named(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(each.shape)) for name, each in module.named_parameters()]
 
 
 def schedulers(optimizer: Any) -> list[LRScheduler]:

@@ -118,6 +118,9 @@ def _rates(experiment: Experiment, made: Recipe) -> str:
     if made.rates:
         about = "The rate of each epoch, as the script had it; `count` of them."
         return _function("rates", "count", about, [f"found = {made.rates!r}", "return found + found[-1:] * count"])
+    if made.table:
+        about = "The rates of the first `count` steps, as the script's own function of the step gives them."
+        return _function("rates", "count", about, [f"found = {made.table}", "return found + found[-1:] * count"])
     group = experiment.record["optimizer"]["groups"][0]["options"]
     first = group.get("initial_lr", repr(experiment.steps[0].rates[0]))
     lines = [

@@ -6,8 +6,8 @@ from lockstep.commands.reproduce.recipe import WEIGHTS, Recipe
 _TEXT = '''"""What {name} trains, with its own schedule: `python train.py`, on any number of processes."""
 
 import parts
-import torch.nn.functional as F
-from safetensors.torch import load_file
+{torch}import torch.nn.functional as F
+from safetensors.torch import load_file{averaging}
 
 import lockstep as ls
 
@@ -20,8 +20,9 @@ def main(world):
     )
     model = parts.model()
     model.load_state_dict(load_file("{weights}"))
-    model = ls.parallelize(model.to(world.device), world, batch_norm="{batch_norm}")
-    optimizer = parts.optimizer(model, None, LR)
+    model = model.to({where})
+{average}    model = ls.parallelize(model, world, batch_norm="{batch_norm}")
+{compiled}    optimizer = parts.optimizer(model, None, LR)
     rates = parts.rates({count})
 
     def schedule(samples):
@@ -34,7 +35,7 @@ def main(world):
     for number, epoch in enumerate(train.epochs(EPOCHS), start=1):
         for batch in epoch:
             step(batch)
-        metrics = ls.evaluate(model, val, world)
+{averaged}        metrics = ls.evaluate({evaluated}, val, world)
         world.print(f"epoch {{number}}: {{metrics}}")
 
 
@@ -47,6 +48,7 @@ def _written(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)
 
 
+_AVERAGING = "\nfrom torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn"
 _FIELDS = ("crop_padding", "crop_fill", "flip", "mean", "std", "drop_last")
 
 
@@ -64,11 +66,20 @@ def program_text(experiment: Experiment, made: Recipe) -> str:
         loss = (
             f"lambda outputs, labels: F.cross_entropy(outputs, labels, label_smoothing={config.optim.label_smoothing})"
         )
+    if config.optim.loss == "bce":
+        made.lost.append("the loss, in train.py: give TrainStep the script's binary cross-entropy of one-hot labels")
     if config.optim.class_weights != "none":
         made.lost.append("class weights, in train.py: give TrainStep a torch.nn.CrossEntropyLoss(weight=...)")
-    by_epoch = bool(made.rates)
+    by_epoch, ema = bool(made.rates), config.optim.ema
     return _TEXT.format(
+        where="world.device" + (", memory_format=torch.channels_last" if config.model.channels_last else ""),
+        averaging=_AVERAGING if ema else "",
+        average=f"    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn({ema!r}))\n" if ema else "",
+        compiled=f'    model.compile(mode="{config.model.compile_mode}")\n' if config.model.compile else "",
+        averaged="            average.update_parameters(model)\n" if ema else "",
+        evaluated="average" if ema else "model",
         name=experiment.script.name,
+        torch="import torch\n" if config.model.channels_last else "",
         epochs=config.epochs,
         lr=config.optim.lr,
         dataset=repr(config.data.dataset) if made.set_by_flags else "parts.data()",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.commands.reproduce import extras
 from lockstep.commands.reproduce.experiment import Experiment
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
 from lockstep.config.recipes import recipe
@@ -40,6 +41,7 @@ class Recipe:
     optimizer_by_flags: bool = False
     rates: list[float] = field(default_factory=list)  # by epoch, where no schedule of ours has them
     scheduler: str = ""  # the script's, where it is stepped with each step: an expression of `optimizer`
+    table: str = ""  # or the rates of all steps as an expression
     random_pixels: bool = False  # transforms draw, so that no pixels can be compared
     lost: list[str] = field(default_factory=list)
     meant: list[str] = field(default_factory=list)
@@ -47,7 +49,7 @@ class Recipe:
     @property
     def needs_program(self) -> bool:
         """Whether flags can't say it, so that a program says it."""
-        return bool(self.rates or self.scheduler)
+        return bool(self.rates or self.scheduler or self.table)
 
 
 def recipe_of(experiment: Experiment) -> Recipe:
@@ -59,19 +61,24 @@ def recipe_of(experiment: Experiment) -> Recipe:
     epochs = max(1, experiment.train["passes"])
     if record["end"] != "done":
         made.lost.append(f"the number of epochs: the script was stopped in epoch {epochs} ({record['end']})")
-    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(record["autocast"], "fp32")
     made.config = Config(
         epochs=epochs,
         batch_size=experiment.batch_size,
         accumulate=experiment.accumulate,
         seed=record["seed"] or 0,
-        precision=precision,  # type: ignore[arg-type]
+        precision=extras.precision(experiment, made.meant, made.lost),
         data=data,
-        model=ModelConfig(model=f"{PARTS}:model", init=WEIGHTS, batch_norm=_batch_norm(experiment, made)),
+        model=ModelConfig(
+            model=f"{PARTS}:model",
+            init=WEIGHTS,
+            batch_norm=_batch_norm(experiment, made),
+            **extras.model_fields(experiment, made.meant),
+        ),
         optim=optim,
         execution=Execution(data_dir=root),
     )
     _schedule(experiment, made)
+    extras.changed(experiment, made.lost)
     return made
 
 
@@ -148,6 +155,9 @@ def _optim(experiment: Experiment, made: Recipe) -> OptimConfig:
         made.lost.append(f"clipping by {', '.join(kind for kind, _, _ in clipped)}")
     loss = experiment.record["loss"]
     common["label_smoothing"] = loss["smoothing"]
+    common["ema"] = extras.ema(experiment, made.meant, made.lost)
+    if loss["name"] == "binary_cross_entropy_with_logits":
+        common["loss"] = "bce"
     if loss["name"] == "nll_loss":
         if experiment.record["log_probabilities"]:
             made.meant.append(
@@ -180,9 +190,10 @@ def _schedule(experiment: Experiment, made: Recipe) -> None:
     if scheduler.get("momentum"):
         made.lost.append(f"{scheduler['name']} moves the momentum as well; here it stays")
     if scheduler.get("each_step") or len({step.rates[0] for step in experiment.steps}) > 1:
-        made.scheduler = scheduler.get("expression", "")
-        if not made.scheduler:
-            why = f" ({scheduler['why']})" if scheduler.get("why") else ""
+        made.scheduler, made.table = scheduler.get("expression", ""), scheduler.get("table", "")
+        if not made.needs_program:
+            why = scheduler.get("why") or experiment.record["rate_line"]
+            why = f" ({why})" if why else ""
             made.lost.append(f"the schedule: it moves the rate within an epoch{why}; the first rate is kept")
         return
     epochs, changes = config.epochs, [e for e in range(1, len(rates)) if rates[e] != rates[e - 1]]

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.commands.reproduce.copies import Copies
 from lockstep.commands.reproduce.loaders import Loaders
 from lockstep.commands.reproduce.made import schedulers
+from lockstep.commands.reproduce.places import user_line
 
 
 @dataclass
@@ -19,7 +21,8 @@ class Pass:
     images: Tensor | None = None
     labels: Tensor | None = None
     loss: float = math.nan  # as the loss function gave it
-    backward: float = math.nan  # what backward was called on
+    backward: float = math.nan  # what backward was called on, without a scaler's factor
+    at: str = ""  # the user's line that called it
 
 
 @dataclass
@@ -28,6 +31,7 @@ class Recorder:
 
     steps: int
     loaders: Loaders
+    home: str = ""  # the folder of the user's own code
     model: nn.Module | None = None
     wrapper: str = ""
     initial: dict[str, Tensor] = field(default_factory=dict)
@@ -40,6 +44,17 @@ class Recorder:
     clips: list[tuple[str, float, float]] = field(default_factory=list)
     seed: int | None = None
     autocast: str = ""
+    compiled: str = ""  # the mode, where something was to be compiled
+    channels_last: bool = False
+    scale: float = 1.0  # a scaler's, of the gradients now
+    unscaled: bool = False  # whether they have lost it again
+    clip_scale: float = 1.0  # that of gradients when they were clipped
+    skipped: int = 0  # steps that a scaler left out
+    versions: list[int] = field(default_factory=list)  # of the gradients, after what is known to change them
+    by_hand: str = ""  # the line of a step whose gradients something else has changed
+    copies: Copies = field(default_factory=Copies)
+    evaluated: set[str] = field(default_factory=set)  # "model", "average", "another"
+    changed: dict[str, str] = field(default_factory=dict)  # "images", "labels": where they are no longer the loader's
     log_probabilities: bool = False
     classes: int = 0
     draws: Any = None  # of lockstep.draws
@@ -55,7 +70,9 @@ class Recorder:
         return len(self.taken) < self.steps and (last is None or last[0].passes <= 1)
 
     def say(self, problem: str) -> None:
-        """Note what can't be followed."""
+        """Note what can't be followed, with the user's line that does it."""
+        at = user_line(self.home) if self.home else ""
+        problem = f"{problem} ({at})" if at else problem
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -68,12 +85,27 @@ class Recorder:
         if self.optimizer is not None and optimizer is not self.optimizer:
             self.say("several optimizers")
         self.optimizer = optimizer
+        if self.model is not None and len(self.taken) <= self.steps:
+            self.copies.look(self.model, len(self.taken))
+        if self.on and self.versions and self.versions != self.gradients() and not self.by_hand:
+            self.by_hand = user_line(self.home)
         if not self.taken:
             self.options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         if self.on:
             self.taken.append((self.passes, self.rates()))
             self.counts += [each.last_epoch for each in schedulers(optimizer)[-1:]]
         self.passes = []
+
+    def gradients(self) -> list[int]:
+        """Which they are and how often each was written to."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        found = [each.grad for group in groups for each in group["params"] if each.grad is not None]
+        return [number for grad in found for number in (grad.data_ptr(), grad._version)]
+
+    def touched(self) -> None:
+        """What is known to change the gradients has done so."""
+        if self.on:
+            self.versions = self.gradients()
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step was taken."""

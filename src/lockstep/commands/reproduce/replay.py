@@ -29,6 +29,7 @@ class Replayed:
     processes: int
     losses: list[float]  # of each step, the mean over the global batch
     weights: float  # largest difference between the first weights and the recorded ones
+    average: float  # largest difference between the moving averages after the last step; -1: not compared
     pixels: float  # largest difference between images as Lockstep prepares them and the recorded ones; -1: not compared
 
 
@@ -40,21 +41,25 @@ def replay(
     if experiment.record["cuda"]:  # pretended GPUs compute in float32
         config = replace(config, precision="fp32")
     what = experiment, config, str(folder), pixels, double
-    losses, weights, difference = launch(_steps, *what, nproc=nproc, execution=config.execution)[0]
-    return Replayed(nproc, losses, weights, difference)
+    return Replayed(nproc, *launch(_steps, *what, nproc=nproc, execution=config.execution)[0])
 
 
 def _steps(
     world: World, experiment: Experiment, config: Config, folder: str, pixels: bool, double: bool
-) -> tuple[list[float], float, float]:
+) -> tuple[list[float], float, float, float]:
     with _modules_of(folder):
         run = assemble(config, world, torch.float64 if double else None)
     state, recorded = run.model.state_dict(), experiment.initial
     weights = max(float((state[name].double() - each.double()).abs().max()) for name, each in recorded.items())
     if double:  # the file's are float32
         run.model.load_state_dict(recorded)
+        if run.ema is not None:
+            run.ema.module.load_state_dict(recorded)
     difference = _pixels(run, experiment.steps) if pixels else -1.0
     _scale(run, experiment.loss_factor)
+    run.step.clip_norm /= experiment.record["clip_scale"]
+    if run.ema is not None and experiment.record["average"]["decays"][0] != 0:
+        run.ema.n_averaged += 1  # as the script's, it begins with the first weights
     losses = []
     for number, step in enumerate(experiment.steps):
         for group, rate in zip(run.step.optimizer.param_groups, step.rates, strict=True):
@@ -62,7 +67,17 @@ def _steps(
         run.step.schedule = None
         summed = run.step(_batch(run, step, number, world))
         losses.append(float(world.sum(summed.double().clone())) / len(step.ids))
-    return losses, weights, difference
+        if run.ema is not None:
+            run.ema.update_parameters(run.model)
+    return losses, weights, _average(run, experiment), difference
+
+
+def _average(run: Run, experiment: Experiment) -> float:
+    recorded = experiment.average
+    if run.ema is None or len(experiment.record["average"]["decays"]) != len(experiment.steps):
+        return -1.0
+    named = {name: each.detach().double() for name, each in run.ema.module.named_parameters()}
+    return max(float((named[name] - each.double()).abs().max()) for name, each in recorded.items())
 
 
 @contextmanager
@@ -124,9 +139,9 @@ def _same_labels(ours: Tensor, theirs: Tensor) -> bool:
 def rates_apart(experiment: Experiment, made: Recipe, folder: Path) -> float:
     """The largest relative difference of the recipe's learning rates and those that were seen; -1: not compared."""
     config, seen = made.config, experiment.rates
-    if made.scheduler:
+    if made.scheduler or made.table:
         with _modules_of(str(folder)):
-            ours = importlib.import_module(PARTS).rates(len(experiment.steps))
+            ours = importlib.import_module(PARTS).rates(len(experiment.steps))[: len(experiment.steps)]
         seen = [step.rates[0] for step in experiment.steps]
     elif made.rates:
         return 0.0  # they are those that were seen
@@ -140,7 +155,8 @@ def rates_apart(experiment: Experiment, made: Recipe, folder: Path) -> float:
 
 def plain(config: Config) -> Config:
     """The config without what a comparison of single steps does not need."""
-    return replace(config, execution=replace(config.execution, duplicates="never", probe=False))
+    model = replace(config.model, compile=False)
+    return replace(config, model=model, execution=replace(config.execution, duplicates="never", probe=False))
 
 
 def relative(ours: float, theirs: float) -> float:

@@ -41,9 +41,10 @@ def text(found: Found) -> list[str]:
     else:
         lines.append("images: as the script's transforms drew them; the recipe draws anew")
     if found.rates >= 0:
-        lines.append(
-            f"learning rates of {'its steps' if found.made.scheduler else 'all epochs'}: {_equal(found.rates)}"
-        )
+        by_step = found.made.scheduler or found.made.table
+        lines.append(f"learning rates of {'its steps' if by_step else 'all epochs'}: {_equal(found.rates)}")
+    if first.replays[0].average >= 0:
+        lines.append(f"moving average of the weights: {_equal(max(each.average for each in first.replays))}")
     lines.append(_verdict(found))
     lines += ["", "different on purpose:"]
     lines += [f"  {each}" for each in [*_faults(experiment), *_meant(experiment), *found.made.meant]]
@@ -73,6 +74,8 @@ def _verdict(found: Found) -> str:
     if found.agrees:
         return f"losses: equal until rounding over {count} steps"
     why = f"; in float64 the script does not run: {found.why_not}" if found.why_not else ""
+    at = last.experiment.record["by_hand"]
+    why += f"; its gradients are changed between backward and the step of {at}" if at else ""
     return f"losses: they part at step {last.departed + 1}: something of the script is not in the recipe{why}"
 
 
@@ -87,6 +90,8 @@ def _faults(experiment: Experiment) -> list[str]:
     seen, train, evaluated = dict[str, str](), experiment.train, experiment.evaluated
     if experiment.loss_factor != 1:
         seen["LS201"] = f"gradients are {experiment.loss_factor:.3g} times those of the mean"
+    if experiment.record["clip_scale"] != 1:
+        seen["LS207"] = f"they were {experiment.record['clip_scale']:,.0f} times too large"
     distributed = train["sampler"] == "DistributedSampler"
     repeated = len(train["firsts"]) > 1 and train["firsts"][0] == train["firsts"][1]
     if repeated and distributed:

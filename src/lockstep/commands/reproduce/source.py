@@ -3,6 +3,7 @@
 import ast
 import builtins
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _LITERALS = (bool, int, float, str, bytes, type(None))
@@ -98,3 +99,14 @@ def _is_literal(value: Any) -> bool:
     if isinstance(value, dict):
         return type(value) is dict and all(_is_literal(each) for pair in value.items() for each in pair)
     return isinstance(value, _LITERALS)
+
+
+def line_that_sets(script: str, key: str) -> str:
+    """The first line of a script that assigns to `something[key]`, as "train.py:41"; "" where there is none."""
+    path, found = Path(script), list[int]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for each in targets:
+            if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Constant) and each.slice.value == key:
+                found.append(each.lineno)
+    return f"{path.name}:{min(found)}" if found else ""

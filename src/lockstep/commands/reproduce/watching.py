@@ -7,20 +7,21 @@ sample) instead of torch's generator, so that it can be drawn again.
 
 import functools
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lockstep.commands.reproduce import mixed
+from lockstep.commands.reproduce.losses import LOSSES, note_changed, note_loss, watch_loss
+from lockstep.commands.reproduce.places import user_line
 from lockstep.commands.reproduce.recorder import Pass, Recorder, digest
 from lockstep.training.drawn import drawn, draws_of
 
-LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
+_TIMM = ("LabelSmoothingCrossEntropy", "SoftTargetCrossEntropy")  # torch's cross-entropy by other names
 
 
 def watch(recorder: Recorder) -> None:
@@ -28,9 +29,10 @@ def watch(recorder: Recorder) -> None:
     recorder.loaders.rates = recorder.rates
     _watch_calls(recorder)
     for name in LOSSES:
-        _watch_loss(recorder, name)
+        watch_loss(recorder, name)
     _watch_backward(recorder)
     _watch_clipping(recorder)
+    mixed.watch(recorder)
     _watch_seed(recorder)
     register_optimizer_step_pre_hook(lambda optimizer, *_: recorder.before_step(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: recorder.after_step(optimizer))
@@ -39,7 +41,7 @@ def watch(recorder: Recorder) -> None:
 def bare(module: nn.Module) -> nn.Module:
     """The module without what wraps it."""
     while (inner := getattr(module, "module", None) or getattr(module, "_orig_mod", None)) is not None:
-        if not isinstance(inner, nn.Module) or len(list(module.children())) != 1:
+        if not isinstance(inner, nn.Module) or inner is module or len(list(module.children())) != 1:
             break
         module = inner
     return module
@@ -49,10 +51,17 @@ def _watch_calls(recorder: Recorder) -> None:
     original = nn.Module.__call__
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if recorder.depth or not (self.training and torch.is_grad_enabled()):
+        if recorder.depth or not torch.is_grad_enabled():
+            if not (recorder.depth or self.training):
+                _note_evaluated(recorder, bare(self))
             return original(self, *args, **kwargs)
-        if not any(each.requires_grad for each in self.parameters()):
-            return original(self, *args, **kwargs)
+        if not self.training or not any(each.requires_grad for each in self.parameters()):
+            value = original(self, *args, **kwargs)
+            if type(self).__name__ in _TIMM and isinstance(value, Tensor):
+                note_loss(
+                    recorder, "cross_entropy", value, args[1], (), {"label_smoothing": vars(self).get("smoothing")}
+                )
+            return value
         recorder.depth += 1
         if torch.get_default_dtype() == torch.float64:  # the plan's; what a file holds may be float32
             args = tuple(each.double() if _is_float(each) else each for each in args)
@@ -78,9 +87,8 @@ def _begun(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> Any:
         recorder.model, recorder.wrapper = model, type(module).__name__ if module is not model else ""
         recorder.initial = {name: each.detach().cpu().clone() for name, each in model.state_dict().items()}
         recorder.draws = draws_of(recorder.seed or 0)
-        for name, kind in (("cpu", "cpu"), ("cuda", "cuda")):
-            if torch.is_autocast_enabled(kind):
-                recorder.autocast = str(torch.get_autocast_dtype(name)).removeprefix("torch.")
+        recorder.autocast = mixed.autocast_type()
+        recorder.channels_last = any(_is_channels_last(each) for each in model.parameters())
     if model is not recorder.model:
         recorder.say("several models are trained, or one in parts")
     if not recorder.on:
@@ -97,6 +105,8 @@ def _begun(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> Any:
         recorder.say("the model is given other samples than a DataLoader's batch")
         return nullcontext()
     recorder.passes.append(Pass(ids, images.detach().cpu().clone()))
+    if last is not None:
+        note_changed(recorder, "images", images, last[2], 0)
     return drawn(recorder.draws, model, len(recorder.taken), np.array(ids), images)
 
 
@@ -108,36 +118,19 @@ def _noted(recorder: Recorder, outputs: Any) -> None:
     recorder.log_probabilities = bool(total < 1e-4)
 
 
-def _watch_loss(recorder: Recorder, name: str) -> None:
-    original: Callable[..., Tensor] = getattr(F, name)
-
-    @functools.wraps(original)
-    def loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        recorder.depth += 1  # a mode of torch's functions calls this once more
-        try:
-            value = original(input, target, *args, **kwargs)
-        finally:
-            recorder.depth -= 1
-        if recorder.depth == 0 and recorder.on and value.requires_grad and recorder.passes:
-            last = recorder.passes[-1]
-            if last.labels is not None:
-                recorder.say("the loss of a pass is made of several")
-            last.labels = target.detach().cpu().clone()
-            last.loss = float(value.detach().mean())
-            _note_options(recorder, name, args, kwargs)
-        return value
-
-    setattr(F, name, loss)
+def _note_evaluated(recorder: Recorder, model: nn.Module) -> None:
+    """Note which model is evaluated; one that was not trained is a moving average, or another."""
+    if recorder.model is None or next(model.parameters(), None) is None:
+        return
+    average = recorder.copies.average()
+    named = "average" if average is not None and average.module is model else "another"
+    recorder.evaluated.add("model" if model is recorder.model else named)
 
 
-def _note_options(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    options = dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False)) | kwargs
-    weight = options.pop("weight", None)
-    plain = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
-    found = {key: value for key, value in options.items() if value is not None and plain.get(key) != value}
-    recorder.loss = {"name": name, "options": {key: repr(value) for key, value in found.items()}}
-    recorder.loss["smoothing"] = float(found.get("label_smoothing", 0.0))
-    recorder.weight = None if weight is None else weight.detach().cpu().clone()
+def _is_channels_last(weight: Tensor) -> bool:
+    if weight.ndim != 4 or weight.is_contiguous():
+        return False
+    return weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def _watch_backward(recorder: Recorder) -> None:
@@ -146,7 +139,10 @@ def _watch_backward(recorder: Recorder) -> None:
     @functools.wraps(original)
     def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
         if recorder.on and recorder.passes and self.numel() == 1:
-            recorder.passes[-1].backward = float(self.detach())
+            last = recorder.passes[-1]
+            last.backward, last.at = float(self.detach()) / recorder.scale, user_line(recorder.home)
+            if last.labels is None:
+                recorder.say("backward is called on a loss that is none of torch's cross-entropies")
         recorder.loaders.trained()
         # checkpointed parts are computed again in there, and are no pass of their own
         recorder.depth += 1
@@ -154,6 +150,7 @@ def _watch_backward(recorder: Recorder) -> None:
             original(self, *args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             recorder.depth -= 1
+        recorder.touched()
 
     Tensor.backward = backward  # type: ignore[method-assign]
 
@@ -169,7 +166,11 @@ def _watch_clipping(recorder: Recorder) -> None:
             found = (_name, float(most), float(kwargs.get("norm_type", args[0] if args else 2.0)))
             if found not in recorder.clips:
                 recorder.clips.append(found)
-            return _original(parameters, most, *args, **kwargs)
+            if not recorder.unscaled:
+                recorder.clip_scale = recorder.scale
+            norm = _original(parameters, most, *args, **kwargs)
+            recorder.touched()
+            return norm
 
         setattr(nn.utils, name, clip)
         setattr(nn.utils.clip_grad, name, clip)

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from lockstep.commands.reproduce import made
 from lockstep.commands.reproduce.loaders import Watched, described
 from lockstep.commands.reproduce.made import Unwritable, Writer
 from lockstep.commands.reproduce.recorder import Recorder, draws
-from lockstep.commands.reproduce.source import excerpt
+from lockstep.commands.reproduce.source import excerpt, line_that_sets
 from lockstep.commands.reproduce.start import Plan
 from lockstep.parallel.batchnorm import batch_norms
 
@@ -38,8 +40,9 @@ def write(plan: Plan, recorder: Recorder, rank: int, size: int, end: str) -> Non
             if each.images is not None and each.labels is not None:
                 tensors[f"images/{number}/{at}"] = each.images
                 tensors[f"labels/{number}/{at}"] = each.labels
-            else:
+            elif not recorder.problems:
                 recorder.say("the loss is none of torch's cross-entropies")
+    tensors |= {f"average/{name}": each for name, each in recorder.copies.state().items()}
     if recorder.weight is not None:
         tensors["weight"] = recorder.weight
     values = {
@@ -54,6 +57,14 @@ def write(plan: Plan, recorder: Recorder, rank: int, size: int, end: str) -> Non
         "clips": recorder.clips,
         "seed": recorder.seed,
         "autocast": recorder.autocast,
+        "compiled": recorder.compiled,
+        "channels_last": recorder.channels_last,
+        "clip_scale": recorder.clip_scale,
+        "skipped": recorder.skipped,
+        "by_hand": recorder.by_hand,
+        "average": recorder.copies.told(),
+        "evaluated": sorted(recorder.evaluated),
+        "changed": recorder.changed,
         "cuda": plan.cuda,
         "draws": draws(recorder),
         "batch_norm": sorted({type(each).__name__ for each in batch_norms(recorder.model)}),
@@ -65,6 +76,7 @@ def write(plan: Plan, recorder: Recorder, rank: int, size: int, end: str) -> Non
         "optimizer": _optimizer(recorder, recorder.model, writer),
         "steps": steps,
     }
+    values["rate_line"] = line_that_sets(plan.script, "lr")
     values["source"] = _source(plan, writer)
     tensors |= {f"parts/{name}": each for name, each in writer.tensors.items()}
     shared = {name: each.contiguous().clone() for name, each in tensors.items()}
@@ -73,7 +85,7 @@ def write(plan: Plan, recorder: Recorder, rank: int, size: int, end: str) -> Non
 
 
 def _numbers(each: Any) -> dict[str, Any]:
-    return {"ids": each.ids, "loss": each.loss, "backward": each.backward}
+    return {"ids": each.ids, "loss": each.loss, "backward": each.backward, "at": each.at}
 
 
 def _said(write: Callable[[], Any]) -> dict[str, Any]:
@@ -144,7 +156,22 @@ def _scheduler(recorder: Recorder, writer: Writer) -> dict[str, Any]:
     writer.known[id(recorder.optimizer)] = "optimizer"
     facts: dict[str, Any] = {"name": type(found[0]).__name__, "each_step": len(counts) > 1 and counts[-1] != counts[0]}
     facts["momentum"] = bool(getattr(found[0], "cycle_momentum", False))
-    return facts | _said(lambda: writer.write(found[0]))
+    said = _said(lambda: writer.write(found[0]))
+    if not said["expression"]:
+        said |= {f"table_{key}": value for key, value in _said(lambda: _table(recorder, found[0], writer)).items()}
+        said["table"] = said["table_expression"]
+    return facts | said
+
+
+def _table(recorder: Recorder, scheduler: Any, writer: Writer) -> str:
+    """The first group's rates of all steps of the run, where the scheduler is a function of the step."""
+    functions = getattr(scheduler, "lr_lambdas", [])
+    if type(scheduler) is not LambdaLR or len(functions) != 1:
+        raise Unwritable(f"a {type(scheduler).__name__}")
+    trained = recorder.loaders.trains()[0]
+    steps = -(-len(trained.loader) // max(1, len(recorder.taken[0][0]))) * trained.passes
+    rates = [scheduler.base_lrs[0] * functions[0](step) for step in range(steps + 1)]
+    return f"{writer.write(torch.tensor(rates, dtype=torch.float64))}.tolist()"
 
 
 def _source(plan: Plan, writer: Writer) -> dict[str, Any]:
