@@ -41,30 +41,12 @@ def main(args: list[str]) -> int:
     if not (name and (Path(name) / "config.json").exists()):
         return _written(planned("preview", Preview, lambda config: Preview(config=config), args, about))
     require(not file, f"preview of {name} has that run's config", "Leave --config out.")
-    config = _config_of(name)
+    from lockstep.training.folder import read_config, require_trusted
+
+    config = read_config(name)
     chosen: Preview = parse(Preview, Preview(config=config), rest, f"lockstep preview {name}", about.format(name))
-    _require_trusted(config, name, chosen.trust_code)
+    require_trusted(config, name, chosen.trust_code, trains=True)
     return _written(chosen)
-
-
-def _config_of(folder: str) -> Config:
-    from lockstep.training.folder import read_config
-
-    return read_config(folder)
-
-
-def _require_trusted(config: Config, folder: str, trusted: bool) -> None:
-    """Raise UserError where the folder's config.json names code that this would run, and nobody allowed that."""
-    from lockstep.data.named import is_code
-    from lockstep.data.transform_names import is_own
-
-    named = [f"augment {spec}" for spec in config.data.augment if is_own(spec)]
-    named += [f"dataset {config.data.dataset}"] if is_code(config.data.dataset) else []
-    require(
-        trusted or not named,
-        f"{folder}/config.json names code that this would run: {', '.join(named)}",
-        "Read it; if you trust it, give --trust-code.",
-    )
 
 
 def _written(chosen: Preview) -> int:
