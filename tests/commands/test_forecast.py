@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.commands.forecast.measure import Measured
 from lockstep.commands.forecast.model import (
     Curve,
     Forecast,
@@ -24,7 +25,7 @@ from lockstep.commands.forecast.model import (
     moved,
 )
 from lockstep.commands.forecast.plan import LINKS, Group, Layout, Plan, layout, own_cost
-from lockstep.commands.forecast.report import describe
+from lockstep.commands.forecast.report import Report, describe, print_report
 from lockstep.config import Config, LinkConfig
 from lockstep.config.flags import split_arguments
 from lockstep.config.recipes import recipe
@@ -266,6 +267,41 @@ def test_where_processes_run() -> None:
     assert plan(nproc=(1, 3)).piece(3) == 22  # the largest share
 
 
+def report(four_s: float, others: float) -> Report:
+    """One process takes 1 s, four take `four_s`."""
+    curve = Curve({64: Timeline(0.0, (), 0.5, 1.0)})
+    measured = Measured(curve, {64: 100.0}, False, Reductions(()), [], 0.0, others)
+    one, four = (Forecast(n, seconds, 0.0, 0.0, 0.0, 0.0) for n, seconds in ((1, 1.0), (4, four_s)))
+    group = Group(1, 1, False)
+    rows = [(Layout(each.processes, group, 1.0), each) for each in (one, four)]
+    link = Link("loopback", 1e-4, 1e9)
+    return Report(plan(nproc=(1, 4)), 4, link, {group: measured}, one, rows, limits([one, four]))
+
+
+@pytest.mark.parametrize(
+    ("four_s", "others", "shown", "doubts"),
+    [
+        (0.25, 0.1, ["4.00", "100%"], []),
+        (0.2, 0.0, ["5.00", "125%"], []),  # caches
+        (0.1, 0.0, ["-", "-"], ["N = 4: a speed-up of 10 is more than its processes can give"]),
+        (0.25, 0.7, ["4.00", "100%"], ["others kept 0.7 cores busy meanwhile: the machine was busy"]),
+    ],
+)
+def test_what_a_busy_machine_gives_is_marked_and_not_printed(
+    four_s: float, others: float, shown: list[str], doubts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(four_s, others)
+    print_report(found)
+    out = capsys.readouterr().out
+    (row,) = (line for line in out.splitlines() if line.startswith("│ 4 "))
+    assert [cell.strip() for cell in row.split("│")][4:6] == shown
+    assert [doubt in out for doubt in doubts] == [True] * len(doubts)
+    assert ("measure again" in out) == bool(doubts)
+    told = found.to_dict()
+    assert told["measured"][0]["others_cores"] == others
+    assert [each["speedup"] for each in told["rows"]] == [1.0, None if shown[0] == "-" else pytest.approx(1 / four_s)]
+
+
 def test_the_recipe_is_split_from_the_flags() -> None:
     assert split_arguments(["mnist", "--nproc", "1,2", "--interconnect", "nvlink", "--lr", "1"], Plan)[0] == ["mnist"]
     assert isinstance(Plan(config=Config()).config_for(7), Config)
@@ -288,7 +324,7 @@ def test_a_real_forecast(tmp_path: Path) -> None:
     one, two = found["rows"]
     assert (one["processes"], two["processes"]) == (1, 2)
     assert one["all_reduce_s"] == 0 < two["all_reduce_s"]
-    assert two["speedup"] == pytest.approx(one["step_s"] / two["step_s"])
+    assert two["speedup"] == (None if two["note"] else pytest.approx(one["step_s"] / two["step_s"]))
     assert found["bytes_per_step"] == 4 * parameters()
     assert found["link"]["alpha_s"] > 0
     solo, pair = found["measured"]

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.commands.shared.measured import cpu_name, interval
+from lockstep.commands.shared.measured import AGAIN, BUSY, beyond, cpu_name, interval
 
 FIGURES = (
     "seconds_per_epoch", "total_s", "images_per_s", "speedup", "efficiency", "data_wait", "communication",
     "memory_sum_gib", "memory_largest_gib", "memory_smallest_gib", "top1",
 )  # fmt: skip
-_BUSY = 0.25  # cores; below it are the kernel's own threads and the clocks' ticks
-_IDEAL = 1.3  # times the ratio of the devices: caches make a little more than the ideal possible
-_AGAIN = "the machine was busy with something else, so measure again"
 _ONE_WINDOW = "figures of the step not measured: the run has one log window, which is the warm-up; see --log-every"
 
 
@@ -72,11 +69,10 @@ def _row(row: Row, base: Row, notes: list[str]) -> dict[str, Any]:
     if not note and rounds and figures["seconds_per_epoch"] is None:
         note = _ONE_WINDOW
     others = statistics.median([r.get("others_cores") or 0.0 for r in rounds.values()] or [0.0])
-    if not note and _beyond(row, base, figures["speedup"]):
-        note = f"a speed-up of {(figures['speedup'] or {})['median']:.3g} is more than its processes can give: {_AGAIN}"
+    if not note and (note := _beyond(row, base, figures["speedup"])):
         figures["speedup"] = figures["efficiency"] = None
-    elif not note and others > _BUSY:
-        note = f"others kept {others:.1f} cores busy meanwhile: {_AGAIN}"
+    elif not note and others > BUSY:
+        note = f"others kept {others:.1f} cores busy meanwhile: {AGAIN}"
     if note and note not in notes:
         notes.append(note)
     return plain | {"repeats": len(rounds), "others_cores": others, "note": _number(note, notes)} | figures
@@ -86,11 +82,11 @@ def _number(note: str, notes: list[str]) -> int | None:
     return notes.index(note) + 1 if note else None
 
 
-def _beyond(row: Row, base: Row, speedup: dict[str, float | None] | None) -> bool:
-    """True for more than its devices can give to the way of training that is the baseline's too."""
+def _beyond(row: Row, base: Row, speedup: dict[str, float | None] | None) -> str:
+    """Why its speed-up is not believed, where it trains in the way that is the baseline's too; or ""."""
     same = row.strategy.partition("+")[2] == base.strategy.partition("+")[2]
     median = speedup["median"] if speedup is not None else None
-    return same and median is not None and median > _IDEAL * row.devices / base.devices
+    return beyond(median, row.devices / base.devices) if same and median is not None else ""
 
 
 def _each(rounds: Sequence[Sequence[float]]) -> list[float]:

@@ -45,6 +45,7 @@ class Measured:
     sends: Reductions  # of one step
     probes: list[tuple[int, float, float]]  # (processes, bytes, seconds) of all-reduces alone
     stolen_core_s: float  # core seconds taken from the computation for each byte that a process sends
+    others_cores: float = 0.0  # of this machine's, that others kept busy meanwhile
 
 
 class _Clock:

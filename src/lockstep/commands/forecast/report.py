@@ -11,6 +11,7 @@ from rich.table import Table
 from lockstep.commands.forecast.measure import Measured
 from lockstep.commands.forecast.model import Forecast, Limits, Link
 from lockstep.commands.forecast.plan import Group, Layout, Plan
+from lockstep.commands.shared.measured import AGAIN, BUSY, beyond
 from lockstep.processes.devices import device_type
 from lockstep.processes.files import write_error, write_json
 
@@ -37,13 +38,15 @@ class Report:
     def row(self, where: Layout, forecast: Forecast) -> dict[str, Any]:
         """All of one N: the step, its parts, and what they come to."""
         speedup = self.one.step_s / forecast.step_s
+        doubt = beyond(speedup, forecast.processes)
         rates, piece = self.measured[where.group].loader, self.plan.piece(where.processes)
         nearest = min(rates, key=lambda size: abs(size - piece))
         return asdict(forecast) | {
             "step_s": forecast.step_s,
             "images_per_s": self.plan.config.batch_size / forecast.step_s,
-            "speedup": speedup,
-            "efficiency": speedup / forecast.processes,
+            "speedup": None if doubt else speedup,
+            "efficiency": None if doubt else speedup / forecast.processes,
+            "note": doubt,
             "hidden": forecast.hidden,
             "bottleneck": forecast.bottleneck,
             "threads": where.group.threads,
@@ -71,6 +74,7 @@ class Report:
                     "steps": {str(size): asdict(step) for size, step in found.curve.points.items()},
                     "loader_images_per_s": {str(size): rate for size, rate in found.loader.items()},
                     "all_reduces": found.probes,
+                    "others_cores": found.others_cores,
                 }
                 for group, found in self.measured.items()
             ],
@@ -105,14 +109,16 @@ def print_report(report: Report) -> None:
             str(forecast.processes),
             f"{forecast.step_s * 1e3:.1f}",
             f"{row['images_per_s']:,.0f}",
-            f"{row['speedup']:.2f}",
-            f"{row['efficiency']:.0%}",
+            "-" if row["note"] else f"{row['speedup']:.2f}",
+            "-" if row["note"] else f"{row['efficiency']:.0%}",
             f"{(forecast.compute_s + forecast.cores_s) * 1e3:.1f}",
             f"{forecast.all_reduce_s * 1e3:.1f}" if several else "-",
             f"{forecast.hidden:.0%}" if several else "-",
             forecast.bottleneck + (f" ({where.crowding:g} threads a core)" if where.crowding > 1 else ""),
         )
     console.print(table, soft_wrap=False)
+    for line in _doubts(report):
+        console.print(line)
     console.print(_verdict(report), style="bold")
 
 
@@ -132,6 +138,14 @@ def _measured(report: Report) -> list[str]:
         sizes = " + ".join(f"{nbytes / 1e6:.2f}" for nbytes in buckets)
         lines.append(f"gradients: {sum(buckets) / 1e6:.2f} MB a step in {len(buckets)} bucket(s): {sizes}")
     return lines
+
+
+def _doubts(report: Report) -> list[str]:
+    """What of the figures is not to be believed, in sentences."""
+    others = max(found.others_cores for found in report.measured.values())
+    rows = (report.row(*row) for row in report.rows)
+    told = [f"N = {row['processes']}: {row['note']}" for row in rows if row["note"]]
+    return [*told, *([f"others kept {others:.1f} cores busy meanwhile: {AGAIN}"] if others > BUSY else [])]
 
 
 def describe(link: Link) -> str:

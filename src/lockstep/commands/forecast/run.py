@@ -1,6 +1,7 @@
 """`lockstep forecast`: measure what one process does, and compute what N would."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.commands.forecast import model
@@ -9,6 +10,7 @@ from lockstep.commands.forecast.model import Forecast, Link
 from lockstep.commands.forecast.plan import MEASURED, Group, Layout, Plan, layout, own_cost
 from lockstep.commands.forecast.report import Report
 from lockstep.commands.shared.arguments import refuse_launched
+from lockstep.commands.shared.measured import watch_others
 from lockstep.errors import UserError
 from lockstep.processes.devices import devices
 from lockstep.processes.launcher import launch
@@ -98,8 +100,9 @@ def _launch(plan: Plan, sizes: list[int], group: Group, link: bool) -> Measured:
     config = plan.config if group.reduces else plan.config.with_execution(nnodes=1, node_rank=0)
     execution = config.with_execution(nproc=group.together, threads=group.threads).execution
     configs = [plan.config_for(size) for size in sizes]
+    others = watch_others()
     found: Measured = launch(measure, configs, group.reduces, plan.seconds, link, execution=execution)[0]
-    return found
+    return replace(found, others_cores=others())
 
 
 def _link(plan: Plan, measured: dict[Group, Measured], gpus: int, here: int, log: Callable[[str], None]) -> Link:

@@ -10,6 +10,9 @@ import psutil
 
 from lockstep.processes.proc import cpu_model
 
+BUSY = 0.25  # cores kept by others; below it are the kernel's own threads and the clocks' ticks
+AGAIN = "the machine was busy with something else, so measure again"
+_IDEAL = 1.3  # times the ratio of the devices: caches make a little more than the ideal possible
 _RESAMPLES = 10_000
 
 
@@ -18,6 +21,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     medians = np.median(np.random.default_rng(0).choice(values, (_RESAMPLES, len(values))), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
     return float(low), float(high)
+
+
+def beyond(speedup: float, devices: float) -> str:
+    """Why a speed-up by so many times the devices is not to be believed, or "": it is more than they can give."""
+    return (
+        f"a speed-up of {speedup:.3g} is more than its processes can give: {AGAIN}"
+        if speedup > _IDEAL * devices
+        else ""
+    )
 
 
 def watch_others() -> Callable[[], float]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lockstep.commands.shared.arguments import refuse_launched, train_arguments
-from lockstep.commands.shared.measured import interval, watch_others
+from lockstep.commands.shared.measured import BUSY, interval, watch_others
 from lockstep.commands.tune.measure import Speed, measure
 from lockstep.commands.tune.plan import AXES, Choice, Plan
 from lockstep.config import Config
@@ -26,7 +26,6 @@ from lockstep.training.folder import check
 
 _AS_IT_IS = "as it is"
 _LOOK_S = 0.5  # at who else computes, before and after each axis
-_BUSY = 0.2  # cores
 _ALIKE, _ALIKE_BF16 = 1e-3, 5e-2  # relative distance of the first step's losses
 
 Measure = Callable[[Config, float], Speed]
@@ -86,7 +85,7 @@ def tune(plan: Plan, log: Callable[[str], None], measure: Measure = started) -> 
         best = next((choice.config for choice in choices if choice.name in taken), best)
         exactly = exactly if axis == "precision" else best
         others.append(_others())
-    if max(others) > _BUSY:
+    if max(others) > BUSY:
         log(f"others kept {max(others):.1f} of {cores()} cores busy: measure again when the machine is quiet")
     return Tuned(rows, notes, max(others), _command(exactly), _command(best))
 
