@@ -267,3 +267,25 @@ def test_a_sample_that_comes_again_has_its_pixels_and_draws_of_its_own() -> None
     assert images[:, 0, 0, 0].tolist() == again.tolist()
     assert labels.tolist() == [3, 3, 22]
     assert next(iter(streaming(Files(), CPU, 0)([(again, 0)])))[0][:, 0, 0, 0].tolist() == [3, 3, 22]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    width=st.integers(1, 40),
+    dtype=st.sampled_from([np.uint8, np.float32]),
+)
+@settings(max_examples=60, deadline=None)
+def test_requests_read_together_are_those_read_alone(sizes: list[int], width: int, dtype: type) -> None:
+    n = 97
+    stored: np.ndarray = np.arange(n * width).reshape(n, 1, 1, width).astype(dtype)
+    images = ArraySet("rows", ("a",), (0.0,), (1.0,), (stored,), np.arange(n), "rows")
+    draw = np.random.default_rng(sum(sizes))
+    requests = [(draw.integers(0, 3 * n, size), 4) for size in sizes]
+    together = list(resident(images, CPU)(iter(requests)))
+    assert len(together) == len(requests)
+    for (numbers, _), (pixels, labels, ids) in zip(requests, together, strict=True):
+        assert torch.equal(ids, torch.from_numpy(numbers))
+        assert torch.equal(pixels, torch.from_numpy(stored[numbers % n]))
+        assert torch.equal(labels, torch.from_numpy(numbers % n))
+        aligned = dtype is np.uint8 or not len(numbers) or pixels.storage_offset() * 4 % 64 == 0
+        assert aligned, "a kernel's result may depend on it"

@@ -1,9 +1,11 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.parallel.fixed_point import NON_FINITE, ZERO, _largest, exponents, from_fixed, scales, to_fixed
 
@@ -102,3 +104,27 @@ def test_the_largest_of_a_device_s_tensors_are_those_of_the_host_s() -> None:
         tensors = [t.to(dtype) for t in [*tensors, torch.tensor([math.inf, 1.0])]]
         norms = torch.stack(torch._foreach_norm(tensors, math.inf)).to(torch.float64)
         assert torch.equal(norms.nan_to_num(-1), _largest(tensors).nan_to_num(-1))
+
+
+class _Counting(TorchDispatchMode):
+    """Counts operators that compute, each of which is a kernel or more on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.count += func is not torch.ops.aten.detach.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_a_device_scales_take_as_many_operators_for_many_tensors_as_for_one() -> None:
+    def count(tensors: list[torch.Tensor]) -> int:
+        with _Counting() as counting:
+            scales(exponents(tensors), 8, torch.float32)
+        return counting.count
+
+    few, many = (count([torch.empty(3, 4, device="meta") for _ in range(n)]) for n in (1, 40))
+    assert few == many
+    assert count([torch.empty(3, 4) for _ in range(40)]) > many + 40, "a host's go one by one"

@@ -14,6 +14,7 @@ from lockstep.checkpoint.snapshot import snapshot
 from lockstep.config import Config, SamplesConfig
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
+from lockstep.parallel.modules import all_finite
 from lockstep.parallel.norms import convert_sync_batchnorm
 from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
@@ -33,7 +34,7 @@ def _config(**fields: Any) -> Config:
 
 
 def _trained(world: World, seen: Seen, config: Config) -> dict[str, list[str]]:
-    """The waits of three steps, of an evaluation, a comparison and a checkpoint."""
+    """The waits of three steps, of an evaluation, a comparison, a checkpoint and the look at its weights."""
     run, waits = assemble(config, world), dict[str, list[str]]()
     batches = run.train.epoch(0)
     for _ in range(2):  # the first one fills caches
@@ -43,6 +44,7 @@ def _trained(world: World, seen: Seen, config: Config) -> dict[str, list[str]]:
         "step": lambda: [run.step(batch) for batch in [next(batches) for _ in range(3)]],
         "average": lambda: run.ema.update_parameters(run.model),
         "synchronize": run.synchronize,
+        "finite": lambda: all_finite([p.detach() for p in run.model.parameters()], world.device),
         "evaluate": lambda: evaluate(run.evaluated, run.val, world, synchronized=True),
         "compare": lambda: desync.check(world, 5, run.model, run.step.optimizer),
         "checkpoint": lambda: snapshot(5, run.model, run.step.optimizer, None, run.ema),
@@ -120,3 +122,4 @@ def test_no_step_waits_for_the_device_and_ranks_keep_to_their_own() -> None:
             for part in ("step", "average", "synchronize"):
                 assert waits[part] == [], (name, part)
             assert [wait.split(",")[0] for wait in waits["evaluate"]] == ["tolist"], name
+            assert len(waits["finite"]) == 1, "before a checkpoint: once for all weights"

@@ -112,6 +112,7 @@ class Order:
 
 
 EMPTY_LEDGER = bytes(32)
+_LITTLE = np.dtype("<i8")
 
 
 def extend_ledger(ledger: bytes, ids: np.ndarray) -> bytes:
@@ -119,4 +120,4 @@ def extend_ledger(ledger: bytes, ids: np.ndarray) -> bytes:
 
     A chain of digests rather than one long hash, so that 32 bytes of state continue it after a resume.
     """
-    return hashlib.sha256(ledger + ids.astype("<i8").tobytes()).digest()
+    return hashlib.sha256(ledger + ids.astype(_LITTLE, copy=False).tobytes()).digest()

@@ -1,11 +1,13 @@
 """How a loader gets its samples: out of memory (resident), or through worker processes (streaming)."""
 
 import inspect
+import math
 import multiprocessing
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,9 @@ from lockstep.processes.signals import init_loader_worker, start_helpers
 if TYPE_CHECKING:
     from lockstep.data.transforms import Transforms  # imports torchvision, 1.5 s
 
+_TOGETHER_BYTES = 1 << 16  # of samples that are read in one go
+_MOST_TOGETHER = 255  # requests beside the first, also where they ask for nothing
+_CACHE_LINE = 64
 Request = tuple[np.ndarray, int | None]  # sample numbers (see `answerer`), epoch (None: evaluation)
 Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
 
@@ -60,12 +65,22 @@ def resident(images: ArraySet, device: torch.device, transforms: "Transforms | N
     """
     if device.type == "cpu" or transforms is not None:
         answer = answerer(images, transforms)
+        # transforms get what is asked for, no more
+        sample_bytes = (
+            _TOGETHER_BYTES if transforms is not None else math.prod(images.shape) * images.images[0].itemsize
+        )
 
         def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            for numbers, epoch in requests:
+            for numbers, epoch, sizes in _together(requests, sample_bytes):
                 pixels, classes = answer(numbers, epoch)
                 mine = to_device(torch.from_numpy(numbers), device)
-                yield to_device(pixels, device), to_device(classes, device), mine
+                pixels, classes = to_device(pixels, device), to_device(classes, device)
+                if len(sizes) == 1:
+                    yield pixels, classes, mine
+                else:
+                    yield from zip(
+                        _cut(pixels, sizes), torch.split(classes, sizes), torch.split(mine, sizes), strict=True
+                    )
 
         return from_pages
     pixels, classes = (tensor.to(device) for tensor in images.load_all())
@@ -78,6 +93,24 @@ def resident(images: ArraySet, device: torch.device, transforms: "Transforms | N
             yield pixels.index_select(0, ids), classes.index_select(0, ids), mine
 
     return from_device
+
+
+def _together(requests: Iterable[Request], sample_bytes: int) -> Iterator[tuple[np.ndarray, int | None, list[int]]]:
+    """Requests of one epoch, small ones joined: their numbers, the epoch, and how many of them each asked for."""
+    rest = iter(requests)
+    for numbers, epoch in rest:
+        room = _TOGETHER_BYTES // (sample_bytes * max(1, len(numbers))) - 1
+        joined = [numbers, *(more for more, _ in islice(rest, min(max(0, room), _MOST_TOGETHER)))]
+        yield np.concatenate(joined) if len(joined) > 1 else numbers, epoch, [len(each) for each in joined]
+
+
+def _cut(pixels: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """Images in batches. Floating-point ones reach the model as they lie here, so each begins a cache line: what a
+    kernel computes may depend on that."""
+    parts: Sequence[Tensor] = torch.split(pixels, sizes)
+    if not pixels.is_floating_point():
+        return parts
+    return [part.clone() if part.storage_offset() * part.itemsize % _CACHE_LINE else part for part in parts]
 
 
 def streaming(images: ImageSet, device: torch.device, workers: int, transforms: "Transforms | None" = None) -> Read:

@@ -8,7 +8,8 @@ what torch draws inside its kernels, as between the layers of an LSTM.
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lockstep.draws.keyed import Draws, Keys, asking
+from lockstep.draws.keyed import Draws, Keys, active, here
 from lockstep.draws.replacements import FUNCTIONAL, TENSOR, TORCH
 
 PLACES: tuple[tuple[ModuleType, dict[str, Callable[..., Any]]], ...] = ((F, FUNCTIONAL), (torch, TORCH))
@@ -98,10 +99,29 @@ def _release() -> None:
                 names.give_back()
 
 
-class keyed(asking):
+@contextmanager
+def held(draws: Draws | None) -> Iterator[None]:
+    """Around many steps by `draws`: the functions stay replaced between them, where they are torch's own all the same.
+
+    To take them anew costs each step microseconds. Only for a loop between whose steps nobody else replaces one.
+    """
+    if draws is None or draws.held:
+        yield
+        return
+    _intercept(draws.compiled)
+    draws.held = True
+    try:
+        yield
+    finally:
+        draws.held = False
+        _release()
+
+
+class keyed:
     """Around forward and backward of one piece: its draws are those of its samples in this step.
 
-    A class, since a generator's context would cost twice as many of a step's microseconds.
+    A class that spells out what `asking` does: a generator's context, and each call of a function more, cost a step
+    microseconds, for all of this is out of the processor's caches after a backward pass.
 
     Args:
         draws: of the run.
@@ -111,14 +131,21 @@ class keyed(asking):
         images: float [b, ...], what the model is given.
     """
 
+    __slots__ = ("before", "keys", "takes")
+
     def __init__(self, draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> None:
-        super().__init__(Keys(draws, model, step, ids, images))
-        self.compiled = draws.compiled
+        self.keys = Keys(draws, model, step, ids, images)
+        self.takes = not draws.held
 
     def __enter__(self) -> None:
-        _intercept(self.compiled)
-        super().__enter__()
+        if self.takes:
+            _intercept(self.keys.draws.compiled)
+        self.before = getattr(here, "keys", None)
+        here.keys = self.keys
+        active.append(self.keys)
 
     def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        _release()
+        here.keys = self.before
+        active.remove(self.keys)
+        if self.takes:
+            _release()

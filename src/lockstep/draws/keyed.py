@@ -120,8 +120,8 @@ class Stream:
         return self.fill(partial(kernels.keep, p=p)), 1 / rate if rate else 0.0
 
 
-_here = threading.local()
-_active: list[Keys | Recorder] = []  # of all threads
+here = threading.local()  # .keys: who is asked in this thread; .off: nobody, though a backward pass be under way
+active: list[Keys | Recorder] = []  # of all threads
 
 
 def current() -> Keys | Recorder | None:
@@ -131,9 +131,9 @@ def current() -> Keys | Recorder | None:
     """
     if torch.compiler.is_compiling():
         return None
-    mine: Keys | Recorder | None = getattr(_here, "keys", None)
-    if mine is None and len(_active) == 1 and not getattr(_here, "off", False) and _in_backward():
-        return _active[0]
+    mine: Keys | Recorder | None = getattr(here, "keys", None)
+    if mine is None and len(active) == 1 and not getattr(here, "off", False) and _in_backward():
+        return active[0]
     return mine
 
 
@@ -148,15 +148,19 @@ class asking:
         self.keys = keys
 
     def __enter__(self) -> None:
-        self.before = getattr(_here, "keys", None)
-        _here.keys, _here.off = self.keys, self.keys is None
-        if self.keys is not None:
-            _active.append(self.keys)
+        self.before = getattr(here, "keys", None)
+        here.keys = self.keys
+        if self.keys is None:
+            here.off = True
+        else:
+            active.append(self.keys)
 
     def __exit__(self, *_: object) -> None:
-        _here.keys, _here.off = self.before, False
-        if self.keys is not None:
-            _active.remove(self.keys)
+        here.keys = self.before
+        if self.keys is None:
+            here.off = False
+        else:
+            active.remove(self.keys)
 
 
 class Draws:
@@ -169,6 +173,7 @@ class Draws:
 
     def __init__(self, seed: int, compiled: bool = False) -> None:
         self.seed, self.compiled = seed, compiled
+        self.held = False  # torch's functions stay replaced from step to step
         self.plan: Plan | None = None  # made when the first call is: most models draw nothing
         self.refused = ""  # why there is nothing in the plan
         self.told: set[str] = set()

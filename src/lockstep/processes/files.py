@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.errors import UserError
 
+_encode = json.JSONEncoder(allow_nan=False).encode
 _ROOM = "Free some space there (or raise the quota), keep fewer checkpoints, or continue in another folder."
 _RIGHTS = "Give this user the right to write there, or continue in another folder."
 _GONE = "It was removed, renamed or unmounted while in use: bring it back, or continue in another folder."
@@ -72,6 +73,14 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, values: Any) -> None:
     """Write values as a JSON file, likewise."""
     write_text(path, json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
+
+
+def to_json(value: Any) -> str:
+    """The value on one line; numbers that JSON has not are strings (see `finite`)."""
+    try:
+        return _encode(value)
+    except ValueError:  # looking for them beforehand would cost more than the rest
+        return _encode(finite(value))
 
 
 def finite(value: Any) -> Any:

@@ -13,6 +13,8 @@ from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any, NoReturn
 
+from lockstep.processes.tracker import remember_resources
+
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SERVE_S = 5.0  # what a loader worker gives a training process that stops
 _LAUNCHER_STOPS = (*_STOPS, signal.SIGQUIT, signal.SIGUSR1)
@@ -54,6 +56,7 @@ def start_helpers() -> None:
     """
     from multiprocessing import forkserver
 
+    remember_resources()
     with blocked({signal.SIGUSR1, signal.SIGHUP}):
         resource_tracker.ensure_running()
         forkserver.ensure_running()

@@ -178,6 +178,12 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     if config.exact:
         repeatable.configure(world)
     train_set, val_set = load_data(config, world)
+    if len(train_set.classes) < 2 and table_on(train_set, world.device) is None:
+        only = ", ".join(train_set.classes) or "none"
+        raise UserError(
+            f"{config.data.dataset} has a single class, {only}: every network is right about it",
+            "Give the images of at least two classes, each in a folder of its own.",
+        )
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     world.status(f"starting: building {config.model.model}")
     model, optim = build_model(config, train_set, world.print, world).to(dtype=dtype), config.optim

@@ -168,12 +168,20 @@ def run(world: World, config: Config, claimed: str, began: float | None = None) 
     return signal.Signals(outcome.stop) if outcome.stop else 0
 
 
-def require_trusted(config: Config, folder: str, trust_code: bool) -> None:
-    """Raise UserError where evaluating a run would import code that its config.json names, and nobody allowed that."""
-    from lockstep.data.named import is_code
+def require_trusted(config: Config, folder: str, trust_code: bool, *, trains: bool = False) -> None:
+    """Raise UserError where reading a run would import code that its config.json names, and nobody allowed that.
 
-    model, dataset = config.model.model, config.data.dataset
+    `trains`: what only training uses is imported as well.
+    """
+    from lockstep.data.named import is_code
+    from lockstep.data.transform_names import is_own
+    from lockstep.training.timm_parts import PREFIX
+
+    model, dataset, optimizer = config.model.model, config.data.dataset, config.optim.optimizer
     named = {f"model {model}": ":" in model, f"dataset {dataset}": is_code(dataset)}
+    if trains:
+        named[f"optimizer {optimizer}"] = ":" in optimizer and not optimizer.startswith(PREFIX)
+        named |= {f"augment {spec}": is_own(spec) for spec in config.data.augment}
     if code := [name for name, is_so in named.items() if is_so]:
         require(
             trust_code,

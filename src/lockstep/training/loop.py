@@ -12,6 +12,7 @@ from lockstep.checkpoint import weights
 from lockstep.checkpoint.card import Card
 from lockstep.config import Config
 from lockstep.data.loaders import Batch
+from lockstep.draws.intercept import held
 from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.data_parallel import replica_devices
 from lockstep.processes.world import World
@@ -78,11 +79,13 @@ def train_epoch(live: Session) -> None:
     """
     run, state, beat = live.run, live.state, live.beat
     window = Window(live.world, run, live.config.execution.log_every)
-    with ExitStack() as compilation:
+    # a --patch may put any function in the step's place
+    with held(getattr(run.step, "draws", None)), ExitStack() as compilation:
 
         def loaded(batch: Batch) -> None:
             beat.at(state.steps, "forward-backward")
-            compilation.enter_context(live.compiling("step", *(piece.size for piece in batch.pieces)))
+            if live.config.model.compile:
+                compilation.enter_context(live.compiling("step", *(piece.size for piece in batch.pieces)))
 
         beat.at(state.steps, "loader")
         for step, samples, loss in steps(run, state, loaded):

@@ -148,10 +148,3 @@ def _dim_order(parameter: Tensor) -> list[int]:
 def _as_matrix(tensor: Tensor, order: list[int]) -> Tensor:
     """The tensor as [dim 0, the rest], sharing its memory; `view` raises where that needs a copy."""
     return tensor.permute(order).view(tensor.shape[0], -1)
-
-
-def may_draw(optimizer: Any) -> bool:
-    """Whether an update may draw noise: torch's optimizers by themselves don't, and seeding costs 4 us or more."""
-    torchs = type(optimizer).__module__.startswith("torch.optim.")
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(not torchs or hooks or "step" in vars(optimizer))

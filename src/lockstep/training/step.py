@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
 from lockstep.data.pieces import Piece
-from lockstep.draws.generators import reseeding
+from lockstep.draws.generators import piece_seed, reseeding
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
@@ -21,13 +21,12 @@ from lockstep.parallel.sharded import is_sharded, local, whole
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training import checks
+from lockstep.training import checks, engine
 from lockstep.training.losses import Loss, require_mean, terms_of
-from lockstep.training.optimizers import may_draw
 from lockstep.training.precision import autocast, scaler
 from lockstep.training.stand_ins import StandIns
 
-_NOTHING = nullcontext()
+_NOTHING, _HOST = nullcontext(), torch.device("cpu")
 
 
 class TrainStep:
@@ -88,7 +87,7 @@ class TrainStep:
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
-        self._counts: dict[int, Tensor] = {}
+        self._scalars = engine.Scalars()
         self._norms = step_batch_norms(model)
         self._bare, self._sharded = unwrap(model), is_sharded(model)
         self._stand_ins = StandIns()
@@ -155,12 +154,13 @@ class TrainStep:
                 local(parameter.grad).mul_(factor)
 
     def _update(self, step: int) -> None:
-        if may_draw(self.optimizer):  # the same on every rank
+        draws = engine.may_draw(self.optimizer)
+        if draws:  # the same on every rank
             for seed in (torch.default_generator.manual_seed, self._reseed):
                 seed(stream(self.seed, "update", step))
         if self.scaler is None:
             self._clip()
-            self.optimizer.step()
+            self.optimizer.step() if draws else engine.update(self.optimizer)
         else:
             # after the all-reduce an overflow of one rank is in every rank's gradients, so all skip the same step
             self.scaler.unscale_(self.optimizer)
@@ -175,7 +175,7 @@ class TrainStep:
         images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
 
         def reseed(i: int) -> int:
-            self._reseed(seed := stream(self.seed, "dropout", batch.step, batch.pieces[i].key))
+            self._reseed(seed := piece_seed(self.seed, batch.step, batch.pieces[i].key))
             return seed
 
         def take(model: nn.Module, i: int) -> Tensor:
@@ -218,14 +218,11 @@ class TrainStep:
         return terms[:, 0].sum() / self._divisor
 
     def _count(self, size: int) -> Tensor:
-        """A number of samples as a kept scalar on the host, which costs a device nothing to multiply by.
+        """A number of samples on the host, which costs a device nothing to multiply by.
 
         Float64 where the device has it, so that the sum of the losses does not tell how many pieces it came in.
         """
-        found = self._counts.get(size)
-        if found is None:
-            found = self._counts[size] = torch.tensor(size, dtype=self._dtype)
-        return found
+        return self._scalars[size, self._dtype, _HOST]
 
     def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, piece: Piece, count: int) -> Tensor:
         """Forward and backward of one piece of a batch of `count`.
@@ -240,9 +237,8 @@ class TrainStep:
                     self._check_mean = False
                     require_mean(self.loss, outputs.detach() if isinstance(outputs, Tensor) else outputs, labels)
             samples = piece.size if denominator is None else min(piece.size, 1)  # none: zeros, for who waits for them
-            weight = samples * self._averaged / count
-            weighted = value if weight == 1 else value * weight
-            (weighted if self.scaler is None else self.scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
+            loss = value if self.scaler is None else self.scaler.scale(value)
+            engine.backward(loss, self._scalars[samples * self._averaged / count, loss.dtype, loss.device])
         value = value.detach()
         if denominator is not None:
             value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])

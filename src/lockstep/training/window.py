@@ -48,10 +48,11 @@ class Window:
     def _by_step(self) -> list[list[float]]:
         """[steps + 1][ranks]: each rank's summed loss in each step, and its wait for others in ms, -1 if unknown."""
         waited = self.run.step.sync.waited_ms()
+        waited = -1.0 if waited is None else waited
         losses = torch.stack(self.losses)
-        mine = torch.cat([losses, losses.new_full((1,), -1.0 if waited is None else waited)])
         if self.world.size == 1:
-            return [[number] for number in mine.tolist()]
+            return [[number] for number in (*losses.tolist(), waited)]
+        mine = torch.cat([losses, losses.new_full((1,), waited)])
         by_step: list[list[float]] = self.world.rows(mine.double()).t().tolist()
         return by_step
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from lockstep.errors import UserError
-from lockstep.processes.files import finite, write_error
+from lockstep.processes.files import to_json, write_error
 from lockstep.processes.lock import try_lock
 from lockstep.watch.records import EndRecord, Mirror, Record
 
@@ -34,7 +34,7 @@ class Journal:
         if self.file is None:
             return
         record = cast(Record, {"kind": record["kind"], "time": round(time.time(), 3), **record})
-        line = json.dumps(finite(record), allow_nan=False) + "\n"
+        line = to_json(record) + "\n"
         try:
             self.file.write(line)
             self.file.flush()
