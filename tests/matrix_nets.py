@@ -22,11 +22,11 @@ from lockstep.data.mixing import Mixing, pairs
 from lockstep.data.order import Order
 from lockstep.data.pieces import micro_batches
 from lockstep.data.transforms import transforms
+from lockstep.draws.generators import piece_seed
 from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel import compression
 from lockstep.processes.world import World
-from lockstep.randomness import stream
 from lockstep.training import optimizers
 from lockstep.training.precision import autocast, scaler
 
@@ -253,7 +253,7 @@ class _Loop:
             if not len(mine):
                 continue
             images = whole[piece.rows]
-            torch.manual_seed(stream(self.config.seed, "dropout", number, piece.key))
+            torch.manual_seed(piece_seed(self.config.seed, number, piece.key))
             with keyed(self.draws, self.model, number, mine, images):
                 with self.autocast():
                     outputs, targets = self.model(images), labels[piece.rows]

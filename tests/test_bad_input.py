@@ -6,6 +6,7 @@ workers or signals is the real command.
 
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -116,6 +117,11 @@ REFUSED = [
     ("train --adapt-init", ["--adapt-init without --init"]),
     ("eval runs/x --eval-batch-size 5", ["unknown flag '--eval-batch-size'"]),
     ("eval runs/x --out y", ["unknown flag '--out'"]),
+    ("eval runs/x --log csv", ["unknown flag '--log'"]),
+    ("train --collective-timeout 1e18", ["--collective-timeout 1e+18"]),
+    ("train --hang-timeout 1e-9", ["--hang-timeout 1e-09"]),
+    ("train --threads 100000", ["--threads 100000"]),
+    ("train mnist --sync-every 2 --model-parallel 2", ["--sync-every 2", "--model-parallel 2"]),
 ]
 
 
@@ -248,6 +254,16 @@ def test_an_empty_class_folder(place: Path, capsys: pytest.CaptureFixture[str]) 
         (place / "flowers" / split / "wasp").mkdir()
     message = refused(capsys, "train folder --nproc 1 --data-dir flowers --out run")
     assert f"the class folder {place}/flowers/train/wasp holds no image" in message
+    assert not (place / "run").exists()
+
+
+def test_a_single_class_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folders(place / "flowers")
+    for split in ("train", "val"):
+        for folder in sorted((place / "flowers" / split).iterdir())[1:]:
+            shutil.rmtree(folder)
+    message = refused(capsys, "train folder --nproc 1 --data-dir flowers --out run")
+    assert "folder has a single class" in message
     assert not (place / "run").exists()
 
 

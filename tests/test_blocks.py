@@ -61,6 +61,7 @@ COMPARED = {  # (page, how the block begins) -> the test that compares it with w
     ("docs/photos.md", "layer decay "): "tests/test_page_output.py::test_smaller_rates_below_are_said",
     ("docs/photos.md", "an epoch is"): "tests/test_page_output.py::test_rare_classes_are_said_as_the_page_has_it",
     ("docs/photos.md", "class weights: "): "tests/test_page_output.py::test_rare_classes_are_said_as_the_page_has_it",
+    ("docs/reproduce.md", "backward is "): "tests/reproduce/test_page.py::test_what_is_refused_is_on_both_pages",
 }
 NONE = {  # pages -> why some of their blocks are run by no test
     "README.md": "installing takes gigabytes; .ci/run does it",

@@ -1,6 +1,7 @@
 """The matrix of combinations: a share of it, the same refusals from flags and library, and that it sees a fault."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch import nn
@@ -89,3 +90,14 @@ def test_a_few_awkward_ones_hold() -> None:
     tally = matrix.tally_of(few, seconds=600)
     assert tally.failed == {}
     assert len(tally.held) + tally.slow == len(few)
+
+
+@pytest.mark.slow
+def test_what_the_data_can_not_be_used_for_counts_as_refused_and_nothing_else_does() -> None:
+    augmented: Choice = ("data.augment", AXES["data.augment"][0])
+    infinite = Combination((augmented, ("bad", True)))
+    tally = matrix.tally_of([infinite], seconds=600)
+    assert tally.failed == {}
+    assert ["taken as normalised already" in sentence for sentence in tally.refused.values()] == [True]
+    with mock.patch.object(matrix, "_LATER", ()):
+        assert list(matrix.tally_of([infinite], seconds=600).failed) == [str(infinite)]

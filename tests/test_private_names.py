@@ -18,7 +18,7 @@ from torch.autograd import graph
 from torch.nn.modules import batchnorm
 
 SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
-DOCUMENTED = {"_exit", "_current_frames"}  # of os and sys: public, in spite of the underscore
+DOCUMENTED = {"_exit", "_current_frames", "_fields"}  # of os, sys and ast: public, in spite of the underscore
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,39 @@ USED = {
         lambda: hasattr(torch, "_foreach_lerp_"),
     ),
     "_version": Use(
-        ("checkpoint/snapshot.py", "parallel/exact.py", "training/step.py"),
+        ("checkpoint/snapshot.py", "commands/reproduce/recorder.py", "parallel/exact.py", "training/step.py"),
         "whether forward has written into a parameter",
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),
     "_optimizer_step_pre_hooks": Use(
-        ("training/optimizers.py",),
+        ("training/engine.py",),
         "whether something that may draw runs before an optimizer's step",
         lambda: "_optimizer_step_pre_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_optimizer_step_post_hooks": Use(
-        ("training/optimizers.py",),
+        ("training/engine.py",),
         "whether something that may draw runs after an optimizer's step",
         lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
+    ),
+    "_global_optimizer_pre_hooks": Use(
+        ("training/engine.py",),
+        "whether somebody hears of every optimizer's step before it",
+        lambda: hasattr(importlib.import_module("torch.optim.optimizer"), "_global_optimizer_pre_hooks"),
+    ),
+    "_global_optimizer_post_hooks": Use(
+        ("training/engine.py",),
+        "whether somebody hears of every optimizer's step after it",
+        lambda: hasattr(importlib.import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks"),
+    ),
+    "_profiler_enabled": Use(
+        ("training/engine.py",),
+        "whether a profiler is to be told of an update",
+        lambda: torch.autograd._profiler_enabled() is False,  # type: ignore[attr-defined]
+    ),
+    "_fully_shard": Use(
+        ("commands/audit/recorders/passing.py",),
+        "the module from which others may have imported fully_shard already",
+        lambda: callable(importlib.import_module("torch.distributed.fsdp._fully_shard").fully_shard),
     ),
     "_orig_mod": Use(
         ("commands/reproduce/watching.py", "parallel/data_parallel.py", "parallel/strategy.py"),
@@ -157,8 +177,8 @@ USED = {
         lambda: hasattr(dist.ProcessGroupGloo, "_get_sequence_number_for_group"),
     ),
     "_engine_run_backward": Use(
-        ("commands/audit/pretended/moves.py", "watch/hang.py"),
-        "the frame of a backward pass, in a stack",
+        ("commands/audit/pretended/moves.py", "training/engine.py", "watch/hang.py"),
+        "the frame of a backward pass, in a stack; the pass without a sixth of a tiny step's time around it",
         lambda: hasattr(graph, "_engine_run_backward"),
     ),
     "_clear": Use(
