@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lockstep.commands.reproduce import copies
-from lockstep.commands.reproduce.copies import Copies, Copy, constant, decay, flat
+from lockstep.commands.reproduce.copies import Copies, Copy, constant, decay, flat, warmed
 from lockstep.commands.reproduce.experiment import _more_than_the_loss
 from lockstep.commands.reproduce.places import user_line
 from lockstep.commands.reproduce.source import line_that_sets
@@ -108,3 +108,20 @@ def test_lines_of_the_users_own_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("decays", "found"), [([0.0, 0.9], 0.9), ([0.9, 0.9, 0.8], 0.0), ([0.0, 0.0], 0.0)])
 def test_the_first_update_may_be_a_copy(decays: list[float], found: float) -> None:
     assert constant(decays) == found
+
+
+@given(st.sampled_from([0, 1]), st.sampled_from([0.35, 0.5, 0.999]), st.integers(3, 12), st.booleans())
+def test_a_warm_up_is_found_from_the_weights(first: int, cap: float, steps: int, copies_first: bool) -> None:
+    kept = [min(cap, (1 + first + step) / (10 + first + step)) for step in range(steps)]
+    if copies_first:
+        kept[0] = 0.0
+    told = _followed(lambda average, model, step: _towards(average, model, kept[step]), steps).told()
+    capped = kept[1:].count(cap)
+    if steps - 1 - capped < 2 or capped == 1:
+        return  # too short to tell
+    assert warmed(told["decays"]) == (cap if capped else 0.0, first)
+
+
+@pytest.mark.parametrize("decays", [[], [0.9], [0.0, 0.9, 0.9, 0.9], [0.0, 0.5, 0.67, 0.75], [0.1, 2 / 11, 0.9, 0.9]])
+def test_other_decays_are_no_warm_up(decays: list[float]) -> None:
+    assert warmed(decays) is None

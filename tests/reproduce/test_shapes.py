@@ -64,6 +64,18 @@ def test_bfloat16_and_an_average_by_hand(tmp_path: Path) -> None:
     assert ended.code == 0, ended.text
 
 
+@pytest.mark.parametrize(("cap", "first", "found"), [(0.35, 1, 0.35), (0.9999, 0, 0.999)])
+def test_an_average_that_warms_up(tmp_path: Path, cap: float, first: int, found: float) -> None:
+    said, losses = reproduced(tmp_path, shapes.WARMED.format(cap=cap, first=first), "--steps", "6")
+    agree(losses, 6)
+    optim = _config(tmp_path).optim
+    assert (optim.ema, optim.ema_warmup) == (found, True)
+    assert ("no step came to it; the recipe has 0.999" in said) == (cap != found)
+    assert ("counts updates from 0, the script's from 1" in said) == (first == 1)
+    apart = said.split("moving average of the weights: ")[1].split()[0]
+    assert apart == "equal" or float(apart) < 1e-6
+
+
 @pytest.mark.parametrize("what", shapes.REFUSED)
 def test_what_is_refused_is_told_with_its_line(tmp_path: Path, what: str) -> None:
     body, why = shapes.REFUSED[what]

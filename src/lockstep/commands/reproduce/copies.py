@@ -101,3 +101,25 @@ def constant(decays: list[float]) -> float:
         if abs(round(middle, digits) - middle) <= max(spread, 1e-6):
             return round(middle, digits)
     return middle
+
+
+def warmed(decays: list[float]) -> tuple[float, int] | None:
+    """Of decays min(cap, (1 + n) / (10 + n)), n counting the updates: the cap and n at the first of them.
+
+    None: they are others. The cap is 0 where no update has come to it. The first decay may be any.
+    """
+    later = decays[1:]
+    for first in (0, 1):
+        rising = [(1 + n) / (10 + n) for n in range(first + 1, first + 1 + len(later))]
+        # two that follow each other differ by more, up to n = 80
+        same = [abs(each - warm) <= _FITS * (1 - warm) for each, warm in zip(later, rising, strict=True)]
+        warm = same.index(False) if False in same else len(later)
+        capped = later[warm:]
+        if warm < 2 or any(cap > rising[warm] for cap in capped):
+            continue
+        if not capped:
+            return 0.0, first
+        cap = constant([0.0, *capped])
+        if cap:
+            return cap, first
+    return None

@@ -155,7 +155,7 @@ def _optim(experiment: Experiment, made: Recipe) -> OptimConfig:
         made.lost.append(f"clipping by {', '.join(kind for kind, _, _ in clipped)}")
     loss = experiment.record["loss"]
     common["label_smoothing"] = loss["smoothing"]
-    common["ema"] = extras.ema(experiment, made.meant, made.lost)
+    common |= extras.ema(experiment, made.meant, made.lost)
     if loss["name"] == "binary_cross_entropy_with_logits":
         common["loss"] = "bce"
     if loss["name"] == "nll_loss":

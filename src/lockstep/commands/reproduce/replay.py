@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep.commands.reproduce.copies import warmed
 from lockstep.commands.reproduce.experiment import Experiment, Step
 from lockstep.commands.reproduce.recipe import PARTS, Recipe
 from lockstep.config import Config
@@ -20,6 +21,7 @@ from lockstep.processes.launcher import launch
 from lockstep.processes.world import World
 from lockstep.training import schedules
 from lockstep.training.assemble import Run, assemble
+from lockstep.training.average import Average
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ def _steps(
     difference = _pixels(run, experiment.steps) if pixels else -1.0
     _scale(run, experiment.loss_factor)
     run.step.clip_norm /= experiment.record["clip_scale"]
-    if run.ema is not None and experiment.record["average"]["decays"][0] != 0:
-        run.ema.n_averaged += 1  # as the script's, it begins with the first weights
+    begun = [] if run.ema is None else [each.detach().clone() for each in run.ema.module.parameters()]
     losses = []
     for number, step in enumerate(experiment.steps):
         for group, rate in zip(run.step.optimizer.param_groups, step.rates, strict=True):
@@ -69,7 +70,17 @@ def _steps(
         losses.append(float(world.sum(summed.double().clone())) / len(step.ids))
         if run.ema is not None:
             run.ema.update_parameters(run.model)
+            if number == 0:
+                _begin_as_recorded(run.ema, begun, experiment.record["average"]["decays"])
     return losses, weights, _average(run, experiment), difference
+
+
+def _begin_as_recorded(average: Average, begun: list[Tensor], decays: list[float]) -> None:
+    """The first update has taken the model's weights, where the script's may have kept a part of the first ones."""
+    for mine, first in zip(average.module.parameters(), begun, strict=True):
+        mine.detach().lerp_(first, decays[0])
+    warm = warmed(decays)
+    average.n_averaged += warm[1] if warm else 0
 
 
 def _average(run: Run, experiment: Experiment) -> float:
