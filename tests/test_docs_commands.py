@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from lockstep import cli
-from lockstep.commands.preview import command as preview
 from lockstep.commands.recipes import show
 from lockstep.commands.shared import arguments
 from lockstep.config.recipes import digits
@@ -64,7 +63,6 @@ def read_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.C
                 if module is not arguments and getattr(module, function, None) is getattr(arguments, function):
                     monkeypatch.setattr(module, function, taken(getattr(arguments, function)))
     monkeypatch.setattr(folder, "read_config", lambda _: digits())
-    monkeypatch.setattr(preview, "_config_of", lambda _: digits())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package/recipes.py").write_text("from lockstep.config.recipes import digits as ours")

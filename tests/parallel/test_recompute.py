@@ -143,11 +143,16 @@ def travelled(world: World) -> dict[str, Any]:
 
 
 def test_weights_travel_in_what_autocast_computes_in_and_are_owned_in_float32() -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     for rank in run_ranks(travelled, 2):
         (whole_bytes, kinds, _), (half, lowered, owned) = rank["fp32"], rank["bf16"]
-        assert set(kinds.values()) == {torch.float32}
+        assert set(kinds.values()) == owned == {torch.float32}
         low = {name for name, dtype in lowered.items() if dtype == torch.bfloat16}
-        assert low == {"Conv2d.weight", "Conv2d.bias", "Linear.weight", "Linear.bias"}
-        assert lowered.keys() > low, "norms are there, and in float32"
-        assert owned == {torch.float32}
-        assert 0 < half < 0.6 * whole_bytes, "most of this model is convolutions"
+        assert lowered.keys() == kinds.keys() > low, "norms are there, and in float32"
+        if hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
+            assert low == {"Conv2d.weight", "Conv2d.bias", "Linear.weight", "Linear.bias"}
+            assert 0 < half < 0.6 * whole_bytes, "most of this model is convolutions"
+        else:  # torch before 2.15 has no say by parameter, and norms' weights have to stay: all go in float32
+            assert not low
+            assert 0 < half == whole_bytes

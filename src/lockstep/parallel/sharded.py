@@ -66,12 +66,13 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype | None = None) -> n
     policy: dict[str, Any] = {}
     if dtype is not None and hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
         lowered = _lowered(model)
-        policy["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=dtype,
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,  # autocast does, where it is due
-            param_dtype_override_fn=lambda p: dtype if id(p) in lowered else p.dtype,
-        )
+        how: dict[str, Any] = {  # as one, since torch before 2.15 has no such last argument
+            "param_dtype": dtype,
+            "reduce_dtype": torch.float32,
+            "cast_forward_inputs": False,  # autocast does, where it is due
+            "param_dtype_override_fn": lambda p: dtype if id(p) in lowered else p.dtype,
+        }
+        policy["mp_policy"] = MixedPrecisionPolicy(**how)
     for unit in [*units(model), model]:
         # the root too: what it held on to after an evaluation would be plain tensors, in the place of its parameters
         fully_shard(unit, mesh=mesh, reshard_after_forward=True, **policy)
