@@ -49,6 +49,7 @@ CASES = {
     "adamw, EMA, one-cycle": changed(optim={"optimizer": "adamw", "lr": 0.01, "ema": 0.9, "schedule": "one-cycle"}),
     "muon": changed(optim={"optimizer": "muon", "lr": 0.01}),
     "adadelta, label smoothing": changed(optim={"optimizer": "adadelta", "lr": 1.0, "label_smoothing": 0.1}),
+    "class weights": changed(optim={"class_weights": "1.3,0.7,1,2.9,1,1.1,0.3,1,1.7,1"}),
     "bf16, channels last": changed(precision="bf16", model={"channels_last": True}),
     "fewer samples than slices in the last batch": changed(data={"fraction": 53 / 1437}),
 }

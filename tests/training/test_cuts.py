@@ -25,6 +25,7 @@ from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.cuts import probe
 from lockstep.training.loop import train
+from lockstep.training.passes import ROUNDING, apart
 from lockstep.training.single import refuse_single_values
 from tests.draws.networks import NETWORKS
 from tests.ranks import run_ranks
@@ -340,3 +341,11 @@ def test_a_run_with_it_is_the_run_without_it_to_the_bit(tmp_path: Path) -> None:
         train(config, World.single(), folder)
         weights.append((folder / "weights/final.safetensors").read_bytes())
     assert weights[0] == weights[1]
+
+
+def test_what_is_left_of_a_sum_that_is_zero_is_no_difference() -> None:
+    """A bias before a norm has a gradient of nothing but rounding, which is another in another batch."""
+    left, other, least = torch.tensor([3e-17, -1e-17]), torch.tensor([-2e-17, 5e-17]), ROUNDING * 0.5
+    assert apart(left, other)
+    assert not apart(left, other, least)
+    assert apart(left + 1e-9, left - 1e-9, least), "small, but not that small"

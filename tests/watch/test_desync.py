@@ -1,5 +1,6 @@
 """The check against divergence sees any bit and any exchange, names rank, tensor and step, and never cries wolf."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config import OptimConfig
 from lockstep.errors import UserError
@@ -68,6 +70,31 @@ def test_places_far_apart_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     moved[[0, 7, 14, 700]] = tensor[[7, 14, 700, 0]]
     assert desync.digest(moved) != whole
     assert desync.digest(tensor.roll(7)) != whole
+
+
+class Held(TorchDispatchMode):
+    """How many bytes an operation's results held at the most, those of before that are still there among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and (memory := out.untyped_storage())._cdata not in self.alive and not func.is_view:
+            self.alive[memory._cdata] = memory.nbytes()
+            weakref.finalize(out, self.alive.pop, memory._cdata)
+            self.most = max(self.most, sum(self.alive.values()))
+        return out
+
+
+@pytest.mark.parametrize("elements", [1 << 12, 1 << 16])
+def test_memory_beside_the_tensors_does_not_grow_with_them(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desync, "_AT_ONCE", {"cpu": 1 << 10})
+    with Held() as held:
+        desync.digest(torch.ones(elements))
+    assert 1 << 13 <= held.most - 4 * elements <= 10 << 13, "some pieces as int64, beside the tensor itself"
 
 
 def test_zero_has_a_sign_and_nothing_a_digest() -> None:

@@ -1,6 +1,6 @@
 """What came of forward and backward passes over five samples, whole and cut, and where it is not the same."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 WHOLE, FIRST, SECOND = (0, 1, 2, 3, 4), (0, 2, 4), (1, 3)
 _TOLERANCE = 1e-6  # of a tensor's largest entry: above what a layer that computes in float32 rounds
+ROUNDING = 1e-6  # of the largest gradient; one below may be what is left of a sum that is 0, as of a bias before a norm
 
 Call = tuple[str, list[Tensor], list[Tensor]]  # a module's name, its inputs and its outputs
 
@@ -70,8 +71,16 @@ def _joined_differ(whole: Tensor, *parts: Tensor) -> bool:
     return False
 
 
-def apart(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding; what is not finite in both is the same."""
+def largest(tensors: Iterable[Tensor]) -> float:
+    """The largest finite entry of them all, without its sign."""
+    return max((float(torch.where(torch.isfinite(t), t, 0).abs().max()) for t in tensors if t.numel()), default=0.0)
+
+
+def apart(a: Tensor, b: Tensor, least: float = 0.0) -> bool:
+    """Whether two tensors differ by more than rounding; what is not finite in both is the same.
+
+    `least`: of numbers that are smaller, only what differs by more than these may round counts.
+    """
     if a.shape != b.shape:
         return True
     if not a.is_floating_point():
@@ -79,5 +88,4 @@ def apart(a: Tensor, b: Tensor) -> bool:
     finite = torch.isfinite(a)
     if not torch.equal(finite, torch.isfinite(b)):
         return True
-    scale = torch.where(finite, a, 0).abs().max() if a.numel() else a.sum()
-    return bool((torch.where(finite, a - b, 0).abs() > _TOLERANCE * scale).any())
+    return bool((torch.where(finite, a - b, 0).abs() > _TOLERANCE * max(largest([a]), least)).any())

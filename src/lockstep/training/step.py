@@ -88,6 +88,7 @@ class TrainStep:
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._scalars = engine.Scalars()
+        self._piece_dtype = torch.float64 if torch.float64 in {p.dtype for p in self.parameters} else torch.float32
         self._norms = step_batch_norms(model)
         self._bare, self._sharded = unwrap(model), is_sharded(model)
         self._stand_ins = StandIns()
@@ -215,7 +216,8 @@ class TrainStep:
             return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
         terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=self._dtype)
         self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
-        return terms[:, 0].sum() / self._divisor
+        # rounded piece by piece, as means over pieces are: float64 adds such numbers without a loss, in any order
+        return (terms[:, 0] / self._divisor).to(self._piece_dtype).to(self._dtype).sum()
 
     def _count(self, size: int) -> Tensor:
         """A number of samples on the host, which costs a device nothing to multiply by.
