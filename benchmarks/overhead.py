@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from common import print_table, ratio, show, table, write
+from peers.agree import Comparison
 from peers.client import Race, available, race, versions
 from peers.task import STEPS_OF_VECTORS, Task
 
@@ -36,8 +37,8 @@ def result(found: Race, rounds: int, peers: dict[str, str]) -> dict[str, Any]:
     for name, seconds in found.seconds.items():
         us = statistics.median(seconds) / found.steps * 1e6
         over = ratio(seconds, found.seconds["raw"]) if name != "raw" else None
-        apart = found.apart.get(name)
-        sides[name] = {"us_per_step": us, "over_raw": over, "weights_apart": apart}
+        apart, exactly = found.apart.get(name), found.apart_in_float64.get(name)
+        sides[name] = {"us_per_step": us, "over_raw": over, "weights_apart": apart, "apart_in_float64": exactly}
         shown = None if apart is None else f"{apart:.1e}"
         rows.append([name, round(us, 1), show(over) if over else None, shown])
     columns = ["side", "us/step", "over raw", "weights apart"]
@@ -60,7 +61,7 @@ def result(found: Race, rounds: int, peers: dict[str, str]) -> dict[str, Any]:
 def measure(sides: list[str], python: str, rounds: int, steps: int = STEPS_OF_VECTORS) -> dict[str, Any]:
     """Run the benchmark; `sides` must hold "raw"."""
     chosen = {name: (SIDES[name][0], TASK) for name in ["raw", *(s for s in sides if s != "raw")]}
-    found = race(chosen, python, rounds, compare=STEPS_OF_VECTORS, steps=steps, warmup=2)
+    found = race(chosen, python, rounds, compare=Comparison(STEPS_OF_VECTORS), steps=steps, warmup=2)
     return result(found, rounds, versions(python))
 
 

@@ -23,6 +23,7 @@ CHINESE = Path(__file__).with_name("page_zh.toml")
 ORDER = (
     "against",
     "overhead",
+    "agreement",
     "throughput",
     "data",
     "photos",
@@ -42,6 +43,7 @@ AIMS = {  # what a result was meant to be, and why it is not where it is not
     "of it, which makes up for the keys of draws, the seeds of pieces and the loss in float64. What the loop adds is "
     "order, loading, the ledger, a record in the journal every ten steps and the question whether to stop. It is "
     "constant: a step of the digits recipe, the smallest, takes a millisecond.",
+    "agreement": "Speeds are compared of what trains the same experiment, and of nothing else.",
     "throughput": "Aims: first in every row, and on MNIST 1.2 times the tutorials' way in fp32 and 1.6 times in bf16. "
     "Much of the lead on MNIST is memory: Lockstep keeps what a step frees, where malloc gives large "
     "blocks back and maps them anew. Whether it does depends on how a process's heap happens to lie, so "

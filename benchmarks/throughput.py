@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from common import RESULTS, print_table, ratio, show, table, write
+from peers.agree import Comparison
 from peers.client import Race, available, race, versions
 from peers.task import Task
 
@@ -72,9 +73,7 @@ def measure(
         chosen,
         python,
         rounds,
-        compare=COMPARE,
-        unordered=UNORDERED,
-        tolerance=TOLERANCE[row.split()[2]],
+        compare=Comparison(COMPARE, TOLERANCE[row.split()[2]], unordered=UNORDERED),
         seconds=seconds,
     )
     return {name: side(row, name, found) for name in sides}
@@ -88,6 +87,7 @@ def side(row: str, name: str, found: Race) -> dict[str, Any]:
         "lockstep_over": ratio(seconds, found.seconds["lockstep"]),
         "over_raw": ratio(found.seconds["raw"], seconds),
         "weights_apart": found.apart.get(name),
+        "apart_in_float64": found.apart_in_float64.get(name),
         "rounds": len(seconds),
         "steps": found.steps,
         "idle_cores": found.idle,

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import numpy as np
 from common import interleave
 
 from peers import NEEDS
-from peers.task import Task, make_model
+from peers.agree import Comparison, apart
+from peers.task import Task
 
 FOLDER = Path(__file__).parents[1]
 _PROBE = """
@@ -58,7 +59,7 @@ def versions(python: str) -> dict[str, str]:
 class Peer:
     """A running side: as many processes as ranks, each blocked on its standard input while it is not asked."""
 
-    def __init__(self, name: str, module: str, task: Task, python: str, compare: int) -> None:
+    def __init__(self, name: str, module: str, task: Task, python: str, compare: Mapping[str, int]) -> None:
         self.name, self.task = name, task
         self.folder = tempfile.TemporaryDirectory(prefix="lockstep-benchmark-")
         self.stderr = (Path(self.folder.name) / "stderr").open("w+")
@@ -67,7 +68,9 @@ class Peer:
             port = probe.getsockname()[1]
         self.ranks = [self._start(rank, module, python, compare, port) for rank in range(task.ranks)]
 
-    def _start(self, rank: int, module: str, python: str, compare: int, port: int) -> subprocess.Popen[str]:
+    def _start(
+        self, rank: int, module: str, python: str, compare: Mapping[str, int], port: int
+    ) -> subprocess.Popen[str]:
         where = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": where, "OMP_NUM_THREADS": str(self.task.threads), "TERM": "xterm"}
         if self.task.ranks > 1:
@@ -82,13 +85,9 @@ class Peer:
                 "MASTER_PORT": str(port),
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-        command = [python, "-m", "peers.serve", module, json.dumps(asdict(self.task)), str(compare), self.weights_file]
-        pipe = subprocess.PIPE
+        words = [module, json.dumps(asdict(self.task)), json.dumps(compare), self.folder.name]
+        command, pipe = [python, "-m", "peers.serve", *words], subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.stderr, text=True, env=environment)
-
-    @property
-    def weights_file(self) -> str:
-        return str(Path(self.folder.name) / "weights.npz")
 
     def ready(self) -> None:
         """Wait until it has built everything."""
@@ -117,9 +116,9 @@ class Peer:
         """The last lines of what its processes wrote."""
         return "\n".join(Path(self.stderr.name).read_text(encoding="utf-8", errors="replace").splitlines()[-30:])
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """Of the plain copy, after the steps that are compared."""
-        with np.load(self.weights_file) as file:
+    def weights(self, precision: str) -> dict[str, np.ndarray]:
+        """Of the plain copy in that precision, after the steps that are compared."""
+        with np.load(Path(self.folder.name) / f"{precision}.npz") as file:
             return dict(file)
 
     def cpu_seconds(self) -> float:
@@ -162,9 +161,6 @@ def _processes() -> list[tuple[int, int, int]]:
     return found
 
 
-Weights = Mapping[str, np.ndarray]
-
-
 @dataclass
 class Race:
     """What came of one row."""
@@ -172,17 +168,8 @@ class Race:
     steps: int  # of a timed segment
     seconds: dict[str, list[float]]  # of each round's segment
     apart: dict[str, float]  # distance of the compared weights from the raw loop's, over the way that those have gone
+    apart_in_float64: dict[str, float]
     idle: float  # cores that all sides together used while none was asked
-
-
-def distance(weights: Weights, other: Weights, start: Weights) -> float:
-    """|weights - other| / |other - start|, over all floating-point entries."""
-    names = [name for name, value in start.items() if value.dtype.kind == "f"]
-    if missing := set(names) - set(weights):
-        raise RuntimeError(f"no weights called {', '.join(sorted(missing))}")
-    apart = sum(float(((weights[n].astype(np.float64) - other[n]) ** 2).sum()) for n in names)
-    moved = sum(float(((other[n].astype(np.float64) - start[n]) ** 2).sum()) for n in names)
-    return (apart / moved) ** 0.5
 
 
 def _idle(peers: Sequence[Peer]) -> float:
@@ -206,9 +193,7 @@ def race(
     python: str,
     rounds: int,
     *,
-    compare: int,
-    unordered: Sequence[str] = (),
-    tolerance: float = 1e-3,
+    compare: Comparison,
     steps: int = 0,
     seconds: float = 0.0,
     warmup: int = 1,
@@ -218,10 +203,8 @@ def race(
     Args:
         sides: name -> (module, task); the first is the raw loop that the others are compared with.
         python: the interpreter that has the peers.
-        rounds: timed rounds, each with a segment of every side.
-        compare: steps after which the plain copies' weights must be equal.
-        unordered: sides that see other samples, so that their weights can't be compared.
-        tolerance: largest `distance` of the weights.
+        rounds: timed rounds, each with a segment of every side; 0: weights are compared, and that is all.
+        compare: after how many steps the plain copies' weights must be equal, and how nearly.
         steps: of a segment; 0: as many as take the first side `seconds`.
 
     Raises:
@@ -231,14 +214,16 @@ def race(
     first = next(iter(sides))
     try:
         for name, (module, task) in sides.items():
-            peers[name] = Peer(name, module, task, python, compare)
+            peers[name] = Peer(name, module, task, python, compare.asked(task.precision))
         for peer in peers.values():
             peer.ready()
-        start = {n: v.numpy() for n, v in make_model(replace(sides[first][1], plain=True)).state_dict().items()}
-        target = peers[first].weights()
-        apart = {n: distance(peers[n].weights(), target, start) for n in peers if n not in (first, *unordered)}
-        if wrong := {name: value for name, value in apart.items() if not value <= tolerance}:
-            raise RuntimeError(f"other weights than {first} after {compare} steps: {wrong}")
+        task = sides[first][1]
+        exactly, nearly = (
+            apart(task, {name: peer.weights(precision) for name, peer in peers.items()}, precision, compare)
+            for precision in compare.asked(task.precision)
+        )
+        if not rounds:
+            return Race(0, {}, nearly, exactly, 0.0)
         for peer in peers.values():
             peer.run(2)
         if not steps:
@@ -252,7 +237,7 @@ def race(
             return peer.run(steps)
 
         figures = interleave({n: lambda p=p: settled(p) for n, p in peers.items()}, rounds, warmup)  # type: ignore[misc]
-        return Race(steps, figures, apart, idle)
+        return Race(steps, figures, nearly, exactly, idle)
     finally:
         for peer in peers.values():
             peer.close()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from peers.task import Side, Task, loader, looped, make_model, make_optimizer, tensor_batches
 
-PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed"}
+PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp64": "64-true"}
 
 
 @cache

@@ -6,16 +6,15 @@ A timed segment is an epoch of a run of its own; assembling, the evaluation and 
 import tempfile
 import time
 from pathlib import Path
-from typing import cast
 from unittest import mock
 
 from torch import nn
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, Precision
+from lockstep.config import Config, DataConfig, Execution, ModelConfig
 from lockstep.processes.world import World
 from lockstep.training import assemble, loop
 from lockstep.training.session import Session
-from peers.lockstep import world
+from peers.lockstep import own_precision, world
 from peers.task import STEPS_OF_VECTORS, Side, Task, data_dir, dataset, make_model, model_name, optim
 
 
@@ -50,7 +49,7 @@ def build(task: Task) -> Side:
         config = Config(
             epochs=1,
             batch_size=task.batch,
-            precision=cast(Precision, task.precision),
+            precision=own_precision(task),
             data=DataConfig(dataset=dataset(task), fraction=used, drop_last=True),
             model=ModelConfig(model=model_name(task)),
             optim=optim(task),

@@ -24,7 +24,7 @@ def build(task: Task) -> Side:
         optimizer.step()
         return loss.item()  # as Ignite's own step does
 
-    if task.precision == "fp32":
+    if task.precision != "bf16":
         engine = create_supervised_trainer(trained, optimizer, F.cross_entropy)
     else:
         engine = Engine(update)

@@ -10,7 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 
 import lockstep as ls
-from lockstep.config import Execution
+from lockstep.config import Execution, Precision
 from lockstep.processes.world import join
 from lockstep.training import optimizers
 from peers.task import Side, Task, data_dir, dataset, make_model, make_optimizer, optim
@@ -22,6 +22,11 @@ _OPEN = ExitStack()  # the process group, until the process ends
 def world(threads: int) -> ls.World:
     """This process's place among those of the environment, as under torchrun."""
     return _OPEN.enter_context(join(Execution(device="cpu", threads=threads)))
+
+
+def own_precision(task: Task) -> Precision:
+    """The task's precision in Lockstep's words: float64 is a model's own affair."""
+    return "bf16" if task.precision == "bf16" else "fp32"
 
 
 def build(task: Task) -> Side:
@@ -38,7 +43,7 @@ def build(task: Task) -> Side:
     else:
         optimizer = optimizers.build(model, optim(task), optim(task).lr)
         batches = itertools.chain.from_iterable(train.epochs(1000))
-    step = ls.TrainStep(trained, F.cross_entropy, optimizer, precision=task.precision)
+    step = ls.TrainStep(trained, F.cross_entropy, optimizer, precision=own_precision(task))
 
     def run(steps: int) -> float:
         began = time.perf_counter()

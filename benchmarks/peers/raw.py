@@ -37,4 +37,4 @@ def build(task: Task) -> Side:
             optimizer.step()
         return time.perf_counter() - began
 
-    return Side(model, run if task.precision == "fp32" else run_cast)
+    return Side(model, run_cast if task.precision == "bf16" else run)

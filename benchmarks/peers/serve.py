@@ -1,9 +1,9 @@
 """The process of one side's rank: builds, warms up, then answers `{"steps": K}` lines with `{"seconds": s}` lines.
 
-    python -m peers.serve SIDE TASK_AS_JSON STEPS_TO_COMPARE WEIGHTS_FILE
+    python -m peers.serve SIDE TASK_AS_JSON STEPS_BY_PRECISION_AS_JSON FOLDER
 
-First it trains a plain copy of the task for STEPS_TO_COMPARE steps and writes the weights, then it builds the task
-itself. Between two lines it is blocked on its standard input.
+First it trains plain copies of the task, one in each of these precisions for so many steps, and writes their weights as
+FOLDER/PRECISION.npz; then it builds the task itself. Between two lines it is blocked on its standard input.
 """
 
 import importlib
@@ -18,13 +18,17 @@ import torch
 from peers.task import RANK, Task
 
 
-def compared(side: str, task: Task, steps: int, path: str) -> None:
+def compared(side: str, task: Task, precision: str, steps: int, folder: str) -> None:
     """Write the weights after so many steps without dropout and augmentation."""
-    plain = importlib.import_module(f"peers.{side}").build(replace(task, plain=True))
+    if precision == "fp64":
+        torch.set_default_dtype(torch.float64)  # what Fabric turns a model's outputs into
+    plain = importlib.import_module(f"peers.{side}").build(replace(task, plain=True, precision=precision))
     require_threads(task)
     plain.run(steps)
+    torch.set_default_dtype(torch.float32)
     if RANK == 0:
-        np.savez(path, **{name: value.numpy() for name, value in plain.model.state_dict().items()})
+        weights = {name: value.numpy() for name, value in plain.model.state_dict().items()}
+        np.savez(f"{folder}/{precision}.npz", **weights)
 
 
 def require_threads(task: Task) -> None:
@@ -33,12 +37,12 @@ def require_threads(task: Task) -> None:
 
 
 def main() -> None:
-    side, task, steps, path = sys.argv[1], Task(**json.loads(sys.argv[2])), int(sys.argv[3]), sys.argv[4]
+    side, task, compare, folder = sys.argv[1], Task(**json.loads(sys.argv[2])), json.loads(sys.argv[3]), sys.argv[4]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the peers print goes elsewhere
     require_threads(task)
-    if steps:
-        compared(side, task, steps, path)
+    for precision, steps in compare.items():
+        compared(side, task, precision, steps, folder)
     built = importlib.import_module(f"peers.{side}").build(task)
     require_threads(task)
 

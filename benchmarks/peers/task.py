@@ -33,7 +33,7 @@ class Task:
     net: str  # linear, mnist or cifar10
     batch: int  # over all ranks
     data: str = "tensors"  # tensors in memory, or the side's loader over per-sample transforms
-    precision: str = "fp32"  # or bf16: autocast
+    precision: str = "fp32"  # or bf16: autocast; or fp64: the comparison of weights to the last digits
     ranks: int = 1
     threads: int = 1  # of each rank
     workers: int = 0  # loader processes over all ranks
@@ -137,11 +137,36 @@ def make_model(task: Task) -> nn.Module:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+    if task.precision == "fp64":
+        model.double().register_forward_pre_hook(in_float64(images, pixels=task.net != "linear"))
     return model.to(memory_format=torch.channels_last) if task.net == "cifar10" else model
 
 
+def in_float64(images: ArraySet, *, pixels: bool) -> Callable[[nn.Module, tuple[Tensor]], Tensor]:
+    """Before a model's forward: float32 input as float64, free of what sides lose in normalising it, each in its way.
+
+    Pixels are brought back to the whole numbers that they were, and then normalised.
+
+    Raises:
+        RuntimeError: where that is no whole number: a side normalises with other statistics.
+    """
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (images.mean, images.std))
+
+    def exactly(_: nn.Module, given: tuple[Tensor]) -> Tensor:
+        (x,) = given
+        if not pixels:
+            return x.double()
+        found = x.double().mul_(std).add_(mean).mul_(255)
+        whole = found.round()
+        if (found - whole).abs().max() > 1e-2:
+            raise RuntimeError("the model's input is not an image of 8 bits, normalised with the set's mean and std")
+        return whole.div_(255).sub_(mean).div_(std)
+
+    return exactly
+
+
 def autocast(task: Task) -> Callable[[], AbstractContextManager[object]]:
-    return nullcontext if task.precision == "fp32" else lambda: torch.autocast("cpu", torch.bfloat16)
+    return nullcontext if task.precision != "bf16" else lambda: torch.autocast("cpu", torch.bfloat16)
 
 
 @cache

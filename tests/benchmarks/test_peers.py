@@ -4,17 +4,20 @@ import importlib
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
+import agreement
 import features
 import numpy as np
 import overhead
 import pytest
 import throughput
 import torch
-from peers import NEEDS, client
-from peers.client import Peer, available, distance
-from peers.task import Task, make_model, shares, tensor_batches
+from peers import NEEDS, agree, client
+from peers.agree import Comparison
+from peers.client import Peer, available
+from peers.task import Task, make_model, optim, shares, tensor_batches
 
 from lockstep import Order, World
 from lockstep.training import loop
@@ -41,16 +44,43 @@ def trained(side: str, task: Task, steps: int) -> dict[str, np.ndarray]:
         (Task("mnist", 20, "loader", data_dir="made", plain=True), "lockstep", 3),
         (Task("mnist", 20, "loader", data_dir="made", plain=True), "tutorial", 3),
         (Task("cifar10", 8, "loader", data_dir="made", plain=True), "lockstep", 2),
-        # it rounds the inputs otherwise, and each step makes six times as much of that
-        (Task("cifar10", 8, "loader", data_dir="made", plain=True), "tutorial", 1),
+        (Task("cifar10", 8, "loader", data_dir="made", plain=True), "tutorial", 2),
     ],
 )
 def test_a_side_trains_as_the_raw_loop(task: Task, side: str, steps: int) -> None:
-    start = state(make_model(task))
-    raw = trained("raw", replace(task, data="tensors"), steps)
-    assert distance(trained(side, task, steps), raw, start) <= 1e-3
-    more = trained("raw", replace(task, data="tensors"), steps + 1)
-    assert distance(more, raw, start) > 1e-3 or task.net == "linear"  # one step more would be seen
+    task = replace(task, precision="fp64")
+    raw = replace(task, data="tensors")
+    found = {"raw": trained("raw", raw, steps), side: trained(side, task, steps)}
+    compared = Comparison(0, steps_in_float64=steps)
+    assert agree.apart(raw, found, "fp64", compared)[side] <= 1e-12
+    found["more"] = trained("raw", raw, steps + 1)  # one step more would be seen
+    with pytest.raises(RuntimeError, match=rf"other weights than raw after {steps} steps in fp64: \{{'more': "):
+        agree.apart(raw, found, "fp64", compared)
+
+
+@pytest.mark.parametrize("fault", ["rate", "decay", "order"])
+def test_a_small_fault_of_a_side_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tolerance of 1 % took for rounding."""
+    task = Task("mnist", 20, data_dir="made", plain=True, precision="fp64")
+    right, settings = trained("raw", task, 3), optim(task)
+    if fault == "order":
+        ids = shares(task)
+        swapped = [ids[0], ids[1], np.concatenate([ids[3][:1], ids[2][1:]])]
+        monkeypatch.setattr("peers.task.shares", lambda _: swapped)
+    else:
+        lr, decay = (settings.lr * (1 + 1e-7), 0.0) if fault == "rate" else (settings.lr, 1e-7)
+        wrong = partial(torch.optim.Adadelta, lr=lr, weight_decay=decay)
+        monkeypatch.setattr("peers.raw.make_optimizer", lambda _, model: wrong(model.parameters()))
+    with pytest.raises(RuntimeError, match="'wrong': "):
+        agree.apart(task, {"raw": right, "wrong": trained("raw", task, 3)}, "fp64", Comparison(0))
+
+
+def test_images_normalised_otherwise_are_refused() -> None:
+    task = Task("mnist", 20, data_dir="made", plain=True, precision="fp64")
+    model, (images, _) = make_model(task), next(tensor_batches(task))
+    model(images)
+    with pytest.raises(RuntimeError, match="is not an image of 8 bits"):
+        model(images * 1.01)
 
 
 def test_the_order_is_lockstep_s_and_the_timed_task_draws() -> None:
@@ -80,7 +110,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_side_that_fails_says_why() -> None:
-    peer = Peer("torn", "no_such_module", Task("linear", 8), sys.executable, 0)
+    peer = Peer("torn", "no_such_module", Task("linear", 8), sys.executable, {})
     try:
         with pytest.raises(RuntimeError, match=r"torn failed:(.|\n)*No module named 'peers.no_such_module'"):
             peer.ready()
@@ -94,9 +124,20 @@ def test_throughput_at_a_tiny_size() -> None:
     assert found["lockstep"]["weights_apart"] <= 1e-3
     assert found["lockstep"]["lockstep_over"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
     assert found["raw"]["idle_cores"] <= client._IDLE
+    assert found["lockstep"]["apart_in_float64"] <= 1e-12
     ratios, rates, apart = throughput.tables({"mnist 1x1 fp32": found})
     assert [line[0] for line in ratios["rows"]] == ["raw", "noise floor: raw over raw"]
     assert [line[0] for line in rates["rows"]] == [line[0] for line in apart["rows"]] == list(found)
+
+
+@pytest.mark.slow
+def test_agreement_at_a_tiny_size() -> None:
+    found = agreement.measure("mnist 1x1 fp32", ["raw", "lockstep", "timm loader"], sys.executable, 2, 2, "made")
+    assert found.keys() == {"lockstep"}
+    assert found["lockstep"] <= 1e-12
+    (made,) = agreement.tables({"mnist 1x1": {"steps": 2, "apart": found}})
+    assert [line[0] for line in made["rows"]] == ["lockstep"]
+    assert "after 2 steps" in made["notes"][0]
 
 
 @pytest.mark.slow
@@ -104,6 +145,7 @@ def test_overhead_at_a_tiny_size() -> None:
     made = overhead.measure(["raw", "TrainStep"], sys.executable, 2, steps=20)
     assert [line[0] for line in made["tables"][0]["rows"]] == ["raw", "TrainStep"]
     assert made["sides"]["TrainStep"]["weights_apart"] <= 1e-3
+    assert made["sides"]["TrainStep"]["apart_in_float64"] <= 1e-12
 
 
 def test_features_at_a_tiny_size() -> None:
