@@ -122,18 +122,32 @@ def test_a_non_finite_slice_is_seen_by_all_ranks_alike() -> None:
     assert {kept for _, kept in skipped} == {"kept"}  # the scaler's decision is one for all
 
 
-def step_of_one(world: World) -> str:
+OF_ONE = dataclasses.replace(changed(model={"model": "mlp"}, data={"fraction": 0.0341}), batch_size=24)
+WEIGHTS = OptimConfig(optimizer="sgd", class_weights="1,2,1,3,1,1,4,1,1,0.5")
+IN_THE_FIRST_STEP = {  # what all ranks have to know then
+    "a scale": dataclasses.replace(OF_ONE, precision="fp16"),
+    "that the loss has a denominator": dataclasses.replace(OF_ONE, optim=WEIGHTS),
+}
+
+
+def steps_of_one(world: World) -> dict[str, str]:
     """The last batch of an epoch has one sample, and the step over it is the process's first, as after a resume."""
-    config = changed(model={"model": "mlp"}, data={"fraction": 0.0341})
-    run = assemble(dataclasses.replace(config, batch_size=24, precision="fp16"), world)
-    (batch,) = run.train.epoch(0, 2)
-    assert batch.count == 1
-    run.step(batch)
-    return digest(run.model)
+    found = {}
+    for name, config in IN_THE_FIRST_STEP.items():
+        run = assemble(config, world)
+        (batch,) = run.train.epoch(0, 2)
+        assert batch.count == 1
+        loss = world.sum(run.step(batch).double())
+        run.step(next(run.train.epoch(1)))
+        found[name] = f"{digest(run.model)} {loss.item()!r}"
+    return found
 
 
-def test_a_rank_without_a_slice_in_its_first_step_has_a_scale_as_well() -> None:
-    assert len({each for n in (1, 2, 3) for each in run_ranks(step_of_one, n)}) == 1
+def test_a_rank_without_a_slice_in_its_first_step_goes_with_the_others() -> None:
+    (alone,) = run_ranks(steps_of_one, 1)
+    for n in (2, 3):
+        for rank, found in enumerate(run_ranks(steps_of_one, n)):
+            assert found == alone, f"rank {rank} of {n}"
 
 
 def configured(world: World) -> None:

@@ -215,6 +215,10 @@ class ExactSync(GradientSync):
         if self.overlap is None:
             self.overlap = not self.world.largest([int(self.in_parts)])[0]
 
+    def anywhere(self, flag: bool) -> bool:
+        """A rank may have no slice, and so no pass."""
+        return bool(self.world.largest([int(flag)])[0])
+
     def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:  # noqa: ARG002
         """In the order of the slices, whoever takes them."""
         return sum_in_order(self.world, amounts, min(self.slices, count))

@@ -48,6 +48,10 @@ class GradientSync:
         """True where this step's passes gave a parameter a gradient; asked before `finish`."""
         return parameter.grad is not None
 
+    def anywhere(self, flag: bool) -> bool:
+        """Whether it is true on any rank, asked once, in the first step: as here, since every rank has a pass."""
+        return flag
+
     def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
         """The sum over all pieces of the step: of this rank's amounts [pieces], `samples` of the batch's `count`."""
         del samples, count

@@ -78,7 +78,8 @@ class TrainStep:
         self.scaler = scaler(precision, device)
         # fp16 has no room for N: there the ranks' mean becomes their sum when it is float32 again
         self._averaged = 1 if self.scaler else self.sync.average_over
-        self._divisor: Tensor | None = None  # of a loss with denominators: the whole batch's / its count
+        self._divides: bool | None = None  # whether the loss has denominators: known after the first passes
+        self._divisor: Tensor | None = None  # their mean over the batch's samples
         self._check_mean = True
         self._reseed = reseeding(driven(model))
         compiled = self._compiled = any(map(is_compiled, model.modules()))
@@ -208,10 +209,12 @@ class TrainStep:
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
         which its gradients are divided by too; a small all-reduce, that nothing waits for."""
-        if len(found) == 1 and self._divisor is None and not found[0].ndim:
+        if self._divides is None:
+            self._divides = self.sync.anywhere(any(each.ndim for each in found))
+        if len(found) == 1 and not self._divides:
             return found[0] * self._count(batch.pieces[0].size)
         sizes = [piece.size for piece in batch.pieces]
-        if self._divisor is None and not any(each.ndim for each in found):
+        if not self._divides:
             losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
             return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
         terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=self._dtype)
