@@ -215,8 +215,7 @@ def race(
     try:
         for name, (module, task) in sides.items():
             peers[name] = Peer(name, module, task, python, compare.asked(task.precision))
-        for peer in peers.values():
-            peer.ready()
+            peers[name].ready()  # one by one: at once, the threads of their compared steps collide
         task = sides[first][1]
         exactly, nearly = (
             apart(task, {name: peer.weights(precision) for name, peer in peers.items()}, precision, compare)
