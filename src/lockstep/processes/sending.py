@@ -6,12 +6,16 @@ tracebacks, torch.compile and torch.jit.script read.
 """
 
 import importlib
+import io
 import linecache
+import marshal
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 from lockstep.errors import UserError, reason
 
@@ -50,7 +54,7 @@ def _to_a_fresh_interpreter(fn: Callable[..., Any], args: tuple[Any, ...]) -> by
     except ImportError:
         raise UserError(why, _REMEDY) from None
     try:
-        return bytes(by_value.dumps((fn, args)))
+        return _by_value(by_value, (fn, args))
     except _UNSENDABLE as error:
         raise UserError(
             f"launch() can't send {name} and its arguments to other processes: {reason(error)}",
@@ -65,7 +69,21 @@ def pickled(value: Any) -> bytes:
     except _UNSENDABLE:
         if (by_value := sys.modules.get("cloudpickle")) is None:  # nothing came by value
             raise
-        return bytes(by_value.dumps(value))
+        return _by_value(by_value, value)
+
+
+def _by_value(cloudpickle: ModuleType, value: Any) -> bytes:
+    """Pickled by cloudpickle, which from 3.1.3 on would send code without the name of its file, and so of its text."""
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined, misc]
+        dispatch_table: ClassVar = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+
+    Pickler(sent := io.BytesIO()).dump(value)
+    return sent.getvalue()
+
+
+def _code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    return marshal.loads, (marshal.dumps(code),)  # one version of Python on both sides
 
 
 def _main_can_be_imported() -> bool:
