@@ -23,6 +23,7 @@ from lockstep import Order, World
 from lockstep.training import loop
 from lockstep.watch.journal import Journal
 
+_CIFAR10 = Task("cifar10", 8, "loader", data_dir="made", plain=True)
 PEERS = os.environ.get("LOCKSTEP_PEERS_PYTHON", sys.executable)
 
 
@@ -43,8 +44,8 @@ def trained(side: str, task: Task, steps: int) -> dict[str, np.ndarray]:
         (Task("linear", 8, plain=True), "fit", 5000),
         (Task("mnist", 20, "loader", data_dir="made", plain=True), "lockstep", 3),
         (Task("mnist", 20, "loader", data_dir="made", plain=True), "tutorial", 3),
-        (Task("cifar10", 8, "loader", data_dir="made", plain=True), "lockstep", 2),
-        (Task("cifar10", 8, "loader", data_dir="made", plain=True), "tutorial", 2),
+        pytest.param(_CIFAR10, "lockstep", 2, marks=pytest.mark.slow),
+        pytest.param(_CIFAR10, "tutorial", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_side_trains_as_the_raw_loop(task: Task, side: str, steps: int) -> None:

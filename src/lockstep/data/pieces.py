@@ -1,6 +1,7 @@
 """How a global batch is cut: which of its samples pass through the model together, and on which rank."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from lockstep.processes.world import World, share_of
 
@@ -14,7 +15,7 @@ class Piece:
     rows: slice  # of the global batch
     members: int  # samples of that micro-batch, over all ranks
 
-    @property
+    @cached_property  # asked several times a step
     def size(self) -> int:
         """Samples in it; 0 on a rank that has none."""
         return int(self.rows.stop - self.rows.start)

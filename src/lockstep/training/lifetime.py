@@ -106,7 +106,7 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             seconds=round(time.monotonic() - began, 3),
             top1=state.metrics.top1 if state.metrics else None,
             loss=state.metrics.loss if state.metrics else None,
-            ledger_sha256=state.ledger.hex(),
+            ledger_sha256=state.ledger.digest.hex(),
             weights_sha256=live.digest or _digest(live),
             processes=live.world.size,
             skipped=live.run.step.skipped,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.fields import require
-from lockstep.data.order import EMPTY_LEDGER, extend_ledger
+from lockstep.data.order import Ledger
 from lockstep.training.evaluation import Metrics
 
 
@@ -18,7 +18,7 @@ class State:
 
     steps: int = 0  # taken or skipped: the position in the order
     samples: int = 0  # trained on
-    ledger: bytes = EMPTY_LEDGER
+    ledger: Ledger = field(default_factory=Ledger)
     epochs: int = 0  # that are over
     metrics: Metrics | None = None  # of the newest evaluation
     best: float | None = None  # the best value so far of what --keep-best names; None: none was finite
@@ -31,11 +31,11 @@ class State:
         """Note one step over the global batch `ids`."""
         self.steps += 1
         self.samples += len(ids) if trained else 0
-        self.ledger = extend_ledger(self.ledger, ids if trained else -1 - ids)  # a skipped id leaves its own mark
+        self.ledger.extend(ids if trained else -1 - ids)  # a skipped id leaves its own mark
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {**asdict(self), "ledger": self.ledger.hex()}
+        return {**asdict(self), "ledger": self.ledger.digest.hex()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "State":
@@ -50,7 +50,7 @@ class State:
         _require(isinstance(skipped, list) and all(map(_is_count, skipped)), "skipped")
         _require(isinstance(ledger, str) and re.fullmatch("[0-9a-f]{64}", ledger) is not None, "ledger")
         metrics = None if values["metrics"] is None else _metrics(values["metrics"])
-        return cls(**{**values, "ledger": bytes.fromhex(ledger), "metrics": metrics})
+        return cls(**{**values, "ledger": Ledger(bytes.fromhex(ledger)), "metrics": metrics})
 
 
 def require_whole(saved: dict[str, Any]) -> None:

@@ -71,14 +71,15 @@ class ProgressBar:
         self, done: int, epoch: int, loss: float, lr: float, images_per_s: float, data_wait: float | None = None
     ) -> None:
         """Show the state after `done` steps; epoch counts from 1, `data_wait` is a fraction of the steps' time."""
-        if not self.enabled:
+        at_once = done >= self.total
+        if not self._due(at_once):  # most log steps of a tiny model
             return
         left = (time.monotonic() - self.began) / max(1, done - self.start) * (self.total - done)
         parts = [f"{images_per_s:,.0f} images/s", f"{clock(left)} left", f"loss {loss:.4f}", f"lr {lr:.3g}"]
         if data_wait is not None:
             parts.append(f"data wait {min(1.0, data_wait):.0%}")
         parts.append(f"step {done}/{self.total}")
-        self.show(f"epoch {epoch}/{self.epochs}", done / max(1, self.total), parts, at_once=done >= self.total)
+        self.show(f"epoch {epoch}/{self.epochs}", done / max(1, self.total), parts, at_once)
 
     def doing(self, what: str) -> None:
         """Say what goes on now, where no number tells how far it is."""
@@ -103,18 +104,24 @@ class ProgressBar:
         self, head: str, share: float | None, parts: list[str], at_once: bool = False, plainly: bool = True
     ) -> None:
         """The line as `composed` has it. `at_once`: however soon after the last; `plainly`: in a log file too."""
-        if not self.enabled:
+        if not self._due(at_once):
             return
-        now = time.monotonic()
         if self.live:
-            if now - self.drawn < _REDRAW_S and not at_once:
-                return
-            self.drawn = now
+            self.drawn = time.monotonic()
             line = composed(head, share, parts, self.console.width)
             self.line.update(Text(line, no_wrap=True, overflow="crop"), refresh=True)
-        elif plainly and now - self.written >= max(_PLAIN_S, (now - self.began) / _PLAIN_PART):
-            self.written = now
+        elif plainly:
+            self.written = time.monotonic()
             self.write(_GAP.join([head, *([] if share is None else [f"{share:.0%}"]), *parts]))
+
+    def _due(self, at_once: bool) -> bool:
+        """Whether it is time to draw the line anew, or to write one where there is no terminal."""
+        if not self.enabled:
+            return False
+        now = time.monotonic()
+        if self.live:
+            return at_once or now - self.drawn >= _REDRAW_S
+        return now - self.written >= max(_PLAIN_S, (now - self.began) / _PLAIN_PART)
 
     def write(self, text: str) -> None:
         """A line above the bar."""

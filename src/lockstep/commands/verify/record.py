@@ -127,7 +127,7 @@ class _Recorder:
         while True:
             for _, _, loss in steps(self.run, state, self._note_batch):
                 assert loss is not None, "nothing is left out"
-                self._note_step(state.ledger, float(loss))
+                self._note_step(state.ledger.digest, float(loss))
                 ticker.update(state.steps)
                 if state.steps == count:
                     return
