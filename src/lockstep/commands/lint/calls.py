@@ -137,6 +137,13 @@ def called(program: Program, call: ast.Call) -> list[Function]:
     return [*([found] if found is not None else []), *(hook for hook, _ in hooks(program, call, found))]
 
 
+def lambdas(program: Program, call: ast.Call) -> list[ast.Lambda]:
+    """The lambda that a name was bound to, once: `loss_of = lambda x, y: ...`."""
+    name = call.func
+    found = bindings(program, name, name.id) if isinstance(name, ast.Name) else []
+    return [each.value for each in found if isinstance(each.value, ast.Lambda) and len(found) == 1]
+
+
 def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
     """The local class of an object, where the name or attribute was bound to what the class returns."""
     return class_behind(program, node, definition)

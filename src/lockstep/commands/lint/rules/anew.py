@@ -61,9 +61,13 @@ def epochs_start_anew(program: Program) -> Iterator[Hit]:
                 pass
             case _:
                 continue
-        steps = loop in step_loops(program)
-        if steps or re.search("epoch", text_of(loop.target).lower()):
+        if loop in step_loops(program) or _of_epochs(loop):
             yield Hit(loop)
+
+
+def _of_epochs(loop: ast.For | ast.AsyncFor) -> bool:
+    """Whether a loop counts epochs, by what it calls them or by its bounds: not folds, or trials."""
+    return bool(re.search(r"epoch|^ep?$", text_of(loop.target).lower()) or "epoch" in text_of(loop.iter).lower())
 
 
 def _from_a_constant(program: Program, loop: ast.While) -> bool:
@@ -95,7 +99,8 @@ def _set_to_constants(program: Program, node: ast.Attribute, loop: ast.AST) -> b
         return False
     known = [each for each in attribute_bindings(program, node.attr) if not _in(loop, each)]
     counted = [each for each in known if each.kind == "aug" and isinstance(each.value, ast.Constant)]
-    begun = [part for made in origins(program, node.value) for part in members(program, made, node.attr)]
+    owners = {*origins(program, node.value), instance_of(program, node.value)} - {None}
+    begun = [part for made in owners if made is not None for part in members(program, made, node.attr)]
     values = [_at(each) if each.kind == "value" else None for each in known if each not in counted]
     values += [value if not path else None for value, path in begun]
     return bool(values) and all(isinstance(each, ast.Constant) for each in values)

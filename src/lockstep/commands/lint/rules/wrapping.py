@@ -41,7 +41,7 @@ def wrapped_before_moved(program: Program) -> Iterator[Hit]:
 
 def _is_move(call: ast.Call) -> bool:
     return last_name(call.func) == "cuda" or (
-        bool(call.args) and "dtype" not in text_of(call) and "float" not in text_of(call)
+        bool(call.args or call.keywords) and "dtype" not in text_of(call) and "float" not in text_of(call)
     )
 
 
@@ -141,7 +141,10 @@ def _past(program: Program, node: ast.Call) -> list[ast.Call]:
     model: ast.expr = node.func
     if definition(program, model) is None and isinstance(model, ast.Attribute) and not _holds(program, model):
         model = model.value  # net.loss(x, y)
-    if not isinstance(model, ast.Name | ast.Attribute) or qualified(program, model) or definition(program, model):
+    if isinstance(model, ast.Call) and callee(program, model) is None:
+        return []
+    named = isinstance(model, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
+    if not named or (not isinstance(model, ast.Call) and (qualified(program, model) or definition(program, model))):
         return []
     made = origins(program, model)
     if not made or wraps(program, model) or not all(isinstance(each, ast.Call) for each in made):
