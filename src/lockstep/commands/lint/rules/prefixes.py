@@ -27,7 +27,7 @@ from lockstep.commands.lint.tree import walk
 )
 def module_saved(program: Program) -> Iterator[Hit]:
     """state_dict() of what DistributedDataParallel returned, within torch.save."""
-    words = ("'module.'", '"module."', "consume_prefix", "removeprefix", "clean_state_dict")
+    words = ("'module.'", '"module."', "consume_prefix", "clean_state_dict")
     if any(word in source.text for source in program.sources for word in words):
         return
     back = loaded_wrapped(program)
@@ -150,7 +150,7 @@ def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
         for each in walk(node):
             if isinstance(each, ast.Call):
                 found.append(each)
-                function = callee(program, each) if last_name(each.func) != "state_dict" else None
+                function = callee(program, each)
                 waiting.extend(one for one in (returns(program, function) if function else []) if one is not None)
             if isinstance(each, ast.Name) and not qualified(program, each):
                 for made in origins(program, each):

@@ -4,11 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.around import above
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends, entering
 from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.learning import optimizer_calls
+from lockstep.commands.lint.order import before
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
@@ -66,9 +67,20 @@ def _moved_before(program: Program, past: list[ast.Call]) -> bool:
                 and isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
                 and ast.dump(other.func.value) == ast.dump(inner)
             )
-            if same and program.owner[other] is source and other.lineno < made.lineno:
+            if same and program.owner[other] is source and _above(program, other, made):
                 return True
     return False
+
+
+def _above(program: Program, one: ast.Call, other: ast.Call) -> bool:
+    """Whether a call is come by before another of the same name's object: a local name's, in the same function."""
+    source = program.owner[one]
+    here = function_of(source, one) is function_of(source, other)
+    local = isinstance(one.func, ast.Attribute) and isinstance(one.func.value, ast.Name)
+    if here or local:
+        return here and one.lineno < other.lineno
+    earlier = before(program, one, other)
+    return one.lineno < other.lineno if earlier is None else earlier
 
 
 def _moves(node: ast.AST) -> bool:
