@@ -4,9 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.calls import instance_of
+from lockstep.commands.lint.calls import definition, instance_of
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import attribute_bindings, members
+from lockstep.commands.lint.parts import Part, attribute_bindings, members
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
@@ -99,11 +99,24 @@ def _set_to_constants(program: Program, node: ast.Attribute, loop: ast.AST) -> b
         return False
     known = [each for each in attribute_bindings(program, node.attr) if not _in(loop, each)]
     counted = [each for each in known if each.kind == "aug" and isinstance(each.value, ast.Constant)]
-    owners = {*origins(program, node.value), instance_of(program, node.value)} - {None}
-    begun = [part for made in owners if made is not None for part in members(program, made, node.attr)]
+    begun = _begun(program, node)
+    if begun is None and len(counted) == len(known):
+        return False
     values = [_at(each) if each.kind == "value" else None for each in known if each not in counted]
-    values += [value if not path else None for value, path in begun]
+    values += [value if not path else None for value, path in begun or ()]
     return bool(values) and all(isinstance(each, ast.Constant) for each in values)
+
+
+def _begun(program: Program, node: ast.Attribute) -> list[Part] | None:
+    """What an attribute is where its objects are made; None where one of them can't be told: `Run(**state)`."""
+    own, found = instance_of(program, node.value), list[Part]()
+    for made in origins(program, node.value):
+        kind = definition(program, made.func) if isinstance(made, ast.Call) else own
+        spread = isinstance(made, ast.Call) and any(each.arg is None for each in made.keywords)
+        if not isinstance(kind, ast.ClassDef) or not isinstance(made, ast.Call | ast.arg) or spread:
+            return None
+        found += members(program, made if isinstance(made, ast.Call) else kind, node.attr)
+    return found
 
 
 def _counted(program: Program, loop: ast.AST) -> ast.AST | None:
@@ -170,9 +183,12 @@ def _stays(program: Program, node: ast.Subscript) -> bool:
 
 
 def _skips(loop: ast.AST) -> bool:
+    """Whether passes that were done are left out: `if epoch < start: continue`."""
+    target = getattr(loop, "target", None)
+    counts = {each.id for each in walk(target) if isinstance(each, ast.Name)} if target is not None else set()
     return any(
         isinstance(each, ast.If)
         and any(isinstance(one, ast.Continue) for one in each.body)
-        and "epoch" in text_of(each.test)
+        and ("epoch" in text_of(each.test) or any(getattr(one, "id", "") in counts for one in walk(each.test)))
         for each in walk(loop)
     )

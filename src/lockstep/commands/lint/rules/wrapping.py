@@ -41,9 +41,10 @@ def wrapped_before_moved(program: Program) -> Iterator[Hit]:
 
 
 def _is_move(call: ast.Call) -> bool:
-    return last_name(call.func) == "cuda" or (
-        bool(call.args or call.keywords) and "dtype" not in text_of(call) and "float" not in text_of(call)
-    )
+    if last_name(call.func) == "cuda":
+        return True
+    placed = bool(call.args) or any(each.arg == "device" for each in call.keywords)
+    return placed and "dtype" not in text_of(call) and "float" not in text_of(call)
 
 
 def _moved_before(program: Program, past: list[ast.Call]) -> bool:
