@@ -489,6 +489,48 @@ def main():
 main()
 """,
     ),
+    (
+        "LS308",
+        "lit-save-guarded",
+        """\
+import lightning as L
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__(); self.net = Net()
+    def training_step(self, b, i):
+        return F.cross_entropy(self.net(b[0]), b[1])
+    def configure_optimizers(self): return torch.optim.Adam(self.parameters(), 1e-3)
+def main():
+    t = L.Trainer(devices=4, strategy="ddp", max_epochs=3)
+    m = Lit(); t.fit(m, DataLoader(make(64), batch_size=8, shuffle=True, drop_last=True))
+    if t.is_global_zero:  # wrong
+        t.save_checkpoint("a.ckpt")  # wrong
+    t.save_checkpoint("a.ckpt")  # right
+if __name__ == "__main__": main()
+""",
+    ),
+    (
+        "LS407",
+        "lit-weights-only-resume",
+        """\
+import lightning as L
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__(); self.net = Net()
+    def training_step(self, b, i):
+        return F.cross_entropy(self.net(b[0]), b[1])
+    def configure_optimizers(self): return torch.optim.Adam(self.parameters(), 1e-3)
+def main(resume):
+    m = Lit()
+    t = L.Trainer(devices=4, strategy="ddp", max_epochs=30)
+    if resume:  # wrong
+        m.load_state_dict(torch.load(resume, map_location="cpu", weights_only=True)["state_dict"])  # wrong
+    t.fit(m, DataLoader(make(64), batch_size=8, shuffle=True, drop_last=True))  # wrong
+    t.fit(m, DataLoader(make(64), batch_size=8, shuffle=True, drop_last=True), ckpt_path=resume)  # right
+if __name__ == "__main__":
+    import sys; main(sys.argv[1])
+""",
+    ),
 ]
 
 ALONE: list[tuple[str, str]] = [
