@@ -11,7 +11,7 @@ from lockstep.commands.lint.tree import text_of, walk
 
 _Meaning = Function | ast.ClassDef | None
 _HOOK = re.compile(r"(on|before|after)_\w+$")
-_Define = Callable[[Program, ast.AST], _Meaning]
+Define = Callable[[Program, ast.AST], _Meaning]
 
 
 def filled(call: ast.Call) -> tuple[list[ast.expr], list[ast.keyword]]:
@@ -20,7 +20,7 @@ def filled(call: ast.Call) -> tuple[list[ast.expr], list[ast.keyword]]:
     return (list(made.args[1:]), list(made.keywords)) if isinstance(made, ast.Call) else ([], [])
 
 
-def by_value(program: Program, node: ast.AST, define: _Define) -> _Meaning:
+def by_value(program: Program, node: ast.AST, define: Define) -> _Meaning:
     """What a name is bound to once: another function's name, a function that a local one makes, one handed in.
 
     `define`: what a name means by itself.
@@ -36,7 +36,7 @@ def by_value(program: Program, node: ast.AST, define: _Define) -> _Meaning:
     return found
 
 
-def _by_value(program: Program, node: ast.Name | ast.Attribute, define: _Define) -> _Meaning:
+def _by_value(program: Program, node: ast.Name | ast.Attribute, define: Define) -> _Meaning:
     match _only(program, node):
         case Binding(kind="param", node=ast.arg() as parameter, path=()):
             return _handed_in(program, parameter, define)
@@ -106,24 +106,29 @@ def made_inside(program: Program, maker: Function) -> Function | None:
     return inner if isinstance(inner, Function) else None
 
 
-def _handed_in(program: Program, parameter: ast.arg, define: _Define) -> Function | None:
+def _handed_in(program: Program, parameter: ast.arg, define: Define) -> Function | None:
     """The function that all callers give for a parameter of a plain function."""
     owner = program.owner[parameter].scopes[parameter]
     if not isinstance(owner, Function) or isinstance(program.owner[owner].parents[owner], ast.ClassDef):
         return None
-    place = [each.arg for each in parameters(owner)].index(parameter.arg)
     found = set[ast.AST | None]()
     for call in program.named.get(owner.name, []):
         if define(program, call.func) is owner:
-            named = next((each.value for each in call.keywords if each.arg == parameter.arg), None)
-            straight = not any(isinstance(each, ast.Starred) for each in call.args)
-            value = named or (call.args[place] if straight and place < len(call.args) else None)
+            value = given_to(call, owner, parameter.arg, 0)
             found.add(_function(define(program, value)) if isinstance(value, ast.Name) else None)
     only = found.pop() if len(found) == 1 else None
     return only if isinstance(only, Function) else None
 
 
-def element_of(program: Program, holder: ast.AST, define: _Define) -> ast.ClassDef | None:
+def given_to(call: ast.Call, function: Function, parameter: str, before: int) -> ast.expr | None:
+    """What a call gives for a parameter of the function that it runs; `before`: those that the call fills itself."""
+    named = next((each.value for each in call.keywords if each.arg == parameter), None)
+    place = [each.arg for each in parameters(function)].index(parameter) - before
+    straight = not any(isinstance(each, ast.Starred) for each in call.args)
+    return named or (call.args[place] if straight and 0 <= place < len(call.args) else None)
+
+
+def element_of(program: Program, holder: ast.AST, define: Define) -> ast.ClassDef | None:
     """The local class of what a dictionary or a list holds: defaultdict(Meter), {name: Meter() for ...}, [A(), A()]."""
     if not isinstance(holder, ast.Name | ast.Attribute):
         return None
@@ -142,7 +147,7 @@ def element_of(program: Program, holder: ast.AST, define: _Define) -> ast.ClassD
     return only if isinstance(only, ast.ClassDef) else None
 
 
-def of_item(program: Program, found: list[Binding], define: _Define) -> ast.ClassDef | None:
+def of_item(program: Program, found: list[Binding], define: Define) -> ast.ClassDef | None:
     """The local class of `each` in `for name, each in meters.items()`."""
     only = found[0] if len(found) == 1 and found[0].kind == "item" else None
     match only.value if only is not None else None:

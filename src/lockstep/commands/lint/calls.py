@@ -2,11 +2,11 @@
 
 import ast
 
-from lockstep.commands.lint.aliases import by_value, element_of, hooks, of_item
+from lockstep.commands.lint.aliases import by_value, hooks
 from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.objects import bases, class_behind
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function
-from lockstep.commands.lint.tree import text_of
 from lockstep.commands.lint.words import COMMON
 
 
@@ -53,13 +53,7 @@ def method(program: Program, owner: ast.ClassDef, name: str, depth: int = 0) -> 
 @remembered
 def lineage(program: Program, owner: ast.ClassDef) -> list[ast.ClassDef]:
     """A local class and its local bases, in the order in which Python asks them (depth first)."""
-    found, waiting = [owner], list(owner.bases)
-    while waiting and len(found) < 12:
-        above = definition(program, waiting.pop(0))
-        if isinstance(above, ast.ClassDef) and above not in found:
-            found.append(above)
-            waiting[:0] = above.bases
-    return found
+    return bases(program, owner, definition)
 
 
 @remembered
@@ -130,7 +124,7 @@ def _callee(program: Program, call: ast.Call) -> Function | None:
             return method(program, bases[0], call.func.attr) if bases else None
         known = program.methods.get(call.func.attr, [])
         if known and (owner := instance_of(program, call.func.value)) is not None:
-            return method(program, owner, call.func.attr)
+            return _of_self(program, owner, call.func.attr)
         if len(known) == 1 and call.func.attr not in COMMON and not qualified(program, call.func):
             return known[0]
     return None
@@ -143,33 +137,13 @@ def called(program: Program, call: ast.Call) -> list[Function]:
     return [*([found] if found is not None else []), *(hook for hook, _ in hooks(program, call, found))]
 
 
+def lambdas(program: Program, call: ast.Call) -> list[ast.Lambda]:
+    """The lambda that a name was bound to, once: `loss_of = lambda x, y: ...`."""
+    name = call.func
+    found = bindings(program, name, name.id) if isinstance(name, ast.Name) else []
+    return [each.value for each in found if isinstance(each.value, ast.Lambda) and len(found) == 1]
+
+
 def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
     """The local class of an object, where the name or attribute was bound to what the class returns."""
-    source = program.owner[node]
-    match node:
-        case ast.Name(id=name):
-            found = bindings(program, node, name)
-        case ast.Attribute():
-            found = source.attributes.get(text_of(node), [])
-        case ast.Call():
-            owner = definition(program, node.func)
-            return owner if isinstance(owner, ast.ClassDef) else None
-        case ast.Subscript(value=holder):
-            return element_of(program, holder, definition)
-        case _:
-            return None
-    if (owner := of_item(program, found, definition)) is not None:
-        return owner
-    for binding in found:
-        value = binding.value if binding.kind == "value" else None
-        for place in binding.path:  # a, b = A(), B()
-            value = value.elts[place] if isinstance(value, ast.Tuple) and place < len(value.elts) else None
-        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-            if isinstance(value.func.value, ast.Call):
-                value = value.func.value  # Tally().to(device)
-            else:
-                break
-        owner = definition(program, value.func) if isinstance(value, ast.Call) else None
-        if isinstance(owner, ast.ClassDef):
-            return owner
-    return None
+    return class_behind(program, node, definition)

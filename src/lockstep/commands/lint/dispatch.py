@@ -5,25 +5,16 @@ import re
 
 from lockstep.commands.lint.around import class_of
 from lockstep.commands.lint.calls import callee, definition, instance_of
+from lockstep.commands.lint.objects import made_of
 from lockstep.commands.lint.program import Program, bindings, qualified, remembered
 from lockstep.commands.lint.source import Function
 
 _HOOK = re.compile(r"^(on|after|before|post|pre)_|_(end|start|begin|hook)$")
 
 
-@remembered
 def makings(program: Program) -> dict[ast.ClassDef, list[ast.Call]]:
     """The local classes that the program makes objects of, and their local bases -> the calls that do."""
-    found: dict[ast.ClassDef, list[ast.Call]] = {}
-    for call in program.calls:
-        waiting, seen = [definition(program, call.func)], set[ast.AST]()
-        while waiting:
-            owner = waiting.pop()
-            if isinstance(owner, ast.ClassDef) and owner not in seen:
-                seen.add(owner)
-                found.setdefault(owner, []).append(call)
-                waiting += [definition(program, each) for each in owner.bases]
-    return found
+    return made_of(program, definition)
 
 
 def hooks(program: Program, name: str) -> list[Function]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.ddp import asks_for_wrapper, is_ddp, is_wrapper
+from lockstep.commands.lint.filled import filled_elsewhere
 from lockstep.commands.lint.owners import kinds
 from lockstep.commands.lint.parts import entries, members, of_self, turns
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
@@ -76,7 +77,14 @@ def _entry(
     program: Program, node: ast.AST, holder: ast.expr, index: str | int, depth: int, place: tuple[int, ...] = ()
 ) -> Iterator[ast.AST]:
     """An entry of a dictionary or a tuple that is written out, and of that what stands at a place."""
-    known = [each for made in origins(program, holder, depth + 1) for each in entries(program, made, index)]
+    held = origins(program, holder, depth + 1)
+    known = [each for made in held for each in entries(program, made, index)]
+    if not known:
+        known = [
+            each
+            for made in held
+            for each in filled_elsewhere(program, made, index, lambda n: origins(program, n, depth))
+        ]
     for entry, path in known:
         yield from _along(program, entry, (*path, *place), depth)
     if not known:
@@ -185,7 +193,7 @@ def _of_owner(program: Program, node: ast.Attribute, depth: int) -> Iterator[ast
     """What an attribute is by the object that it is read from: a wrapped model, a local class's, a dataclass's."""
     owners: list[ast.AST] = origins(program, node.value, depth + 1) if _goes_on(program, depth) else []
     own = class_of(program.owner[node], node)
-    if isinstance(node.value, ast.Name) and node.value.id == "self" and own is not None:
+    if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and own is not None:
         owners = [own]  # a class's own names
     elif node.attr == "module":  # of a wrapper
         for made in owners:

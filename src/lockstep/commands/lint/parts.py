@@ -29,6 +29,13 @@ def _assigned(program: Program, owner: ast.ClassDef, text: str) -> list[Binding]
     return [each for each in home.attributes.get(text, []) if class_of(home, each.node) is owner]
 
 
+@remembered
+def attribute_bindings(program: Program, name: str) -> list[Binding]:
+    """All that the program binds to `.name` of anything."""
+    found = [pair for source in program.sources for pair in source.attributes.items()]
+    return [each for text, bound in found if text.rpartition(".")[2] == name for each in bound]
+
+
 def members(program: Program, made: ast.AST, name: str) -> list[Part]:
     """What `.name` of an object may be, by the call that made it, or by the class or the module that it is."""
     if isinstance(made, ast.ClassDef):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.around import above, function_of
-from lockstep.commands.lint.calls import called, callee, definition, lineage, method
+from lockstep.commands.lint.calls import called, callee, definition, lambdas, lineage, method
 from lockstep.commands.lint.ddp import is_ddp
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
@@ -56,7 +56,7 @@ def inside(program: Program, node: ast.AST) -> list[ast.AST]:
         part = waiting.pop()
         found += walk(part)
         for each in calls(part):
-            for function in called(program, each):
+            for function in [*called(program, each), *lambdas(program, each)]:
                 if function not in seen:
                     seen.add(function)
                     waiting.append(function)

@@ -83,15 +83,16 @@ def _called(program: Program, call: ast.Call, depth: int) -> bool:
     if function is not None and function.name not in ("__init__", "forward", "__call__"):
         return any(is_tensor(program, each, depth + 1) for each in returns(program, function))
     name = last_name(call.func)
-    tests = isinstance(call.func, ast.Attribute) and text_of(call.func.value) in ("torch", "th")
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    tests = owner is not None and (text_of(owner) in ("torch", "th") or is_tensor(program, owner, depth + 1))
     turns = isinstance(call.func, ast.Attribute) and name in ("float", "int", "bool", "type")
     if _NUMBERS.fullmatch(name) and not turns and not (tests and name.startswith("is")):
         return False
     parts = [*call.args, *(each.value for each in call.keywords)]
-    if isinstance(call.func, ast.Attribute):
-        if text_of(call.func.value) in ("math", "np", "numpy", "time", "os", "json", "logging", "wandb"):
+    if owner is not None:
+        if text_of(owner) in ("math", "np", "numpy", "time", "os", "json", "logging", "wandb"):
             return False
-        parts.append(call.func.value)
+        parts.append(owner)
     elif name[:1].isupper() or name in (
         "min",
         "max",

@@ -1,6 +1,7 @@
 """The rules, a file for each part of a script; importing them enters them in the list."""
 
 from lockstep.commands.lint.rules import accumulation as accumulation
+from lockstep.commands.lint.rules import anew as anew
 from lockstep.commands.lint.rules import backends as backends
 from lockstep.commands.lint.rules import backward as backward
 from lockstep.commands.lint.rules import beginning as beginning

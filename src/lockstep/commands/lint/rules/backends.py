@@ -5,9 +5,12 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.parts import attribute_bindings
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.reaching import reaching
+from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.roles import constant, given, spread
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.both_ways import both_ways
@@ -19,7 +22,11 @@ from lockstep.commands.lint.tree import text_of, walk
 
 _SEEN = re.compile(r"cuda|accelerator|\bgpu|npu\b|xpu\b|device_ids|set_device", re.IGNORECASE)
 _AIDS = {"manual_seed", "manual_seed_all", "is_available", "empty_cache", "get_rng_state_all", "set_rng_state_all"}
-_MAKERS = {f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "Tensor", "FloatTensor")}
+_MAKERS = {
+    *("torch.tensor", "torch.zeros", "torch.ones", "torch.empty", "torch.full", "torch.arange", "torch.rand"),
+    *("torch.randn", "torch.randint", "torch.from_numpy", "torch.Tensor", "torch.FloatTensor", "torch.LongTensor"),
+}
+_STAYING = {"float", "double", "long", "int", "half", "clone", "detach", "contiguous", "sum", "mean", "view", "reshape"}
 
 
 @rule(
@@ -163,21 +170,32 @@ def _sets_device(node: ast.With) -> bool:
 
 @remembered
 def _made_on_cpu(program: Program, node: ast.expr) -> bool:
-    """Whether a tensor is torch.tensor(...) and the like without a device, whichever way leads here."""
+    """Whether a tensor is torch.tensor(...) and the like without a device; a parameter, by any call that gives it."""
     match node:
         case ast.Call(func=ast.Attribute(attr="cpu"), args=[]):
             return True
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=[], keywords=[]) if name in _STAYING:
+            return _made_on_cpu(program, owner)
         case ast.Call():
-            placed = any(each.arg == "device" for each in node.keywords) or spread(node)
+            places = [each.value for each in node.keywords if each.arg == "device"]
+            placed = spread(node) or not all(constant(program, each) == "cpu" for each in places)
+            maker = callee(program, node)
+            back = returns(program, maker) if maker is not None and maker.name != "__init__" else []
+            if back:
+                return all(each is not None and _made_on_cpu(program, each) for each in back)
             return qualified(program, node.func) in _MAKERS and not placed
+        case ast.Attribute(attr=name):
+            set_to = [each for each in attribute_bindings(program, name) if each.kind != "aug"]
+            inner = [each.value if each.kind == "value" and not each.path else None for each in set_to]
+            return bool(inner) and all(isinstance(each, ast.Call) and _made_on_cpu(program, each) for each in inner)
         case ast.Name(id=name):
             bound = reaching(program, node, [each for each in bindings(program, node, name) if each.kind != "aug"])
             values = [each.value for each in bound if each.kind == "value" and not each.path]
             if [each.kind for each in bound] == ["param"]:
                 function = program.owner[bound[0].node].scopes[bound[0].node]
                 known = sites(program, function) if isinstance(function, Function) else []
-                values = [argument(site, name) for site in known]
-                bound = bound * len(known)
+                given_ones = [argument(site, name) for site in known]
+                return any(each is not None and _made_on_cpu(program, each) for each in given_ones)
             known_all = len(values) == len(bound) > 0
             return known_all and all(
                 isinstance(each, ast.Call | ast.Name) and _made_on_cpu(program, each) for each in values

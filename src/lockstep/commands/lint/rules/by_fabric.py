@@ -47,9 +47,11 @@ def unwrapped_calls(program: Program) -> Iterator[Hit]:
     for new, old, _ in given:
         if isinstance(old, ast.Name | ast.Attribute) and text_of(new) != text_of(old):
             yield from (Hit(node) for node in nodes if _same_object(program, node.func, old))
-    for node in nodes if managed(program) else []:
-        past = _is_unwrapped(program, node.func)
-        if past or (isinstance(node.func, ast.Attribute) and node.func.attr == "module"):
+    kept = {made for _, _, call in given for part in call.args[:1] for made in origins(program, part)}
+    for node in nodes:
+        inner = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "module" else None
+        ours = inner is not None and (managed(program) or bool(kept & set(origins(program, inner))))
+        if ours or (managed(program) and _is_unwrapped(program, node.func)):
             yield Hit(node)
 
 

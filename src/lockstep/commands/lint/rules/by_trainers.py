@@ -37,11 +37,21 @@ def reloaded(program: Program) -> Iterator[Hit]:
     if not lightning(program):
         return
     loaded = [each for each in program.named.get("load_from_checkpoint", []) if _says_resume(program, each)]
-    for fit in program.named.get("fit", []) if loaded else []:
+    filled = {made for call in program.named.get("load_state_dict", []) for made in _resumed(program, call)}
+    for fit in program.named.get("fit", []) if loaded or filled else []:
         model = given(program, fit, "model", 0)
         told = given(program, fit, "ckpt_path") is not None or any(each.arg is None for each in fit.keywords)
-        if model is not None and not told and depends(program, model, lambda each: each in loaded):
+        if model is None or told:
+            continue
+        if filled & set(origins(program, model)) or depends(program, model, lambda each: each in loaded):
             yield Hit(fit, "weights alone were loaded")
+
+
+def _resumed(program: Program, call: ast.Call) -> list[ast.AST]:
+    """What made the model that load_state_dict fills whole, under a condition that says resume."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    part = constant(program, given(program, call, "strict", 1)) is False
+    return origins(program, owner) if owner is not None and not part and _says_resume(program, call) else []
 
 
 def _says_resume(program: Program, call: ast.Call) -> bool:

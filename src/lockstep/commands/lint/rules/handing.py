@@ -10,17 +10,19 @@ from lockstep.commands.lint.around import above, class_of, function_of
 from lockstep.commands.lint.calls import instance_of
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.guards import guarded
-from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.instances import resolve
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.ranks import side
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.spelling import spelling
 from lockstep.commands.lint.several import distributed, wrapped
-from lockstep.commands.lint.sites import Site, argument, sites
-from lockstep.commands.lint.source import Function, parameters
+from lockstep.commands.lint.sites import Site, sites
+from lockstep.commands.lint.source import Function
 from lockstep.commands.lint.standins import runs
-from lockstep.commands.lint.tree import text_of, walk
+from lockstep.commands.lint.tree import walk
+from lockstep.commands.lint.ways import Made, entered
 
 _WRITES = {  # -> the place of the path, or of the open file, and its name
     "torch.save": (1, "f"),
@@ -79,11 +81,15 @@ def no_barrier_before_load(program: Program) -> Iterator[Hit]:
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """A place that leads to a write or a read of a path, by calls: `inner` are the places in the functions called."""
+    """A place that leads to a write or a read of a path, by calls: `inner` are the places in the functions called.
+
+    `path` stands at the write or the read; `sites` are the calls that lead there, which say what its parameters hold.
+    """
 
     node: ast.Call
     path: ast.expr
     inner: tuple[ast.Call, ...] = ()
+    sites: tuple[Site, ...] = ()
 
 
 def _named(program: Program, table: dict[str, tuple[int, str]]) -> Iterator[tuple[ast.Call, ast.expr]]:
@@ -130,13 +136,9 @@ def _ways(program: Program, call: ast.Call, path: ast.expr) -> list[_Way]:
         function = function_of(program.owner[way.node], way.node)
         if function is None or len(way.inner) > _DEPTH:
             continue
-        names = {each.arg for each in parameters(function)}
         for site in [*sites(program, function), *_of_object(program, function)]:
-            outer: ast.expr | None = way.path
-            if isinstance(way.path, ast.Name) and way.path.id in names:
-                outer = argument(site, way.path.id)
-            if outer is not None and not site.spawned:
-                waiting.append(_Way(site.call, outer, (way.node, *way.inner)))
+            if not site.spawned:
+                waiting.append(_Way(site.call, way.path, (way.node, *way.inner), (site, *way.sites)))
     return found
 
 
@@ -170,7 +172,7 @@ def _follows(program: Program, one: _Way, other: _Way) -> bool:
             return False
     if any(isinstance(each, ast.Return) and each in set(above(source, first)) for each in around | {first}):
         return False
-    return bool(_spelled(program, one.path) & _spelled(program, other.path))
+    return bool(_spelled(program, one) & _spelled(program, other))
 
 
 def _branch(test: ast.If, node: ast.AST) -> str:
@@ -201,41 +203,11 @@ def _waits(program: Program, call: ast.AST) -> bool:
     )
 
 
-def _spelled(program: Program, path: ast.expr) -> frozenset[str]:
-    """The ways in which a path is written, names replaced by what they hold."""
-    return _spellings(program, path)
-
-
 @remembered
-def _spellings(program: Program, node: ast.expr) -> frozenset[str]:
-    found = [_spell(program, made, 0) for made in origins(program, node)[:6]]
+def _spelled(program: Program, way: _Way) -> frozenset[str]:
+    """The ways in which a path is written, names replaced by what they hold, parameters by what the calls give."""
+    held: dict[ast.AST, Made] = {}
+    for site in way.sites:
+        held = entered(site, Made(site.call, held))
+    found = [spelling(program, made) for made in resolve(program, Made(way.path, held))[:6]]
     return frozenset(each for each in found if each)
-
-
-def _spell(program: Program, node: ast.AST, depth: int) -> str:
-    """A path as text: names by what they hold, and what has no text by its place in the program."""
-    match node:
-        case ast.Constant(value=value):
-            return repr(value)
-        case ast.Name() | ast.Attribute():
-            made = origins(program, node)
-            if len(made) == 1 and made[0] is not node and depth < _DEPTH:
-                return _spell(program, made[0], depth + 1)
-            if isinstance(node, ast.Attribute):
-                return text_of(node)
-            return "@" + ",".join(sorted(str(id(each)) for each in made))
-        case ast.Call(func=ast.Name(id="open" | "str" | "Path"), args=[first, *_]):
-            return _spell(program, first, depth)
-        case ast.Call(func=ast.Attribute(value=owner, attr="open"), args=_) if not qualified(program, node.func):
-            return _spell(program, owner, depth)
-        case ast.BinOp(left=left, right=right, op=ast.Div() | ast.Add()):
-            return "/".join(_spell(program, each, depth) for each in (left, right))
-        case ast.Call(args=args) if last_name(node.func) in ("join", "joinpath", "with_suffix", "with_name", "Path"):
-            whole = [*([node.func.value] if not qualified(program, node.func) else []), *args]  # type: ignore[attr-defined]
-            return "/".join(_spell(program, each, depth) for each in whole)
-        case ast.JoinedStr(values=values):
-            inner = [each.value if isinstance(each, ast.FormattedValue) else each for each in values]
-            return "+".join(_spell(program, each, depth) for each in inner)
-        case ast.Subscript():
-            return text_of(node)
-    return f"@{id(node)}"

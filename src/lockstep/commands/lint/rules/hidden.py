@@ -12,14 +12,19 @@ from lockstep.commands.lint.rules.by_ignite import evaluated
 from lockstep.commands.lint.several import library, lightning
 from lockstep.commands.lint.tree import text_of
 
+_LIGHTNING = ("lightning", "pytorch_lightning")
 _FSDP = ("FullyShardedDataParallel", "FSDP")
 
 
 def _of_frameworks(program: Program) -> Iterator[ast.Call]:
     """fabric.save, trainer.save_checkpoint, a synchronised self.log, Ignite's evaluation, Horovod's broadcasts."""
-    for name, owner in (("save", "fabric"), ("save_checkpoint", "trainer"), ("all_gather", "self")):
+    names = (("save", "fabric", "Fabric"), ("save_checkpoint", "trainer", "Trainer"), ("all_gather", "self", ""))
+    for name, owner, kind in names:
         for call in program.named.get(name, []):
-            mine = isinstance(call.func, ast.Attribute) and text_of(call.func.value).endswith(owner)
+            value = call.func.value if isinstance(call.func, ast.Attribute) else None
+            known = bool(kind) and library(program, *_LIGHTNING)
+            made = value is not None and known and bool(made_by(program, value, kind))
+            mine = value is not None and (text_of(value).endswith(owner) or made)
             if mine and (owner != "self" or lightning(program)):
                 yield call
     for call in program.named.get("log", []) if lightning(program) else []:

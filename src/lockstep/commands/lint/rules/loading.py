@@ -63,6 +63,8 @@ def _is_first_gpu(node: ast.AST) -> bool:
             | ast.Call(args=[ast.Constant(value="cuda"), ast.Constant(value=0)])
         ):
             return last_name(node.func) == "device"
+        case ast.Dict(values=values) if values:
+            return all(isinstance(each, ast.Constant) and each.value == "cuda:0" for each in values)
         case ast.Lambda(body=ast.Call(func=ast.Attribute(attr="cuda"), args=[ast.Constant(value=0)])):
             return True
     return False

@@ -5,18 +5,16 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee
-from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.results import returns
-from lockstep.commands.lint.roles import optimizers
 from lockstep.commands.lint.rule import Hit, insert, rule
+from lockstep.commands.lint.rules.parties import held
+from lockstep.commands.lint.rules.prefixed import loaded_wrapped, of_accelerator, surely_wrapped, wrappers
 from lockstep.commands.lint.rules.states import as_save, saves
-from lockstep.commands.lint.several import wraps
 from lockstep.commands.lint.sites import sites
 from lockstep.commands.lint.source import parameters
-from lockstep.commands.lint.tree import text_of, walk
+from lockstep.commands.lint.tree import walk
 
 
 @rule(
@@ -29,30 +27,30 @@ from lockstep.commands.lint.tree import text_of, walk
 )
 def module_saved(program: Program) -> Iterator[Hit]:
     """state_dict() of what DistributedDataParallel returned, within torch.save."""
-    words = ("'module.'", '"module."', "consume_prefix", "removeprefix", "clean_state_dict")
+    words = ("'module.'", '"module."', "consume_prefix", "clean_state_dict")
     if any(word in source.text for source in program.sources for word in words):
         return
-    back = _loaded_wrapped(program)
+    back = loaded_wrapped(program)
     writers = [call for call in program.calls if _writes(program, call)]
     for real in [*saves(program), *writers]:
         call = as_save(program, real)
         whole = call.args[0] if call.args else None
         parts = whole.values if isinstance(whole, ast.Dict) else [whole]
-        if any(isinstance(each, ast.Name | ast.Attribute) and _surely_wrapped(program, each) for each in parts):
+        if any(isinstance(each, ast.Name | ast.Attribute) and surely_wrapped(program, each) for each in parts):
             yield Hit(real)
-        elif back and all(isinstance(each, ast.Subscript) for each in back) and _is_weights(program, whole):
-            yield Hit(real)  # a file of its own: the wrapper is loaded from an entry of another
+        elif back and (_of_entries(back) or _beside_a_whole(program, call)) and _is_weights(program, whole):
+            yield Hit(real)  # a file of its own: what the wrapper goes on from is another
         for node in _saved_calls(program, call):
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
             if (
                 owner is not None
                 and last_name(node.func) == "state_dict"
-                and (_surely_wrapped(program, owner) or _entry_wrapped(program, owner))
+                and (surely_wrapped(program, owner) or _entry_wrapped(program, owner))
                 and not _renamed(program, node)
                 and not back
             ):
-                named = isinstance(owner, ast.Name | ast.Attribute) and _surely_wrapped(program, owner)
-                always = named and set(origins(program, owner)) <= set(_around(program, owner))
+                named = isinstance(owner, ast.Name | ast.Attribute) and surely_wrapped(program, owner)
+                always = named and set(origins(program, owner)) <= set(wrappers(program, owner))
                 name = owner if always else None
                 edits = (insert(name.end_lineno or 0, name.end_col_offset or 0, ".module"),) if name is not None else ()
                 yield Hit(node, "", edits if len(_names_in_saves(program, node)) == 1 else ())
@@ -61,7 +59,7 @@ def module_saved(program: Program) -> Iterator[Hit]:
 def _writes(program: Program, call: ast.Call) -> bool:
     """accelerator.save(state, path), and a local function that hands its first parameter to torch.save."""
     name = last_name(call.func)
-    if name in ("save", "prepare") and _of_accelerator(program, call):
+    if name in ("save", "prepare") and of_accelerator(program, call):
         return name == "save"
     if name in ("save_file", "dump"):
         return qualified(program, call.func) in ("safetensors.torch.save_file", "pickle.dump")
@@ -75,66 +73,6 @@ def _names_in_saves(program: Program, node: ast.Call) -> list[ast.Call]:
     return [node for call in saves(program) if node in set(walk(call))] or [node]
 
 
-def _surely_wrapped(program: Program, node: ast.AST) -> bool:
-    """Whether an object is the wrapper, on no way the network within it."""
-    if _taken_off(program, node):
-        return False
-    copied = [
-        each for each in origins(program, node) if isinstance(each, ast.Call) and last_name(each.func) == "deepcopy"
-    ]
-    if copied and copied == origins(program, node):
-        return all(each.args and _surely_wrapped(program, each.args[0]) for each in copied)
-    if isinstance(node, ast.Name):
-        found = reaching(program, node, bindings(program, node, node.id))
-        values = [each.value for each in found]
-        calls = [each for each in origins(program, node) if isinstance(each, ast.Call)]
-        others = [each in optimizers(program) or last_name(each.func).endswith(("LR", "Loader")) for each in calls]
-        model = not any(others)
-        if values and model and all(isinstance(each, ast.Call) and _is_prepare(program, each) for each in values):
-            return True
-    made = [each for each in origins(program, node) if not isinstance(each, ast.Constant)]
-    around = _around(program, node)
-    inner = {each for wrap in around if wrap.args for each in origins(program, wrap.args[0])}
-    return bool(around) and set(made) <= {*around, *inner}  # the plain one, where there is one process
-
-
-def _around(program: Program, node: ast.AST) -> list[ast.Call]:
-    """The wrappers whose names of parameters begin with `module.` that a value comes from."""
-    return [*wraps(program, node), *made_by(program, node, "DataParallel")]
-
-
-def _taken_off(program: Program, node: ast.AST) -> bool:
-    """Whether the wrapper may be taken off: `model.module if hasattr(model, "module") else model`, or by a call."""
-    values = [node]
-    if isinstance(node, ast.Name):
-        values += [each.value for each in reaching(program, node, bindings(program, node, node.id)) if each.value]
-    for value in list(values):
-        function = callee(program, value) if isinstance(value, ast.Call) else None
-        values += [each for each in (returns(program, function) if function else []) if each is not None]
-    return any(isinstance(each, ast.Attribute) and each.attr == "module" for one in values for each in walk(one))
-
-
-def _before_wrapping(program: Program, call: ast.Call, owner: ast.expr) -> bool:
-    """Whether the function of a call is started above the line that wraps, in that line's function."""
-    function = function_of(program.owner[call], call)
-    known = [site.call for site in sites(program, function)] if function is not None else []
-    made = _around(program, owner)
-    return bool(known) and all(
-        function_of(program.owner[each], each) is function_of(program.owner[one], one) and each.lineno < one.lineno
-        for each in known
-        for one in made
-    )
-
-
-def _is_prepare(program: Program, call: ast.Call) -> bool:
-    return last_name(call.func) == "prepare" and _of_accelerator(program, call)
-
-
-def _of_accelerator(program: Program, call: ast.Call) -> bool:
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return owner is not None and ("accelerator" in text_of(owner) or bool(made_by(program, owner, "Accelerator")))
-
-
 def _entry_wrapped(program: Program, node: ast.expr) -> bool:
     """`{key: part.state_dict() for key, part in parts.items()}`, where a part is wrapped."""
     found = bindings(program, node, node.id) if isinstance(node, ast.Name) else []
@@ -142,10 +80,10 @@ def _entry_wrapped(program: Program, node: ast.expr) -> bool:
         match each.value:
             case ast.Call(func=ast.Attribute(value=whole, attr="items" | "values")) if each.kind == "item":
                 held = [value for made in origins(program, whole) for value in _values(program, made)]
-                if any(_surely_wrapped(program, value) for value in held):
+                if any(surely_wrapped(program, value) for value in held):
                     return True
             case ast.Tuple(elts=parts) | ast.List(elts=parts) if each.kind == "item":
-                if any(_surely_wrapped(program, value) for value in parts):
+                if any(surely_wrapped(program, value) for value in parts):
                     return True
     return False
 
@@ -176,6 +114,18 @@ def _renamed(program: Program, node: ast.AST) -> bool:
     return False
 
 
+def _of_entries(back: list[ast.expr]) -> bool:
+    """Whether the wrapper is loaded from entries alone: of another file than one of weights."""
+    return all(isinstance(each, ast.Subscript) for each in back)
+
+
+def _beside_a_whole(program: Program, call: ast.Call) -> bool:
+    """Whether the program writes a state with more than weights as well, to go on from: then these are to deliver."""
+    others = [as_save(program, each) for each in saves(program)]
+    wholes = [made for each in others if each is not call for arg in each.args[:1] for made in origins(program, arg)]
+    return any(isinstance(each, ast.Dict) and "optimizer" in held(program, each) for each in wholes)
+
+
 def _is_weights(program: Program, state: ast.expr | None) -> bool:
     """Whether what is saved is the wrapper's state by itself."""
     made = origins(program, state) if state is not None else []
@@ -184,24 +134,7 @@ def _is_weights(program: Program, state: ast.expr | None) -> bool:
         for each in made
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "state_dict"
     ]
-    return bool(made) and len(owners) == len(made) and all(_surely_wrapped(program, each) for each in owners)
-
-
-def _loaded_wrapped(program: Program) -> list[ast.expr]:
-    """What the program loads into the wrapper again: the keys fit there, within this program."""
-    found = list[ast.expr]()
-    for call in program.named.get("load_state_dict", []):
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if owner is not None and _around(program, owner) and not _before_wrapping(program, call, owner):
-            looped = isinstance(owner, ast.Name) and "item" in {b.kind for b in bindings(program, owner, owner.id)}
-            if not looped:
-                found += call.args[:1] or [call]
-        function = function_of(program.owner[call], call)
-        if function is not None and function.args.kwarg is not None:  # restore(path, state_dict=model)
-            given_by_name = [each.value for site in sites(program, function) for each in site.call.keywords]
-            if any(_around(program, each) for each in given_by_name):
-                found.append(call)
-    return found
+    return bool(made) and len(owners) == len(made) and all(surely_wrapped(program, each) for each in owners)
 
 
 def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
@@ -217,7 +150,7 @@ def _saved_calls(program: Program, call: ast.Call) -> list[ast.Call]:
         for each in walk(node):
             if isinstance(each, ast.Call):
                 found.append(each)
-                function = callee(program, each) if last_name(each.func) != "state_dict" else None
+                function = callee(program, each)
                 waiting.extend(one for one in (returns(program, function) if function else []) if one is not None)
             if isinstance(each, ast.Name) and not qualified(program, each):
                 for made in origins(program, each):

@@ -56,10 +56,8 @@ def _read(program: Program, node: ast.AST) -> list[ast.Call]:
 
 def _around(program: Program, call: ast.Call, files: list[ast.Call]) -> str:
     """The conditions above a place and above the calls that lead to it, their functions' names, the files, as text."""
-    function = function_of(program.owner[call], call)
-    known = [site.call for site in sites(program, function)] if function is not None else []
     texts = [text_of(each) for each in files]
-    for each in [call, *known]:
+    for _, each in _ways(program, call):
         source = program.owner[each]
         texts += [text_of(outer.test) for outer in above(source, each) if isinstance(outer, ast.If)]
         home = function_of(source, each)

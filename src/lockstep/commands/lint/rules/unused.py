@@ -66,7 +66,8 @@ def _is_model(program: Program, made: ast.Call) -> bool:
 
 
 _MODELS = re.compile(
-    r"^(resne[xt]t?|wide_resnet|vgg|alexnet|mobilenet|densenet|vit_|deit_|convnext|efficientnet|regnet|shufflenet|swin)"
+    r"^(tf_|se)?(resne[xt]t?|wide_resnet|vgg|alexnet|mobilenet|densenet|vit_|deit_|convnext|efficientnet|regnet|shufflenet|swin"
+    r"|squeezenet|mnasnet|maxvit|beit|mixer)"
 )
 
 

@@ -4,11 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.around import above
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.depends import depends, entering
 from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.learning import optimizer_calls
+from lockstep.commands.lint.order import before
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
@@ -40,9 +41,10 @@ def wrapped_before_moved(program: Program) -> Iterator[Hit]:
 
 
 def _is_move(call: ast.Call) -> bool:
-    return last_name(call.func) == "cuda" or (
-        bool(call.args) and "dtype" not in text_of(call) and "float" not in text_of(call)
-    )
+    if last_name(call.func) == "cuda":
+        return True
+    placed = bool(call.args) or any(each.arg == "device" for each in call.keywords)
+    return placed and "dtype" not in text_of(call) and "float" not in text_of(call)
 
 
 def _moved_before(program: Program, past: list[ast.Call]) -> bool:
@@ -66,9 +68,20 @@ def _moved_before(program: Program, past: list[ast.Call]) -> bool:
                 and isinstance(inner, ast.Name | ast.Attribute | ast.Subscript)
                 and ast.dump(other.func.value) == ast.dump(inner)
             )
-            if same and program.owner[other] is source and other.lineno < made.lineno:
+            if same and program.owner[other] is source and _above(program, other, made):
                 return True
     return False
+
+
+def _above(program: Program, one: ast.Call, other: ast.Call) -> bool:
+    """Whether a call is come by before another of the same name's object: a local name's, in the same function."""
+    source = program.owner[one]
+    here = function_of(source, one) is function_of(source, other)
+    local = isinstance(one.func, ast.Attribute) and isinstance(one.func.value, ast.Name)
+    if here or local:
+        return here and one.lineno < other.lineno
+    earlier = before(program, one, other)
+    return one.lineno < other.lineno if earlier is None else earlier
 
 
 def _moves(node: ast.AST) -> bool:
@@ -141,7 +154,10 @@ def _past(program: Program, node: ast.Call) -> list[ast.Call]:
     model: ast.expr = node.func
     if definition(program, model) is None and isinstance(model, ast.Attribute) and not _holds(program, model):
         model = model.value  # net.loss(x, y)
-    if not isinstance(model, ast.Name | ast.Attribute) or qualified(program, model) or definition(program, model):
+    if isinstance(model, ast.Call) and callee(program, model) is None:
+        return []
+    named = isinstance(model, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
+    if not named or (not isinstance(model, ast.Call) and (qualified(program, model) or definition(program, model))):
         return []
     made = origins(program, model)
     if not made or wraps(program, model) or not all(isinstance(each, ast.Call) for each in made):
