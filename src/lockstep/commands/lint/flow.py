@@ -90,8 +90,11 @@ def root_name(node: ast.AST) -> str:
 def added_up(loop: Loop) -> set[str]:
     """The names that a loop's passes add to: by +=, by x = x + ..., by .append, .update and the like."""
     found = set()
+    made = {each.id for each in walk(loop) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     for node in walk(loop):
         match node:
+            case ast.Call(func=ast.Attribute(attr="update"), args=[ast.Name(id=given)]) if given not in made:
+                pass  # of a moving average, which is given the model and nothing that a pass makes
             case ast.AugAssign(target=target, op=ast.Add()) | ast.Assign(targets=[ast.Subscript() as target]):
                 found.add(root_name(target))
             case ast.Assign(targets=[target], value=ast.BinOp(left=left)) if root_name(left) == root_name(target):

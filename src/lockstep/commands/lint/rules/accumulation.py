@@ -149,7 +149,9 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
             continue
         told_more = [part for part in each.meant if not isinstance(part, ast.Name | ast.Attribute)] or each.meant
         text = " ".join(text_of(part) for part in told_more)
-        flag = any(_is_more(node) for part in each.meant for node in walk(part))
+        flag = any(_is_more(node) for part in each.meant for node in walk(part)) or depends(
+            program, each.when.test, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "min"
+        )  # the length of a group, or what is left
         if flag or re.search(r"len\(|last|num_batches|total|end\b|final", text) or _whole_groups(program, each):
             continue
         if not (_otherwise(program, each) or _goes_on(program, each) or _after(program, each)):
