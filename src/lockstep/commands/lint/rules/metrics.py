@@ -12,13 +12,14 @@ from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.readings import readings, sums_dropped
 from lockstep.commands.lint.reduced import is_reduced
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.several import distributed
-from lockstep.commands.lint.shares import readings, reads
+from lockstep.commands.lint.shares import reads
 from lockstep.commands.lint.source import Loop, Source
 from lockstep.commands.lint.spread import Place, comprehended, places
 from lockstep.commands.lint.told import in_objects, told_after, told_by_objects
@@ -92,7 +93,7 @@ def _given(call: ast.Call) -> list[ast.expr]:
 
 def _told_too_early(program: Program, loop: Loop) -> Iterator[Hit]:
     """A number that was computed before the sums were reduced, and is told after."""
-    for reading in readings(program, loop):
+    for reading in readings(program, loop) if not sums_dropped(program, loop) else []:
         for call in walk(reading.node) if isinstance(reading.node, ast.Expr) else []:
             told = (
                 isinstance(call, ast.Call) and is_telling(call) and any(reads(each, reading.own) for each in call.args)
