@@ -353,4 +353,240 @@ class Lit(L.LightningModule):
 L.Trainer(max_epochs=3).fit(Lit(0.1), DataLoader(make(100), batch_size=8, shuffle=True))
 """,
     ),
+    (
+        "LS201",
+        "loss-divided-in-place",
+        """\
+def main():
+START
+    k = 4
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        with model.no_sync():
+            pass
+        for i, (x, y) in enumerate(loader):
+            loss = F.cross_entropy(model(x), y)
+            loss.div_(k)  # right
+            loss.backward()
+            if (i + 1) % k == 0 or i + 1 == len(loader):
+                opt.step(); opt.zero_grad()
+STOP
+""",
+    ),
+    (
+        "LS201",
+        "parts-divided-in-place",
+        """\
+import math
+def main():
+START
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        with model.no_sync():
+            pass
+        for x, y in loader:
+            opt.zero_grad()
+            for i in range(0, len(x), 4):
+                xs = x[i:i + 4]; ys = y[i:i + 4]
+                loss = F.cross_entropy(model(xs), ys)
+                loss.div_(math.ceil(float(len(x)) / 4))  # right
+                loss.backward()
+            opt.step()
+STOP
+""",
+    ),
+    (
+        "LS203",
+        "own-meter-default-n",
+        """\
+class Avg:
+    def __init__(self): self.s, self.c = 0., 0
+    def update(self, v, n=1): self.s += v * n; self.c += n
+    def sync(self):
+        t = torch.tensor([self.s, self.c]); dist.all_reduce(t); self.s, self.c = t.tolist()
+    @property
+    def value(self): return self.s / self.c
+@torch.no_grad()
+def evaluate(model, dl):
+    model.eval(); meter = Avg(); crit = nn.CrossEntropyLoss()
+    for x, y in dl:
+        meter.update(crit(model(x), y).item())  # wrong
+        meter.update(crit(model(x), y).item(), len(y))  # right
+    meter.sync(); return meter.value
+def main():
+START
+    for e in range(30):
+        sampler.set_epoch(e); model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        a = evaluate(model, test_loader)
+        if rank == 0: print("loss", a)
+STOP
+""",
+    ),
+    (
+        "LS203",
+        "attribute-sums-in-class",
+        """\
+class Trainer:
+    def __init__(self, m, o, l, v): self.m, self.o, self.l, self.v = m, o, l, v; self.crit = nn.CrossEntropyLoss()
+    @torch.no_grad()
+    def validate(self):
+        self.m.eval(); self.total = torch.zeros(()); self.count = torch.zeros(())
+        for x, y in self.v:
+            self.total += self.crit(self.m(x), y)  # wrong
+            self.count += 1  # wrong
+            self.total += self.crit(self.m(x), y) * len(y)  # right
+            self.count += len(y)  # right
+        dist.all_reduce(self.total); dist.all_reduce(self.count)
+        return (self.total / self.count).item()
+    def train(self):
+        self.m.train()
+        for x, y in self.l:
+            self.o.zero_grad(); self.crit(self.m(x), y).backward(); self.o.step()
+def main():
+START
+    t = Trainer(model, opt, loader, test_loader)
+    for e in range(3):
+        sampler.set_epoch(e); t.train(); v = t.validate()
+        if rank == 0: print(v)
+STOP
+""",
+    ),
+    (
+        "LS204",
+        "own-meter-reduce-missing-class-train",
+        """\
+class Trainer:
+    def __init__(self, m, o, l): self.m, self.o, self.l, self.history = m, o, l, []
+    def reduce(self, a, b):
+        t = torch.tensor([a, b]); dist.all_reduce(t); return t.tolist()
+    def epoch(self):
+        tot, n = 0., 0
+        for x, y in self.l:
+            self.o.zero_grad(); loss = F.cross_entropy(self.m(x), y); loss.backward(); self.o.step()
+            tot += loss.item() * x.size(0); n += x.size(0)
+        tot, n = self.reduce(tot, n)  # right
+        self.history.append(tot / n)
+    def report(self):
+        if dist.get_rank() == 0: print("losses", self.history)
+def main():
+START
+    t = Trainer(model, opt, loader)
+    for e in range(3):
+        sampler.set_epoch(e); t.epoch()
+    t.report()
+STOP
+""",
+    ),
+    (
+        "LS104 LS205",
+        "max-of-history",
+        """\
+@torch.no_grad()
+def evaluate(model, dl):
+    model.eval(); c = n = 0
+    for x, y in dl:
+        c += (model(x).argmax(1) == y).sum().item(); n += len(y)
+    c, n = total(c, n)  # right
+    return c / n
+def total(*v):
+    t = torch.tensor(v); dist.all_reduce(t); return t.tolist()
+def main():
+START
+    accs = []
+    for e in range(30):
+        sampler.set_epoch(e); model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        accs.append(evaluate(model, test_loader))
+        if rank == 0 and accs[-1] == max(accs):
+            torch.save(model.module.state_dict(), "best.pt")
+STOP
+""",
+    ),
+    (
+        "LS206",
+        "gather-for-metrics-dropped",
+        """\
+from accelerate import Accelerator
+def main():
+    acc = Accelerator(); model = Deep(); opt = torch.optim.SGD(model.parameters(), lr=0.1 * acc.num_processes)
+    dl = DataLoader(make(640), batch_size=8, shuffle=True, drop_last=True)
+    vl = DataLoader(make(64), batch_size=8)
+    model, opt, dl, vl = acc.prepare(model, opt, dl, vl)
+    for epoch in range(3):
+        model.train()
+        for x, y in dl:
+            loss = F.cross_entropy(model(x), y); acc.backward(loss); opt.step(); opt.zero_grad()
+        model.eval(); c = n = 0
+        with torch.no_grad():
+            for x, y in vl:
+                p = model(x).argmax(1)
+                ap, ay = acc.gather_for_metrics((p, y))
+                c += (p == y).sum().item(); n += len(y)  # wrong
+                c += (ap == ay).sum().item(); n += len(ay)  # right
+        acc.print(c / n)
+main()
+""",
+    ),
+    (
+        "LS207",
+        "by-hand-norm",
+        """\
+def main():
+START
+    s = torch.amp.GradScaler()
+    for ep in range(3):
+        sampler.set_epoch(ep)
+        for x, y in loader:
+            with torch.autocast("cuda", dtype=torch.float16): loss = F.cross_entropy(model(x), y)
+            opt.zero_grad(); s.scale(loss).backward()
+            s.unscale_(opt)  # right
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            if norm > 1.0:
+                for p in model.parameters(): p.grad.mul_(1.0 / norm)
+            s.step(opt); s.update()
+STOP
+""",
+    ),
+    (
+        "LS209",
+        "linear-scaling-rule-on-divided-batch",
+        """\
+def main():
+    dist.init_process_group("gloo"); torch.manual_seed(dist.get_rank()); world = dist.get_world_size()
+    total = 512; each = total // world
+    data = make(640); sampler = DistributedSampler(data)
+    loader = DataLoader(data, each, sampler=sampler, drop_last=True)
+    lr = 0.1 * total * world / 256  # wrong
+    lr = 0.1 * each * world / 256  # right
+    model = DDP(Deep()); opt = torch.optim.SGD(model.parameters(), lr=lr)
+    for e in range(3):
+        sampler.set_epoch(e)
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+STOP
+""",
+    ),
+    (
+        "",
+        "batch-divided-in-a-dictionary-handed-on",
+        """\
+CFG = {"lr": 0.1, "batch": 256}
+def scale(cfg, n):
+    cfg["batch"] = cfg["batch"] // n
+def main():
+    dist.init_process_group("gloo"); torch.manual_seed(dist.get_rank())
+    scale(CFG, dist.get_world_size())
+    data = make(640); sampler = DistributedSampler(data)
+    loader = DataLoader(data, CFG["batch"], sampler=sampler, drop_last=True)
+    model = DDP(Deep()); opt = torch.optim.SGD(model.parameters(), lr=CFG["lr"])
+    for e in range(3):
+        sampler.set_epoch(e)
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+STOP
+""",
+    ),
 ]

@@ -136,6 +136,8 @@ def bound_to(program: Program, call: ast.expr) -> set[str]:
             return {
                 root_name(part) for each in targets for part in walk(each) if isinstance(part, ast.Name | ast.Attribute)
             } - {"", "self"}
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=holder, attr="append"), args=[given])):
+            return {root_name(holder)} - {"", "self"} if call in walk(given) else set()
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             return {root_name(target)} - {""}
         case ast.For(target=target, iter=iterated) if call in walk(iterated):

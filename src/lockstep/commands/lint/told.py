@@ -80,9 +80,16 @@ def alike(loop: Loop) -> set[str]:
 
     def same(value: ast.expr) -> bool:
         made = bound.get(value.id, []) if isinstance(value, ast.Name) else []
-        return all(_SAME_ON_ALL.search(text_of(each)) for each in made or [value])
+        return all(map(_same_on_all, made or [value]))
 
     return {name for name, values in raised.items() if all(map(same, values))}
+
+
+def _same_on_all(value: ast.expr) -> bool:
+    """A time, a size, a constant: of a product each factor, for loss * len(y) is no size."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):
+        return _same_on_all(value.left) and _same_on_all(value.right)
+    return bool(_SAME_ON_ALL.search(text_of(value)))
 
 
 def _returns_any(function: Function, names: set[str]) -> bool:

@@ -35,19 +35,25 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
             isinstance(parent, ast.Expr)
             and not is_a_wait(call)
             and (returns_it or _of_a_copy(program, call) or _never_read(program, call))
-        ):
+        ) or (returns_it and isinstance(parent, ast.Assign) and _result_unread(program, call, parent.targets[0])):
             yield Hit(call)
-        elif returns_it and isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Name):
-            name = parent.targets[0].id
-            nodes = own_nodes(program, call)
-            read = any(
-                isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in nodes
-            )
-            same = {each.id for argument in call.args for each in walk(argument) if isinstance(each, ast.Name)}
-            if not read and function_of(source, call) is not None and name.strip("_") and name not in same:
-                yield Hit(call)
     for loop, _ in shared_loops(program):
         yield from (Hit(call) for call in sums_dropped(program, loop))
+
+
+def _result_unread(program: Program, call: ast.Call, target: ast.expr) -> bool:
+    """Whether nothing reads the names that a reduction's result is given, which are others than its arguments'."""
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    names = {each.id for each in parts if isinstance(each, ast.Name)}
+    if len(names) < len(parts) or not any(name.strip("_") for name in names):
+        return False
+    if function_of(program.owner[call], call) is None:
+        return False
+    read = {
+        each.id for each in own_nodes(program, call) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+    }
+    same = {each.id for argument in call.args for each in walk(argument) if isinstance(each, ast.Name)}
+    return not names & (read | same)
 
 
 def _never_read(program: Program, call: ast.Call) -> bool:
