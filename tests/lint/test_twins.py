@@ -16,6 +16,7 @@ from tests.lint.maths import MATHS
 from tests.lint.modes import MODES
 from tests.lint.numbers import NUMBERS
 from tests.lint.shapes import BEFORE
+from tests.lint.stepping import STRANGE
 
 START = """\
     dist.init_process_group("gloo"); rank = dist.get_rank(); world = dist.get_world_size()
@@ -52,7 +53,9 @@ def twin(text: str, other: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("codes", "name", "text"), NUMBERS + MODES + MATHS + HANDED, ids=lambda value: value if len(value) < 40 else ""
+    ("codes", "name", "text"),
+    NUMBERS + MODES + MATHS + HANDED + STRANGE,
+    ids=lambda value: value if len(value) < 40 else "",
 )
 def test_twins(codes: str, name: str, text: str, tmp_path: Path) -> None:
     assert name

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from lockstep.commands.lint.around import above, class_of, function_of
 from lockstep.commands.lint.calls import definition, descendants, lineage, method
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
+from lockstep.commands.lint.settled import set_elsewhere
 from lockstep.commands.lint.source import Binding
 from lockstep.commands.lint.tree import text_of, walk
 
@@ -167,6 +168,10 @@ def _set_later(program: Program, made: ast.AST, index: str | int) -> Iterator[Pa
             for binding in _by_variable(program, made, text_of(target)):
                 if binding.value is not None and _same_place(program, target, binding):
                     yield binding.value, binding.path
+        if isinstance(target, ast.Name):
+            for binding in set_elsewhere(program, made, target.id, index):
+                if binding.value is not None:  # of `*=` the whole statement, with its operator
+                    yield (binding.node if binding.kind == "aug" else binding.value), binding.path
 
 
 def _targets(parent: ast.AST) -> list[ast.expr | None]:

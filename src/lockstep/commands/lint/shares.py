@@ -1,19 +1,14 @@
-"""A rank's own sums after a loop, statement by statement: which names hold them still, and which the ranks' sum."""
+"""A rank's own sums followed statement by statement: which names hold them still, and which the ranks' sum."""
 
 import ast
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.around import above, function_of, statement_of
+from lockstep.commands.lint.around import above
 from lockstep.commands.lint.calls import callee, definition
-from lockstep.commands.lint.flow import added_up, mentions, reduces, root_name
-from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program, last_name, remembered
-from lockstep.commands.lint.results import returns
-from lockstep.commands.lint.sites import sites
+from lockstep.commands.lint.flow import mentions, reduces, root_name
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.source import Function, Loop
-from lockstep.commands.lint.spread import bound_to
 from lockstep.commands.lint.tree import children, text_of, walk
 
 _IN_PLACE = ("all_reduce", "reduce", "broadcast")
@@ -31,37 +26,20 @@ class Reading:
 
 
 @dataclass
-class _State:
+class State:
+    """The names that hold own numbers, those that share an object, whether a sum has been reduced, what was read."""
+
     own: set[str]
     alias: dict[str, set[str]] = field(default_factory=dict)
     reduced: bool = False
     read: list[Reading] = field(default_factory=list)
 
-    def copy(self) -> "_State":
-        return _State(set(self.own), {name: set(others) for name, others in self.alias.items()}, self.reduced, [])
+    def copy(self) -> "State":
+        """The state at the beginning of a branch."""
+        return State(set(self.own), {name: set(others) for name, others in self.alias.items()}, self.reduced, [])
 
 
-@remembered
-def readings(program: Program, loop: Loop) -> list[Reading]:
-    """The statements after a loop, and below a first reduction of what it added up, in the loop's own function.
-
-    Empty where the loop reduces within its passes. In doubt a name counts as reduced.
-    """
-    if any(reduces(program, each) for each in inside(program, loop)):
-        return []
-    state = _State(added_up(loop) - _counts(loop))
-    _follow(program, loop, state)
-    function = function_of(program.owner[loop], loop)
-    known = [] if state.reduced or function is None else returns(program, function)
-    if any(each is not None and reads(each, frozenset(state.own)) for each in known) and function is not None:
-        for site in sites(program, function)[:4]:
-            there = _State(bound_to(program, site.call))
-            _follow(program, statement_of(program.owner[site.call], site.call), there)
-            state.read += there.read
-    return state.read
-
-
-def _follow(program: Program, node: ast.stmt, state: _State) -> None:
+def follow(program: Program, node: ast.stmt, state: State) -> None:
     """Go through what comes after a statement, to the end of its function or of the pass of a loop around it."""
     source = program.owner[node]
     inner: ast.AST = node
@@ -70,7 +48,7 @@ def _follow(program: Program, node: ast.stmt, state: _State) -> None:
             for name in ("body", "orelse", "finalbody"):
                 block = getattr(outer, name, None)
                 if isinstance(block, list) and inner in block:
-                    _block(program, block[block.index(inner) + 1 :], state)
+                    gone_through(program, block[block.index(inner) + 1 :], state)
         if isinstance(outer, Function | ast.Lambda | Loop):
             break
         inner = outer
@@ -82,12 +60,14 @@ def reads(node: ast.AST, own: frozenset[str]) -> bool:
         return False
     if isinstance(node, ast.Attribute) and node.attr in ("shape", "device", "dtype"):
         return False
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and text_of(node) in own:
+        return True
     if isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and root_name(node).startswith("self.")):
         return root_name(node) in own and isinstance(node.ctx, ast.Load)
     return any(reads(each, own) for each in children(node))
 
 
-def _block(program: Program, block: list[ast.stmt], state: _State) -> bool:
+def gone_through(program: Program, block: list[ast.stmt], state: State) -> bool:
     """Go through statements; whether they end the function or the pass."""
     for node in block:
         match node:
@@ -97,15 +77,16 @@ def _block(program: Program, block: list[ast.stmt], state: _State) -> bool:
             case ast.For(iter=iterated, body=body) | ast.AsyncFor(iter=iterated, body=body):
                 _read(program, state, node, iterated)
                 if any(reduces(program, each) for part in body for each in walk(part)):
+                    state.reduced = True
                     _clear(state, [iterated, *body])
                 else:
-                    _block(program, body, state)
+                    gone_through(program, body, state)
             case ast.With(body=body) | ast.AsyncWith(body=body):
-                if _block(program, body, state):
+                if gone_through(program, body, state):
                     return True
             case ast.Try(body=body, finalbody=final):
-                _block(program, body, state)
-                _block(program, final, state)
+                gone_through(program, body, state)
+                gone_through(program, final, state)
             case ast.While() | ast.FunctionDef() | ast.ClassDef() | ast.AsyncFunctionDef():
                 _clear(state, [node])
             case _:
@@ -116,32 +97,17 @@ def _block(program: Program, block: list[ast.stmt], state: _State) -> bool:
     return False
 
 
-def _counts(loop: Loop) -> set[str]:
-    """The names that a loop only raises by constants or by sizes: a division by them is no one's share."""
-    raised: dict[str, list[ast.expr]] = {}
-    for node in walk(loop):
-        if isinstance(node, ast.AugAssign):
-            raised.setdefault(root_name(node.target), []).append(node.value)
-    return {name for name, values in raised.items() if all(map(_is_size, values))}
-
-
-def _is_size(value: ast.expr) -> bool:
-    if isinstance(value, ast.Constant):
-        return True
-    return bool(re.search(r"^len\(|\.(size|numel)\(|\.shape\b|batch_?size|^bsz?$", text_of(value)))
-
-
-def _read(program: Program, state: _State, node: ast.stmt, part: ast.AST) -> None:
+def _read(program: Program, state: State, node: ast.stmt, part: ast.AST) -> None:
     if not state.reduced or any(reduces(program, each) for each in walk(part)):
         return
     if reads(part, frozenset(state.own)):
         state.read.append(Reading(node, frozenset(state.own)))
 
 
-def _fork(program: Program, body: list[ast.stmt], other: list[ast.stmt], state: _State) -> None:
+def _fork(program: Program, body: list[ast.stmt], other: list[ast.stmt], state: State) -> None:
     """Both ways of an `if`. Beside a way that reduces, the other is for one process: it isn't read."""
     ways = [state.copy(), state.copy()]
-    ended = [_block(program, block, way) for block, way in zip((body, other), ways, strict=True)]
+    ended = [gone_through(program, block, way) for block, way in zip((body, other), ways, strict=True)]
     reducing = [any(reduces(program, each) for part in block for each in walk(part)) for block in (body, other)]
     for number, way in enumerate(ways):
         if reducing[number] or not any(reducing):
@@ -157,7 +123,7 @@ def _fork(program: Program, body: list[ast.stmt], other: list[ast.stmt], state: 
             state.alias.setdefault(name, set()).update(others)
 
 
-def _simple(program: Program, node: ast.stmt, state: _State) -> None:
+def _simple(program: Program, node: ast.stmt, state: State) -> None:
     calls = [each for each in walk(node) if isinstance(each, ast.Call) and reduces(program, each)]
     for call in calls:
         _reduce(program, call, state)
@@ -183,7 +149,7 @@ def _parts(target: ast.expr) -> list[ast.expr]:
     return [target]
 
 
-def _reduce(program: Program, call: ast.Call, state: _State) -> None:
+def _reduce(program: Program, call: ast.Call, state: State) -> None:
     """What a reduction leaves: the ranks' sum in the place of its argument, or, in doubt, of all that it is given."""
     name, local = last_name(call.func), definition(program, call.func) is not None or callee(program, call) is not None
     state.reduced = True
@@ -197,7 +163,7 @@ def _reduce(program: Program, call: ast.Call, state: _State) -> None:
             state.own.clear()  # it may reach for anything
 
 
-def _clear(state: _State, nodes: Sequence[ast.AST]) -> None:
+def _clear(state: State, nodes: Sequence[ast.AST]) -> None:
     """Drop all that is named in these nodes."""
     named = {root_name(each) for node in nodes for each in walk(node) if isinstance(each, ast.Name | ast.Attribute)}
     if "self" in {each.id for node in nodes for each in walk(node) if isinstance(each, ast.Name)}:
@@ -205,12 +171,13 @@ def _clear(state: _State, nodes: Sequence[ast.AST]) -> None:
     _drop(state, named)
 
 
-def _drop(state: _State, names: set[str]) -> None:
+def _drop(state: State, names: set[str]) -> None:
     for name in names:
-        state.own -= {name, *state.alias.get(name, ())}
+        entries = {each for each in state.own if each.startswith(f"{name}[")}
+        state.own -= {name, *state.alias.get(name, ()), *entries}
 
 
-def _link(state: _State, names: set[str], value: ast.expr) -> None:
+def _link(state: State, names: set[str], value: ast.expr) -> None:
     """`losses = meters["loss"]`: two names of one object, which a reduction changes for both."""
     if any(isinstance(each, ast.BinOp) for each in walk(value)):
         return
@@ -221,11 +188,3 @@ def _link(state: _State, names: set[str], value: ast.expr) -> None:
             state.alias.setdefault(name, set()).update(others)
         for name in others:
             state.alias.setdefault(name, set()).update(names)
-
-
-def in_function(program: Program, loop: Loop) -> Iterator[Reading]:
-    """The readings of a loop that stand in its own function."""
-    function = function_of(program.owner[loop], loop)
-    for each in readings(program, loop):
-        if function_of(program.owner[loop], each.node) is function:
-            yield each

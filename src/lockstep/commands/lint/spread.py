@@ -88,7 +88,7 @@ def _onwards(
     for node in nodes:
         for part in [*node.args, *(each.value for each in node.keywords)] if isinstance(node, ast.Call) else []:
             if mentions(part, names):
-                for site, parameter in _handed(program).get(part, ()):
+                for site, parameter in handed(program).get(part, ()):
                     if site.function.name != "__init__":
                         yield site.function.body[0], frozenset({parameter})
     if function is None:
@@ -105,7 +105,7 @@ def _onwards(
 
 
 @remembered
-def _handed(program: Program) -> dict[ast.expr, list[tuple[Site, str]]]:
+def handed(program: Program) -> dict[ast.expr, list[tuple[Site, str]]]:
     """The expressions that calls of local functions are given -> the calls, and the parameter that each is."""
     found: dict[ast.expr, list[tuple[Site, str]]] = {}
     for function in [each for source in program.sources for each in source.functions]:
@@ -136,6 +136,8 @@ def bound_to(program: Program, call: ast.expr) -> set[str]:
             return {
                 root_name(part) for each in targets for part in walk(each) if isinstance(part, ast.Name | ast.Attribute)
             } - {"", "self"}
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=holder, attr="append"), args=[given])):
+            return {root_name(holder)} - {"", "self"} if call in walk(given) else set()
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             return {root_name(target)} - {""}
         case ast.For(target=target, iter=iterated) if call in walk(iterated):

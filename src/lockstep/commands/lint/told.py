@@ -66,6 +66,7 @@ _SAME_ON_ALL = re.compile(r"^len\(|\.(size|numel)\(|\.shape\b|batch_?size|^bsz?$
 def alike(loop: Loop) -> set[str]:
     """The names that a loop only adds times, sizes and constants to: no one asks for their sum over the ranks."""
     raised: dict[str, list[ast.expr]] = {}
+    bound: dict[str, list[ast.expr]] = {}
     for node in walk(loop):
         match node:
             case ast.AugAssign(target=target, value=value):
@@ -74,7 +75,21 @@ def alike(loop: Loop) -> set[str]:
                 raised.setdefault(name, []).append(value)
             case ast.Call(func=ast.Attribute(value=value), args=[given, *_]):
                 raised.setdefault(root_name(value), []).append(given)
-    return {name for name, values in raised.items() if all(_SAME_ON_ALL.search(text_of(each)) for each in values)}
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            bound.setdefault(node.targets[0].id, []).append(node.value)
+
+    def same(value: ast.expr) -> bool:
+        made = bound.get(value.id, []) if isinstance(value, ast.Name) else []
+        return all(map(_same_on_all, made or [value]))
+
+    return {name for name, values in raised.items() if all(map(same, values))}
+
+
+def _same_on_all(value: ast.expr) -> bool:
+    """A time, a size, a constant: of a product each factor, for loss * len(y) is no size."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):
+        return _same_on_all(value.left) and _same_on_all(value.right)
+    return bool(_SAME_ON_ALL.search(text_of(value)))
 
 
 def _returns_any(function: Function, names: set[str]) -> bool:

@@ -11,8 +11,8 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import backwards, inside, loops, over_loader, step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.rule import Edit, Hit, insert, rule
-from lockstep.commands.lint.rules.dividing import divided, gradients_divided
-from lockstep.commands.lint.rules.groups import groups, whole_windows
+from lockstep.commands.lint.rules.dividing import divided, divided_in_place, gradients_divided
+from lockstep.commands.lint.rules.groups import groups, over_parts, whole_windows
 from lockstep.commands.lint.rules.units import unit
 from lockstep.commands.lint.rules.windows import Accumulation, accumulations, updates_weights
 from lockstep.commands.lint.several import library
@@ -53,7 +53,7 @@ def _divided(program: Program, call: ast.Call, loop: Loop | Function, every: ast
     values: list[ast.AST] = [*call.args]
     if isinstance(call.func, ast.Attribute) and not call.args:
         values.append(call.func.value)
-    if any(divided(program, value, frozenset(targets), every) for value in values):
+    if any(divided(program, each, frozenset(targets), every) or divided_in_place(program, each) for each in values):
         return True
     return gradients_divided(inside(program, loop)) or gradients_divided(own_nodes(program, call))
 
@@ -78,7 +78,7 @@ def _undivided_parts(program: Program) -> Iterator[Hit]:
     """A batch cut in parts by .chunk or .split, a backward pass for each, one step after them, and no division."""
     for call in backwards(program):
         around = [outer for outer in above(program.owner[call], call) if isinstance(outer, ast.For)]
-        if len(around) < 2 or not re.search(r"\.(chunk|split|tensor_split)\(", text_of(around[0].iter)):
+        if len(around) < 2 or not over_parts(around[0]):
             continue
         steps = [each for each in walk(around[1]) if isinstance(each, ast.Call) and last_name(each.func) == "step"]
         within = set(walk(around[0]))
@@ -88,7 +88,7 @@ def _undivided_parts(program: Program) -> Iterator[Hit]:
             steps
             and not any(each in within for each in steps)
             and not sums
-            and not any(depends(program, value, _divides) for value in values)
+            and not any(depends(program, value, _divides) or divided_in_place(program, value) for value in values)
         ):
             yield Hit(call, "of each part")
 

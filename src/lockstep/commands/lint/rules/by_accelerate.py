@@ -22,17 +22,35 @@ def steps_of_all(
     told = ("split_batches", "step_scheduler_with_optimizer")
     if not library(program, "accelerate") or any(each.arg in told for call in program.calls for each in call.keywords):
         return None
-    if any(each.world for each in found.units):
-        return None
     reason = "prepared by Accelerate, which steps it once for each process"
     lengths = [one for size in found.sizes for one in _lengths(program, size)]
+    counted = [each for each in found.units if each.batches] or list(found.units)
+    worlds = {each.world for each in counted}
+    own = {_is_own(program, one) for one in lengths}
     if scheduler in _prepared(program):
-        if in_batch and lengths and all(_is_own(program, one) is True for one in lengths):
+        if in_batch and lengths and (worlds == {-1} or (worlds == {0} and own == {True})):
             return Hit(scheduler, reason)
-        if in_epoch and not in_batch and not lengths and not any(each.vague or each.batches for each in found.units):
+        plain = not any(each.vague or each.batches or each.world for each in found.units)
+        if in_epoch and not in_batch and not lengths and plain:
             return Hit(in_epoch[0], reason)
         return None
+    whole = any(each.epochs == 1 and each.batches == 1 and not (each.vague or each.samples) for each in counted)
+    of_all = whole and worlds == {0} and own == {False} and all(_taken(program, one) for one in lengths)
+    if in_batch and not in_epoch and of_all and not found.converted and not _spread(program):
+        return Hit(scheduler, "made for all processes' batches, stepped for one process's")
     return None
+
+
+def _taken(program: Program, length: ast.Call) -> bool:
+    """Whether the loader of a length is given to prepare()."""
+    loader = set(origins(program, length.args[0]))
+    return any(loader & set(origins(program, each)) for call in program.named.get("prepare", []) for each in call.args)
+
+
+def _spread(program: Program) -> bool:
+    """Whether prepare() is given what is not written out, which may hold the schedule."""
+    calls = [call for name in _NAMES for call in program.named.get(name, [])]
+    return any(isinstance(each, ast.Starred) for call in calls for each in call.args)
 
 
 @remembered

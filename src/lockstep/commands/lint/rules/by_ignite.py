@@ -113,14 +113,14 @@ def event_of(program: Program, node: ast.AST) -> str:
     """`batch` or `epoch`: what a handler of a training engine, or its step, runs after; nothing elsewhere."""
     if not library(program, "ignite"):
         return ""
-    function = function_of(program.owner[node], node)
+    function = _handler(program, node)
     if function is None:
         return ""
     if any(engine_step(program, call) is function for call in program.named.get("Engine", [])):
         return "batch"
-    texts = [text_of(each) for each in function.decorator_list]
+    texts = [text_of(each) for each in getattr(function, "decorator_list", [])]
     for call in program.named.get("add_event_handler", []):
-        if len(call.args) > 1 and definition(program, call.args[1]) is function:
+        if len(call.args) > 1 and function in (call.args[1], definition(program, call.args[1])):
             texts.append(text_of(call))
     for text in texts:
         if "train" in text.partition(".")[0].lower() and "every=" not in text and "once=" not in text:
@@ -129,3 +129,10 @@ def event_of(program: Program, node: ast.AST) -> str:
             if "Events.ITERATION_" in text:
                 return "batch"
     return ""
+
+
+def _handler(program: Program, node: ast.AST) -> Function | ast.Lambda | None:
+    """The function or lambda that a place stands in."""
+    source = program.owner[node]
+    scope = source.scopes[node]
+    return scope if isinstance(scope, ast.Lambda) else function_of(source, node)

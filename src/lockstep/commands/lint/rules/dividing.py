@@ -3,6 +3,7 @@
 import ast
 import re
 
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.calls import callee, definition, instance_of, method
 from lockstep.commands.lint.flow import root_name
 from lockstep.commands.lint.origins import origins
@@ -180,6 +181,17 @@ def _read(program: Program, binding: Binding) -> ast.AST:
     name = binding.node.arg if isinstance(binding.node, ast.arg) else ""
     found = [each for each in walk(function) if isinstance(each, ast.Name) and each.id == name]
     return found[0] if found else binding.node
+
+
+def divided_in_place(program: Program, value: ast.AST) -> bool:
+    """Whether a loss is divided by a statement of its own: `loss.div_(k)`."""
+    names = {each.id for each in walk(value) if isinstance(each, ast.Name)}
+    here = function_of(program.owner[value], value)
+    for call in [call for name in ("div_", "mul_", "true_divide_") for call in program.named.get(name, [])]:
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id in names and function_of(program.owner[call], call) is here:
+            return True
+    return False
 
 
 def gradients_divided(nodes: list[ast.AST]) -> bool:

@@ -201,3 +201,12 @@ def _takes(loop: ast.For, size: ast.expr) -> bool:
                 if ast.dump(last) == ast.dump(size) and "next(" in text_of(each):
                     return True
     return False
+
+
+def over_parts(loop: ast.For) -> bool:
+    """Whether a loop runs over the parts of a batch: x.chunk(4), or range(0, len(x), 8) for x[i : i + 8]."""
+    match loop:
+        case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"), args=[_, _, _])):
+            cuts = [each.lower for each in walk(loop) if isinstance(each, ast.Slice) and each.upper is not None]
+            return any(isinstance(each, ast.Name) and each.id == name for each in cuts)
+    return bool(re.search(r"\.(chunk|split|tensor_split)\(", text_of(loop.iter)))

@@ -1,11 +1,15 @@
-"""What Lightning is told of a schedule: whether it is stepped after each batch, or after each epoch."""
+"""Schedules in Lightning: whether it steps them after each batch or each epoch, or a module does by hand."""
 
 import ast
 from collections.abc import Iterator
 
-from lockstep.commands.lint.around import class_of
+from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.calls import method
+from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.parts import members
 from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit
 from lockstep.commands.lint.rules.lengths import lengths
@@ -16,6 +20,8 @@ from lockstep.commands.lint.tree import walk
 def wrong_interval(program: Program) -> Iterator[Hit]:
     """configure_optimizers that gives Lightning a schedule of steps for each epoch, or one of epochs for each step."""
     for function in program.methods.get("configure_optimizers", []) if lightning(program) else []:
+        if by_hand(program, function):
+            continue
         for node in walk(function):
             value = node.value if isinstance(node, ast.Return) else None
             for scheduler, interval in _told(program, value):
@@ -26,6 +32,33 @@ def wrong_interval(program: Program) -> Iterator[Hit]:
                         yield Hit(node, "stepped each epoch, made for batches")
                     elif interval == "step" and _of_epochs(program, made):
                         yield Hit(node, "stepped each batch, made for epochs")
+
+
+def by_hand(program: Program, node: ast.AST) -> bool:
+    """Whether a place's class leaves the steps to itself: self.automatic_optimization = False."""
+    owner = class_of(program.owner[node], node)
+    said = members(program, owner, "automatic_optimization") if owner is not None else []
+    return any(isinstance(each, ast.expr) and constant(program, each) is False for each, _ in said)
+
+
+_HOOKS = {
+    **dict.fromkeys(("training_step", "on_train_batch_start", "on_train_batch_end"), "batch"),
+    **dict.fromkeys(("on_train_epoch_start", "on_train_epoch_end"), "epoch"),
+}
+
+
+def stepped_by_hand(program: Program, call: ast.Call) -> tuple[list[ast.AST], str]:
+    """What `self.lr_schedulers().step()` steps, and whether its method runs for each batch or each epoch."""
+    owner = class_of(program.owner[call], call) if lightning(program) else None
+    here = function_of(program.owner[call], call)
+    asked = made_by(program, call.func.value, "lr_schedulers") if isinstance(call.func, ast.Attribute) else []
+    maker = method(program, owner, "configure_optimizers") if owner is not None else None
+    kind = _HOOKS.get(here.name, "") if here is not None else ""
+    if not asked or not kind or maker is None or not by_hand(program, call):
+        return [], ""
+    values = [each for each in returns(program, maker) if each is not None]
+    found = [made for each in values for entry, _ in _told(program, each) for made in origins(program, entry)]
+    return (found, kind) if len(found) == 1 else ([], "")
 
 
 def _told(program: Program, value: ast.expr | None) -> Iterator[tuple[ast.expr, object]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.calls import callee, definition, method
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.roles import constant, given
@@ -135,9 +135,11 @@ def _of_function(program: Program, value: ast.expr | None) -> Lengths:
     sizes: list[ast.expr] = []
     converted = False
     for made in origins(program, value) if value is not None else []:
-        if not isinstance(made, Function | ast.Lambda):
+        called = _callable(program, made)
+        if called is None:
             return Lengths((), (), (), of_function=True, converted=True)
-        names = {each.arg for each in parameters(made)[:1]}
+        made, step = called
+        names = {step}
         for node in walk(made):
             match node:
                 case ast.BinOp(left=left, op=ast.Div() | ast.FloorDiv() | ast.Mod(), right=right):
@@ -153,6 +155,16 @@ def _of_function(program: Program, value: ast.expr | None) -> Lengths:
     found = _listed(program, [each for each in sizes if not isinstance(each, ast.Constant)])
     plain = tuple(each for each in found.units if each != Unit(vague=True))
     return Lengths(found.sizes, plain, found.numbers, of_function=True, converted=converted)
+
+
+def _callable(program: Program, made: ast.AST) -> tuple[Function | ast.Lambda, str] | None:
+    """What is called with the step: a function, a lambda, a local object's __call__; and the step's name there."""
+    owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+    found = method(program, owner, "__call__") if isinstance(owner, ast.ClassDef) else made
+    if not isinstance(found, Function | ast.Lambda):
+        return None
+    names = [each.arg for each in parameters(found)][int(found is not made) :]
+    return (found, names[0]) if names else None
 
 
 def _counts(program: Program, node: ast.expr) -> bool:

@@ -8,7 +8,7 @@ from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.flow import added_up, mentions, own_nodes, root_name, tainted
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import loaders_of
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, qualified
 from lockstep.commands.lint.reduced import is_reduced
 from lockstep.commands.lint.roles import constant, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
@@ -136,7 +136,7 @@ def _is_mean(program: Program, whole: ast.expr) -> bool:
         if value.func.attr == "mean":
             return True
         value = value.func.value  # .item(), .detach()
-    if isinstance(value, ast.Call) and re.search(r"loss|criterion|cross_entropy", text_of(value.func)):
+    if isinstance(value, ast.Call) and _is_loss(program, value.func):
         inner = origins(program, value) if callee(program, value) is not None else []
         calls: list[ast.Call] = [value, *(each for each in inner if isinstance(each, ast.Call))]
         return not any(_sums(program, each) for each in calls) and "size" not in text_of(whole)
@@ -147,6 +147,14 @@ def _is_mean(program: Program, whole: ast.expr) -> bool:
     if "loss" not in value.id.lower():
         return bool(made) and all(last_name(each.func) == "mean" for each in found if isinstance(each, ast.Call))
     return bool(made) and not any(_sums(program, each) for each in made) and len(made) == len(found)
+
+
+def _is_loss(program: Program, function: ast.expr) -> bool:
+    """A loss by its name, or an object of one of torch's classes of losses."""
+    if re.search(r"loss|criterion|cross_entropy", text_of(function)):
+        return True
+    made = [qualified(program, each.func) for each in origins(program, function) if isinstance(each, ast.Call)]
+    return bool(made) and all(re.match(r"torch\.nn\.(\w+\.)*\w+Loss$", each) for each in made)
 
 
 def _sums(program: Program, call: ast.Call) -> bool:

@@ -4,27 +4,27 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from lockstep.commands.lint.around import following, function_of, statement_of
+from lockstep.commands.lint.around import function_of, statement_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_telling, mentions, own_nodes, tainted
 from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.places import evaluation_loops, loaders_of, step_loops
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, qualified
+from lockstep.commands.lint.readings import readings, sums_dropped
 from lockstep.commands.lint.reduced import is_reduced
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched
+from lockstep.commands.lint.rules.compared import best_kept
 from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.several import distributed
-from lockstep.commands.lint.shares import readings, reads
-from lockstep.commands.lint.source import Loop, Source
+from lockstep.commands.lint.shares import reads
+from lockstep.commands.lint.source import Loop
 from lockstep.commands.lint.spread import Place, comprehended, places
 from lockstep.commands.lint.told import in_objects, told_after, told_by_objects
 from lockstep.commands.lint.tree import text_of, walk
-
-_BEST = re.compile(r"best|lowest|highest|\b(min|max)_(loss|acc|auc|err|val|score|metric)|record\b")
 
 
 def shared_loops(program: Program) -> Iterator[tuple[Loop, list[ast.Call]]]:
@@ -92,7 +92,7 @@ def _given(call: ast.Call) -> list[ast.expr]:
 
 def _told_too_early(program: Program, loop: Loop) -> Iterator[Hit]:
     """A number that was computed before the sums were reduced, and is told after."""
-    for reading in readings(program, loop):
+    for reading in readings(program, loop) if not sums_dropped(program, loop) else []:
         for call in walk(reading.node) if isinstance(reading.node, ast.Expr) else []:
             told = (
                 isinstance(call, ast.Call) and is_telling(call) and any(reads(each, reading.own) for each in call.args)
@@ -131,7 +131,7 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
     """`if accuracy > best` with a number that evaluation made over its own part."""
     yield from watched(program)
     yield from _plateaus(program)
-    compared = [each for source in program.sources for each in _best_kept(source)]
+    compared = [each for source in program.sources for each in best_kept(source)]
     for loop, _ in shared_loops(program) if compared else []:
         function = function_of(program.owner[loop], loop)
         if is_reduced(program, loop):
@@ -143,6 +143,7 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
                     yield Hit(node, "computed before the reduction")
             continue
         names = tainted(own_nodes(program, loop), added_up(loop))
+        mixed = any(map(_holds_others, places(program, loop)))
         of_object = [(method, known) for method, known, _ in in_objects(program, loop)]
         for node in compared:
             source = program.owner[node]
@@ -150,12 +151,22 @@ def best_by_one_rank(program: Program) -> Iterator[Hit]:
                 yield Hit(node)
                 continue
             here = function_of(source, node) is function and program.owner[loop] is source and mentions(node, names)
-            far = any(
+            far = not mixed and any(
                 function_of(source, node) is place.function and node in place.nodes and mentions(node, set(place.names))
                 for place in places(program, loop)
             )
             if here or far or _comes_from(program, node, loop):
                 yield Hit(node)
+
+
+def _holds_others(place: Place) -> bool:
+    """Whether a dictionary that is written out holds these sums beside other numbers: which is compared isn't told."""
+    for node in place.nodes:
+        if isinstance(node, ast.Dict):
+            known = [each for each in node.values if not isinstance(each, ast.Constant | ast.Name | ast.Attribute)]
+            if {mentions(each, set(place.names)) for each in known} == {True, False}:
+                return True
+    return False
 
 
 def _kept_early(program: Program, early: Mapping[ast.stmt, frozenset[str]]) -> set[str]:
@@ -180,43 +191,6 @@ def _kept_early(program: Program, early: Mapping[ast.stmt, frozenset[str]]) -> s
 
 def _reads_kept(program: Program, node: ast.Compare, names: set[str]) -> bool:
     return depends(program, node, lambda each: isinstance(each, ast.Attribute) and each.attr in names)
-
-
-def _best_kept(source: Source) -> Iterator[ast.Compare]:
-    """The comparisons of a number with the best one so far: by its name, or because it takes its place.
-
-    `if score > self.top: self.top = score`.
-    """
-    for node in source.of(ast.Compare):
-        if _BEST.search(text_of(node).lower()):
-            yield node
-        elif len(node.ops) == 1 and isinstance(node.ops[0], ast.Gt | ast.GtE | ast.Lt | ast.LtE):
-            left, right = text_of(node.left), text_of(node.comparators[0])
-            above = statement_of(source, node)
-            block = [above, *following(source, above)]
-            if isinstance(above, ast.If) and any(
-                _takes_place(each, left, right) for part in block for each in walk(part)
-            ):
-                yield node
-
-
-def _takes_place(node: ast.AST, left: str, right: str) -> bool:
-    match node:
-        case ast.Call(func=ast.Attribute(value=held, attr="append"), args=[value]):
-            return text_of(value) == left and text_of(held) in right  # if score > min(kept): kept.append(score)
-        case ast.Call(func=function, args=[held, value]) if last_name(function) in (
-            "heappush",
-            "insort",
-            "heapreplace",
-        ):
-            return left in text_of(value) and text_of(held) in right
-    if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Constant):
-        return False
-    pairs = [(node.targets[0], node.value)]
-    match node:
-        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-            pairs = list(zip(targets, values, strict=False))
-    return any({text_of(target), text_of(value)} == {left, right} for target, value in pairs)
 
 
 def _plateaus(program: Program) -> Iterator[Hit]:

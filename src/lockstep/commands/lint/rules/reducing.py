@@ -4,16 +4,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.around import above, function_of
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.flow import is_reduction, own_nodes
 from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.places import over_loader
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
+from lockstep.commands.lint.readings import is_a_wait, sums_dropped
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.metrics import shared_loops
-from lockstep.commands.lint.shares import in_function
-from lockstep.commands.lint.source import Function, Loop, Source
+from lockstep.commands.lint.source import Function, Loop
 from lockstep.commands.lint.tree import text_of, walk
 
 
@@ -33,53 +33,27 @@ def reduced_result_dropped(program: Program) -> Iterator[Hit]:
         parent = source.parents[call]
         if (
             isinstance(parent, ast.Expr)
-            and not _is_a_wait(call)
+            and not is_a_wait(call)
             and (returns_it or _of_a_copy(program, call) or _never_read(program, call))
-        ):
+        ) or (returns_it and isinstance(parent, ast.Assign) and _result_unread(program, call, parent.targets[0])):
             yield Hit(call)
-        elif returns_it and isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Name):
-            name = parent.targets[0].id
-            nodes = own_nodes(program, call)
-            read = any(
-                isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in nodes
-            )
-            same = {each.id for argument in call.args for each in walk(argument) if isinstance(each, ast.Name)}
-            if not read and function_of(source, call) is not None and name.strip("_") and name not in same:
-                yield Hit(call)
     for loop, _ in shared_loops(program):
-        yield from _sums_dropped(program, loop)
+        yield from (Hit(call) for call in sums_dropped(program, loop))
 
 
-def _sums_dropped(program: Program, loop: Loop) -> Iterator[Hit]:
-    """dist.all_reduce(t), where t was made of a loop's sums; below, these are read, and t is not."""
-    known = in_function(program, loop)
-    if not (readings := list(known)):
-        return
-    source = program.owner[loop]
-    for call in own_nodes(program, loop):
-        if not isinstance(call, ast.Call) or not isinstance(source.parents[call], ast.Expr) or not call.args:
-            continue
-        into, given = call.args[0], call.args[1 if last_name(call.func).startswith("all_gather") else 0 :]
-        if last_name(call.func) not in ("all_reduce", "all_gather", "all_gather_object") or not given:
-            continue
-        if not isinstance(into, ast.Name) or definition(program, call.func) or _is_a_wait(call):
-            continue
-        below = [each for each in readings if each.node.lineno > call.lineno]
-        loads = [
-            each
-            for each in own_nodes(program, call)
-            if isinstance(each, ast.Name) and each.id == into.id and isinstance(each.ctx, ast.Load)
-        ]
-        made = [each.node for each in bindings(program, into, into.id) if each.kind == "value"]
-        here = any(_same_pass(source, each, call) for each in made)
-        if below and here and call.lineno > loop.lineno and not any(each.lineno > call.lineno for each in loads):
-            yield Hit(call)
-
-
-def _same_pass(source: Source, one: ast.AST, other: ast.AST) -> bool:
-    """Whether two places stand in the same pass of the same loops: what is bound at one is gone in the next pass."""
-    around = [[each for each in above(source, node) if isinstance(each, Loop)] for node in (one, other)]
-    return around[0] == around[1]
+def _result_unread(program: Program, call: ast.Call, target: ast.expr) -> bool:
+    """Whether nothing reads the names that a reduction's result is given, which are others than its arguments'."""
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    names = {each.id for each in parts if isinstance(each, ast.Name)}
+    if len(names) < len(parts) or not any(name.strip("_") for name in names):
+        return False
+    if function_of(program.owner[call], call) is None:
+        return False
+    read = {
+        each.id for each in own_nodes(program, call) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+    }
+    same = {each.id for argument in call.args for each in walk(argument) if isinstance(each, ast.Name)}
+    return not names & (read | same)
 
 
 def _never_read(program: Program, call: ast.Call) -> bool:
@@ -105,16 +79,6 @@ def _never_read(program: Program, call: ast.Call) -> bool:
 def _is_empty(call: ast.Call) -> bool:
     """Whether a tensor is made of constants."""
     return not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in walk(call))
-
-
-def _is_a_wait(call: ast.Call) -> bool:
-    """Whether a collective over nothing stands for a barrier."""
-    first = call.args[0] if call.args else None
-    return (
-        isinstance(first, ast.Call)
-        and last_name(first.func) in ("zeros", "ones", "tensor", "empty")
-        and not any(isinstance(each, ast.Name) and each.id not in ("torch", "device") for each in walk(first))
-    )
 
 
 def _returns_reduced(program: Program, call: ast.Call) -> bool:

@@ -148,7 +148,7 @@ def _kind(program: Program, call: ast.Call) -> str:
         owner = text_of(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
         return "" if re.search(r"accelerator|fabric|engine", owner) else "clip"
     if name in ("mul_", "clamp_", "clip_") and isinstance(call.func, ast.Attribute):
-        limits = name != "mul_" or re.search(r"min\(|clamp|clip", " ".join(map(text_of, call.args)))
+        limits = name != "mul_" or re.search(r"min\(|clamp|clip|norm", " ".join(map(text_of, call.args)))
         return "clip" if limits and re.search(r"\.grad(\.data)?$", text_of(call.func.value)) else ""
     return ""
 

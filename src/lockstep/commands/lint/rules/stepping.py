@@ -10,6 +10,7 @@ from lockstep.commands.lint.places import inside, loops, step_loops, ways
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.rules.by_ignite import event_of
 from lockstep.commands.lint.rules.groups import is_update
+from lockstep.commands.lint.rules.intervals import stepped_by_hand
 from lockstep.commands.lint.source import Loop
 from lockstep.commands.lint.tree import text_of
 
@@ -37,12 +38,13 @@ def steps(program: Program, scheduler: ast.Call) -> list[Step]:
 def _steps(program: Program, scheduler: ast.Call) -> Iterator[Step]:
     for call in program.named.get("step", []):
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        made = _made(program, owner) if owner is not None else []
+        made, hook = stepped_by_hand(program, call)
+        made = made or (_made(program, owner) if owner is not None else [])
         if scheduler not in made:
             continue
         told = bool(call.args or call.keywords) and last_name(scheduler.func) != "ReduceLROnPlateau"
         several = len({each for each in made if isinstance(each, ast.Call)}) > 1
-        event = event_of(program, call)
+        event = hook or event_of(program, call)
         if event:
             yield Step(call, event, (), False, told)
         for path, tests in ways(program, call):

@@ -76,6 +76,8 @@ def _divided(program: Program) -> list[ast.expr]:
 
 def _of_the_divided(program: Program, rate: ast.AST, divided: list[ast.expr]) -> bool:
     """Whether a rate that grows with N is made of one process's batch: times N, that is the whole batch."""
+    if depends(program, rate, lambda each: isinstance(each, ast.BinOp) and each.left in divided and _cut(each)):
+        return True  # one process's batch itself, whatever its name
     if not depends(program, rate, _is_batch):
         return False
     whole = {text_of(each) for each in divided}

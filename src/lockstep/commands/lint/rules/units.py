@@ -74,7 +74,9 @@ def unit(program: Program, node: ast.AST, depth: int = 0) -> Unit:
             one, other = unit(program, left, depth + 1), unit(program, right, depth + 1)
             if isinstance(op, ast.Mult):
                 return one.times(other)
-            return one.times(other, -1) if isinstance(op, ast.Div | ast.FloorDiv) else one.joined(other)
+            if isinstance(op, ast.Div | ast.FloorDiv):
+                return one.times(other, -1)
+            return _added(one, left, other, right)
         case ast.UnaryOp(operand=inner):
             return unit(program, inner, depth + 1)
         case ast.IfExp(body=body, orelse=other):
@@ -90,6 +92,15 @@ def unit(program: Program, node: ast.AST, depth: int = 0) -> Unit:
         case ast.Name() | ast.Attribute() | ast.Subscript():
             return _of_name(program, node, depth)
     return Unit(vague=True)
+
+
+def _added(one: Unit, left: ast.expr, other: Unit, right: ast.expr) -> Unit:
+    """The unit of `a + b` or `a - b`, which count the same: a name that doesn't say what takes the other's."""
+    for known, unsaid, node in ((one, other, right), (other, one, left)):
+        named = name_of(node).lower()
+        if unsaid == Unit(vague=True) and named and not _BATCHES.search(named) and known.of_epochs:
+            return known
+    return one.joined(other)
 
 
 def _sum(program: Program, parts: list[ast.expr], depth: int) -> Unit:
