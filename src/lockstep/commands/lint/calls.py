@@ -4,6 +4,7 @@ import ast
 
 from lockstep.commands.lint.aliases import by_value, element_of, hooks, of_item
 from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.pieces import at
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function
 from lockstep.commands.lint.tree import text_of
@@ -163,7 +164,7 @@ def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
     for binding in found:
         value = binding.value if binding.kind == "value" else None
         for place in binding.path:  # a, b = A(), B()
-            value = value.elts[place] if isinstance(value, ast.Tuple) and place < len(value.elts) else None
+            value = at(value.elts, place) if isinstance(value, ast.Tuple) else None
         while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
             if isinstance(value.func.value, ast.Call):
                 value = value.func.value  # Tally().to(device)
