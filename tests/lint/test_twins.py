@@ -14,6 +14,7 @@ from tests.lint.innocent import INNOCENT
 from tests.lint.maths import MATHS
 from tests.lint.modes import MODES
 from tests.lint.numbers import NUMBERS
+from tests.lint.reads import READS, UNALIKE
 from tests.lint.shapes import BEFORE
 
 START = """\
@@ -51,7 +52,7 @@ def twin(text: str, other: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("codes", "name", "text"), NUMBERS + MODES + MATHS, ids=lambda value: value if len(value) < 40 else ""
+    ("codes", "name", "text"), NUMBERS + MODES + MATHS + READS, ids=lambda value: value if len(value) < 40 else ""
 )
 def test_twins(codes: str, name: str, text: str, tmp_path: Path) -> None:
     assert name
@@ -59,6 +60,6 @@ def test_twins(codes: str, name: str, text: str, tmp_path: Path) -> None:
     assert twin(text, "wrong", tmp_path) == [], text
 
 
-@pytest.mark.parametrize(("name", "text"), INNOCENT, ids=[name for name, _ in INNOCENT])
+@pytest.mark.parametrize(("name", "text"), INNOCENT + UNALIKE, ids=[name for name, _ in INNOCENT + UNALIKE])
 def test_innocent_programs(name: str, text: str, tmp_path: Path) -> None:
     assert twin(text, "wrong", tmp_path) == [], name
