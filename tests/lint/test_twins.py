@@ -15,9 +15,11 @@ from tests.lint.innocent import INNOCENT
 from tests.lint.maths import MATHS
 from tests.lint.modes import MODES
 from tests.lint.numbers import NUMBERS
+from tests.lint.reads import READS, UNALIKE
 from tests.lint.shapes import BEFORE
 from tests.lint.stepping import STRANGE
 
+RIGHT = INNOCENT + ALONE + UNALIKE
 START = """\
     dist.init_process_group("gloo"); rank = dist.get_rank(); world = dist.get_world_size()
     torch.manual_seed(rank)
@@ -54,7 +56,7 @@ def twin(text: str, other: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("codes", "name", "text"),
-    NUMBERS + MODES + MATHS + HANDED + STRANGE,
+    NUMBERS + MODES + MATHS + HANDED + STRANGE + READS,
     ids=lambda value: value if len(value) < 40 else "",
 )
 def test_twins(codes: str, name: str, text: str, tmp_path: Path) -> None:
@@ -63,6 +65,8 @@ def test_twins(codes: str, name: str, text: str, tmp_path: Path) -> None:
     assert twin(text, "wrong", tmp_path) == [], text
 
 
-@pytest.mark.parametrize(("name", "text"), INNOCENT + ALONE, ids=[name for name, _ in INNOCENT + ALONE])
+@pytest.mark.parametrize(
+    ("name", "text"), INNOCENT + ALONE + UNALIKE, ids=[name for name, _ in INNOCENT + ALONE + UNALIKE]
+)
 def test_innocent_programs(name: str, text: str, tmp_path: Path) -> None:
     assert twin(text, "wrong", tmp_path) == [], name

@@ -7,6 +7,7 @@ from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.origins import DEPTH, origins
 from lockstep.commands.lint.parts import entries, of_self
+from lockstep.commands.lint.pieces import at
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
 from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.sites import argument, sites
@@ -121,9 +122,10 @@ def _part(binding: Binding) -> ast.AST:
         written = isinstance(value, ast.Tuple | ast.List) and not any(
             isinstance(each, ast.Starred) for each in value.elts
         )
-        if not (isinstance(value, ast.Tuple | ast.List) and written and place < len(value.elts)):
+        part = at(value.elts, place) if isinstance(value, ast.Tuple | ast.List) and written else None
+        if part is None:
             break
-        value = value.elts[place]
+        value = part
     return value
 
 

@@ -11,12 +11,13 @@ from itertools import islice
 from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.parts import set_in_loops
+from lockstep.commands.lint.pieces import at, cut
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.sites import argument, default, sites
 from lockstep.commands.lint.source import Binding, Function
-from lockstep.commands.lint.ways import MOST, Made, assigned, entered, imported, within
+from lockstep.commands.lint.ways import MOST, Made, assigned, entered, imported, placed, within
 from lockstep.commands.lint.words import PREPARE_LOADERS
 
 _DEPTH = 32  # hops in a row
@@ -40,14 +41,18 @@ def _resolve(program: Program, one: Made, path: tuple[int, ...] = ()) -> Iterato
             found = decided(program, within(one, test))
             for part in [body] * (found is not False) + [other] * (found is not True):
                 yield from _resolve(program, within(one, part), path)
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) if path and path[0] < len(parts):
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) if path and at(parts, path[0]) is not None:
             yield from _resolve(program, within(one, parts[path[0]]), path[1:])
-        case ast.Subscript(value=value, slice=index) if not path:
-            yield from _entry(program, one, value, index)
+        case ast.Subscript(value=value, slice=ast.Slice() as piece):
+            for made in _resolve(program, within(one, value)):
+                rest = cut(program, made.node, piece)
+                yield from [placed(one, path)] if rest is None else _resolve(program, within(made, rest), path)
+        case ast.Subscript(value=value, slice=index):
+            yield from _entry(program, one, value, index, path)
         case ast.Call():
             yield from _of_call(program, one, path)
         case _:
-            yield one
+            yield placed(one, path)
 
 
 def _of_name(program: Program, one: Made, path: tuple[int, ...]) -> Iterator[Made]:
@@ -58,7 +63,7 @@ def _of_name(program: Program, one: Made, path: tuple[int, ...]) -> Iterator[Mad
     own = [each for turn in turns for each in found if each.node is turn][:1]
     alive = own or [each for each in reaching(program, node, found) if not _dead(program, each.node, one)]
     if not alive:
-        yield one
+        yield placed(one, path)
     for binding in alive:
         yield from _bound(program, one, binding, path)
 
@@ -79,7 +84,7 @@ def _bound(program: Program, one: Made, binding: Binding, path: tuple[int, ...])
     elif binding.kind == "item" and binding.path and not path:
         yield one  # known by its name alone
     else:
-        yield within(one, binding.node)
+        yield placed(within(one, binding.node), path)
 
 
 def _given_somewhere(program: Program, one: Made, binding: Binding, path: tuple[int, ...]) -> Iterator[Made]:
@@ -92,9 +97,9 @@ def _given_somewhere(program: Program, one: Made, binding: Binding, path: tuple[
         if value is not None:
             yield from _resolve(program, Made(value, {}, (*one.trail, one.node)), path)
         else:
-            yield within(one, binding.node)
+            yield placed(within(one, binding.node), path)
     if not known:
-        yield within(one, binding.node)
+        yield placed(within(one, binding.node), path)
 
 
 def _of_attribute(program: Program, one: Made, path: tuple[int, ...]) -> Iterator[Made]:
@@ -102,7 +107,7 @@ def _of_attribute(program: Program, one: Made, path: tuple[int, ...]) -> Iterato
     assert isinstance(node, ast.Attribute)
     found = assigned(program, node)
     if not found:
-        yield one
+        yield placed(one, path)
     for binding in found:
         if binding.kind in ("value", "with") and binding.value is not None:
             inside = function_of(program.owner[binding.value], binding.value)
@@ -110,22 +115,22 @@ def _of_attribute(program: Program, one: Made, path: tuple[int, ...]) -> Iterato
             held = one.given if same else {}
             yield from _resolve(program, Made(binding.value, held, (*one.trail, node)), (*binding.path, *path))
         else:
-            yield within(one, binding.node)
+            yield placed(within(one, binding.node), path)
 
 
-def _entry(program: Program, one: Made, value: ast.expr, index: ast.expr) -> Iterator[Made]:
+def _entry(program: Program, one: Made, value: ast.expr, index: ast.expr, path: tuple[int, ...]) -> Iterator[Made]:
     """An entry of a dictionary, a tuple or a dictionary's comprehension that is written out."""
     wanted = constant_of(program, within(one, index))
     found = False
     for made in _resolve(program, within(one, value)):
         for entry in _entries(program, made, wanted):
             found = True
-            yield from _resolve(program, entry)
+            yield from _resolve(program, entry, path)
         for given, loop, element in set_in_loops(program, made.node, wanted):
             found = True
-            yield from _resolve(program, Made(given, {**made.given, loop: Made(element)}, made.trail))
+            yield from _resolve(program, Made(given, {**made.given, loop: Made(element)}, made.trail), path)
     if not found:
-        yield one
+        yield placed(one, path)
 
 
 def _entries(program: Program, made: Made, wanted: object) -> Iterator[Made]:
@@ -180,10 +185,8 @@ def _of_call(program: Program, one: Made, path: tuple[int, ...]) -> Iterator[Mad
         yield from _resolve(program, within(one, call.args[place]), path[1:])
     elif last_name(call.func) in ("list", "iter", "cycle") and len(call.args) == 1 and not path:
         yield from _resolve(program, within(one, call.args[0]))
-    elif path:
-        yield Made(ast.Tuple([call, *(ast.Constant(each) for each in path)], ast.Load()), one.given, one.trail)
     else:
-        yield one
+        yield placed(one, path)
 
 
 def _returned(program: Program, function: Function, inner: Made) -> Iterator[ast.expr]:
@@ -192,17 +195,13 @@ def _returned(program: Program, function: Function, inner: Made) -> Iterator[ast
     for value in sorted(values, key=lambda each: each.lineno):
         if not _dead(program, value, inner):
             yield value
-            if _sure(program, value, inner):
+            if all(found is True for found in _conditions(program, value, inner)):
                 return
 
 
 def _dead(program: Program, node: ast.AST, one: Made) -> bool:
     """Whether a condition around a place is decided against it."""
     return any(found is False for found in _conditions(program, node, one))
-
-
-def _sure(program: Program, node: ast.AST, one: Made) -> bool:
-    return all(found is True for found in _conditions(program, node, one))
 
 
 def _conditions(program: Program, node: ast.AST, one: Made) -> Iterator[bool | None]:

@@ -9,7 +9,10 @@ from lockstep.commands.lint.program import Program, bindings, last_name, qualifi
 from lockstep.commands.lint.tree import text_of, walk
 from lockstep.commands.lint.ways import Made, within
 
-_DRAWS = re.compile(r"rand|permut|shuffle|sample|choice|split$|normal$|uniform|bootstrap")
+_DRAWS = re.compile(
+    r"rand|permut|shuffle|sample|choice|split$|normal$|uniform|bootstrap"
+    r"|^(next|pop|popleft|popitem|input|read|readline|recv|get_nowait)$"  # another each time as well
+)
 Key = tuple[object, ...]
 
 
@@ -46,6 +49,8 @@ def key(program: Program, one: Made, depth: int = 0) -> Key | None:
             return item
         case ast.Name(id=name):
             return ("name", qualified(program, made.node) or name)
+        case ast.Import() | ast.ImportFrom() if made.trail and isinstance(made.trail[-1], ast.Name):
+            return ("name", qualified(program, made.trail[-1]))  # sys of sys.argv[1]
         case ast.arg() | ast.ClassDef():
             return ("itself", made.node)
     return None
@@ -61,13 +66,20 @@ def call_key(
 def _named(program: Program, made: Made, function: ast.expr, depth: int) -> object:
     local = definition(program, function) if function in program.owner else None
     inner = [each for each in walk(local) if isinstance(each, ast.Call)] if local is not None else []
-    if _DRAWS.search(last_name(function)) or any(_DRAWS.search(last_name(each.func)) for each in inner):
+    if _DRAWS.search(last_name(function)) or any(map(_draws, inner)):
         return made.node  # drawn anew by each call
     meaning = qualified(program, function) if function in program.owner else ""
     if meaning or not isinstance(function, ast.Attribute):
         return meaning or text_of(function)
     base = key(program, within(made, function.value), depth + 1)
     return None if base is None else (base, function.attr)
+
+
+def _draws(call: ast.Call) -> bool:
+    """Whether a call may draw at random; `path.split("/")` and transforms.RandomCrop(32) draw nothing here."""
+    name = last_name(call.func)
+    of_text = name == "split" and (not call.args or isinstance(call.args[0], ast.Constant))
+    return bool(_DRAWS.search(name)) and not of_text and not re.match(r"Random[A-Z]", name)
 
 
 def _of_parts(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.aliases import Define, element_of, given_to, of_item
 from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.pieces import at
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.source import Binding, Function
 from lockstep.commands.lint.tree import text_of, walk
@@ -47,7 +48,7 @@ def _bound(program: Program, binding: Binding, define: Define) -> ast.ClassDef |
         return _handed_in(program, binding.node, define)
     value = binding.value if binding.kind == "value" else None
     for place in binding.path:  # a, b = A(), B()
-        value = value.elts[place] if isinstance(value, ast.Tuple) and place < len(value.elts) else None
+        value = at(value.elts, place) if isinstance(value, ast.Tuple) else None
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         if isinstance(value.func.value, ast.Call):
             value = value.func.value  # Tally().to(device)

@@ -9,6 +9,7 @@ from lockstep.commands.lint.ddp import asks_for_wrapper, is_ddp, is_wrapper
 from lockstep.commands.lint.filled import filled_elsewhere
 from lockstep.commands.lint.owners import kinds
 from lockstep.commands.lint.parts import entries, members, of_self, turns
+from lockstep.commands.lint.pieces import at, cut, number
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.reaching import holding, reaching
 from lockstep.commands.lint.results import returns, yielded
@@ -63,6 +64,10 @@ def _origins(program: Program, node: ast.AST, depth: int) -> Iterator[ast.AST]:
             yield from _of_call(program, node, (), depth)
         case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as index)):
             yield from _entry(program, node, value, index, depth)
+        case ast.Subscript(value=value, slice=ast.UnaryOp() as index) if (place := number(index)) is not None:
+            yield from _entry(program, node, value, place, depth)
+        case ast.Subscript(value=value, slice=ast.Slice() as piece):
+            yield from (cut(program, made, piece) or node for made in origins(program, value, depth + 1))
         case ast.Subscript(value=value, slice=ast.Name()):
             made = [each for each in origins(program, value, depth + 1) if isinstance(each, ast.DictComp)]
             for each in made:  # all entries are made by one expression
@@ -153,17 +158,19 @@ def _along(program: Program, value: ast.AST, path: tuple[int, ...], depth: int) 
         yield from origins(program, value, depth + 1)
         return
     match value:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) if path[0] < len(parts):
-            yield from _along(program, parts[path[0]], path[1:], depth + 1)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) if (part := at(parts, path[0])) is not None:
+            yield from _along(program, part, path[1:], depth + 1)
+        case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part):  # all of them are made by one expression
+            yield from _along(program, part, path[1:], depth + 1)
         case ast.IfExp(body=body, orelse=other):
             yield from _along(program, body, path, depth + 1)
             yield from _along(program, other, path, depth + 1)
         case ast.Call():
             yield from _of_call(program, value, path, depth)
-        case ast.Name() if _goes_on(program, depth):
+        case ast.Name() | ast.Attribute() | ast.Subscript() if _goes_on(program, depth):
             for made in origins(program, value, depth + 1):
-                if isinstance(made, ast.Tuple | ast.List) and path[0] < len(made.elts):
-                    yield from _along(program, made.elts[path[0]], path[1:], depth + 1)
+                if isinstance(made, ast.Tuple | ast.List | ast.ListComp | ast.GeneratorExp):
+                    yield from _along(program, made, path, depth + 1)
                 elif not (isinstance(made, ast.Call) and last_name(made.func) == "DataLoader"):  # which has no parts
                     yield made
         case _:

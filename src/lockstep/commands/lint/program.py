@@ -33,7 +33,7 @@ class Program:
         """The file of each node."""
         found: dict[ast.AST, Source] = {}
         for source in self.sources:
-            found.update(dict.fromkeys(source.nodes, source))
+            found.update(dict.fromkeys([*source.nodes, *source.unwritten], source))
         return found
 
     @cached_property

@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.aliases import filled
-from lockstep.commands.lint.calls import definition
+from lockstep.commands.lint.calls import definition, method
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import LOADERS, evaluation_loops, loaders_of, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.tree import calls
 
 SHARDING = ("DistributedSampler", "RASampler", "DistributedSamplerWrapper", "RepeatAugSampler")
 _DATASETS = re.compile(
@@ -101,10 +102,19 @@ def sharding(program: Program, loader: ast.Call) -> list[ast.Call]:
     ]
 
 
+def drops(program: Program, sampler: ast.Call) -> bool:
+    """Whether a sharding sampler leaves a remainder out instead of repeating samples; a local one by its __init__."""
+    owner = definition(program, sampler.func)
+    init = method(program, owner, "__init__") if isinstance(owner, ast.ClassDef) else None
+    made = [each for each in calls(init) if last_name(each.func) == "__init__"] if init is not None else []
+    return any(constant(program, given(program, each, "drop_last", 5)) is True for each in [sampler, *made])
+
+
 def constant(program: Program, node: ast.expr | None) -> object:
     """A value that is written out, wherever it comes from; Ellipsis where there is none, or more than one."""
-    values = [each.value if isinstance(each, ast.Constant) else ... for each in origins(program, node)] if node else []
-    return values[0] if len(values) == 1 else ...
+    made = origins(program, node) if node else []
+    values = {(type(each.value), each.value) if isinstance(each, ast.Constant) else (None, ...) for each in made}
+    return values.pop()[1] if len(values) == 1 else ...
 
 
 @remembered

@@ -8,13 +8,14 @@ from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.instances import resolve
 from lockstep.commands.lint.keys import Key, call_key, key
 from lockstep.commands.lint.places import LOADERS
-from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.ranks import is_rank
+from lockstep.commands.lint.program import Program, last_name, qualified, remembered
 from lockstep.commands.lint.roles import of_loader
+from lockstep.commands.lint.source import Source
 from lockstep.commands.lint.tree import text_of, walk
 from lockstep.commands.lint.ways import Made, within
+from lockstep.commands.lint.whole import DRESS, dresses, of_class, ranked
 
-_DRESS = re.compile(r"transform|augment|download|tfm|preprocess|collate")
+_DATASETS = re.compile(r"(^|\.)datasets\.|^timm\.data\.(\w+\.)?create_dataset$")
 _ALL: Key = ("all",)
 
 
@@ -67,6 +68,10 @@ def samples_of(program: Program, one: Made, depth: int = 0) -> Key | None:
     if not isinstance(call, ast.Call):
         return key(program, found[0])
     made = found[0]
+    if _changed(program, made):
+        return None
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "shard" and ranked(call):
+        return samples_of(program, within(made, call.func.value), depth + 1)
     if last_name(call.func) == "Subset" and len(call.args) > 1:
         base = samples_of(program, within(made, call.args[0]), depth + 1)
         chosen = _chosen(program, within(made, call.args[1]))
@@ -75,11 +80,36 @@ def samples_of(program: Program, one: Made, depth: int = 0) -> Key | None:
         return base if chosen == _ALL else ("part", base, chosen)
     if _drawn(program, call):
         return ("drawn", call)  # each time others
-    if not re.search(r"(^|\.)datasets\.", qualified(program, call.func)):
+    owner, meaning = definition(program, call.func), qualified(program, call.func)
+    if isinstance(owner, ast.ClassDef):
+        return of_class(program, made, owner)
+    if not _DATASETS.search(meaning):
         return key(program, made)
-    kept = [each for each in call.keywords if each.arg is None or not _DRESS.search(each.arg)]
-    parts = [each for each in call.args if not _dresses(program, within(made, each))]
+    shown = "is_training" if meaning.startswith("timm") else ""
+    kept = [each for each in call.keywords if each.arg is None or not (DRESS.search(each.arg) or each.arg == shown)]
+    parts = [each for each in call.args if not dresses(program, within(made, each))]
     return call_key(program, made, call.func, parts, kept)
+
+
+def _changed(program: Program, made: Made) -> bool:
+    """Whether a set was changed after it was made: `val_set.files = files[:100]`, `val_set.use("val")`."""
+    for node in made.trail:
+        if isinstance(node, ast.Name | ast.Attribute) and node in program.owner:
+            text = text_of(node)
+            for known in program.owner[node].attributes:
+                owner, _, name = known.partition("[")[0].rpartition(".")
+                if owner == text and text != "self" and not DRESS.search(name):
+                    return True
+            if text in _told(program, program.owner[node]):
+                return True
+    return False
+
+
+@remembered
+def _told(_: Program, source: Source) -> frozenset[str]:
+    """The objects whose methods are called for what they do, as statements: `val_set.use("val")`."""
+    found = [each.value.func for each in source.of(ast.Expr) if isinstance(each.value, ast.Call)]
+    return frozenset(text_of(each.value) for each in found if isinstance(each, ast.Attribute))
 
 
 def _drawn(program: Program, call: ast.Call) -> bool:
@@ -97,24 +127,12 @@ def _chosen(program: Program, one: Made) -> Key | None:
     if len(found) != 1:
         return None
     match found[0].node:
-        case ast.Call(func=function, args=[first, *_]) if last_name(function) in ("range", "arange") and _ranked(first):
-            return _ALL
+        case ast.Call(func=function, args=[first, *_]) if last_name(function) in ("range", "arange") and ranked(first):
+            return _ALL if isinstance(first, ast.Name | ast.Attribute | ast.Call) else None  # from n + rank: of a part
         case ast.Call(func=function, args=[inner]) if last_name(function) in ("list", "tolist"):
             return _chosen(program, within(found[0], inner))
-        case ast.Subscript(value=value, slice=ast.Slice(lower=ast.expr() as lower, step=ast.expr())) if _ranked(lower):
+        case ast.Subscript(value=value, slice=ast.Slice(lower=ast.expr() as lower, step=ast.expr())) if ranked(lower):
             return _chosen(program, within(found[0], value))
-        case ast.AST() as node if _ranked(node):
+        case ast.AST() as node if ranked(node):
             return None
     return key(program, found[0])
-
-
-def _ranked(node: ast.AST) -> bool:
-    return any(map(is_rank, walk(node)))
-
-
-def _dresses(program: Program, one: Made) -> bool:
-    """Whether an argument is a transformation, not a choice of samples."""
-    named = _DRESS.search(last_name(one.node).lower())
-    made = resolve(program, one)
-    composed = [each.node for each in made if isinstance(each.node, ast.Call)]
-    return bool(named) or any("ransform" in text_of(each.func) or "Compose" in text_of(each) for each in composed)

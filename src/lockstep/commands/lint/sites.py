@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.commands.lint.aliases import filled, hooks
 from lockstep.commands.lint.calls import callee, definition
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.source import Function, parameters
 
 
@@ -44,7 +44,7 @@ def _sites(program: Program, call: ast.Call) -> Iterator[Site]:
         if bound_here and isinstance(call.func, ast.Attribute) and last_name(call.func) != "__init__":
             through = isinstance(definition(program, call.func.value), ast.ClassDef)
             bound_here = not through or any(last_name(each) == "classmethod" for each in function.decorator_list)
-        yield Site(call, function, [*(filled(call)[0]), *call.args], int(bound_here))
+        yield Site(call, function, _spread(program, call, function, int(bound_here)), int(bound_here))
     yield from (Site(call, hook, given, 1) for hook, given in hooks(program, call, function))
     name = last_name(call.func)
     keywords = {each.arg: each.value for each in call.keywords}
@@ -61,6 +61,23 @@ def _sites(program: Program, call: ast.Call) -> Iterator[Site]:
             yield Site(call, started, arguments, int(name in ("spawn", "start_processes")), name != "Thread")
     if name == "step" and len(call.args) == 1 and isinstance(closure := definition(program, call.args[0]), Function):
         yield Site(call, closure, [], 0)  # optimizer.step(closure)
+
+
+def _spread(program: Program, call: ast.Call, function: Function, offset: int) -> list[ast.expr]:
+    """A call's arguments, with `*pair` behind them as pair[0], pair[1] for the parameters that have no default."""
+    given = [*(filled(call)[0]), *call.args]
+    star = given[-1] if given else None
+    if not isinstance(star, ast.Starred) or any(isinstance(each, ast.Starred) for each in given[:-1]):
+        return given
+    if isinstance(star.value, ast.Name) and not bindings(program, star.value, star.value.id):
+        return given  # *args of the function around it
+    named = [*function.args.posonlyargs, *function.args.args]
+    left = len(named) - len(function.args.defaults) - offset - len(given) + 1
+    parts = [ast.copy_location(ast.Subscript(star.value, ast.Constant(n), ast.Load()), star) for n in range(left)]
+    source = program.owner[call]
+    for node, parent in [pair for each in parts for pair in ((each, call), (each.slice, each))]:
+        source.parents[node], source.scopes[node], program.owner[node] = parent, source.scopes[call], source
+    return [*given[:-1], *parts] if parts else given
 
 
 def argument(site: Site, parameter: str) -> ast.expr | None:

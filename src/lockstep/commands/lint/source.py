@@ -45,6 +45,7 @@ class Source:
     nodes: list[ast.AST] = field(default_factory=list)
     names: dict[ast.AST, dict[str, list[Binding]]] = field(default_factory=dict)
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # "self.x", "args.lr" -> what is assigned
+    unwritten: list[ast.AST] = field(default_factory=list)  # nodes that stand for what is left unsaid in the text
     lines: list[str] = field(default_factory=list)
     by_type: dict[type[ast.AST], list[ast.AST]] = field(default_factory=dict)
     kinds: dict[tuple[type[ast.AST], ...], list[ast.AST]] = field(default_factory=dict)
@@ -194,11 +195,27 @@ def _target(source: Source, scope: ast.AST, target: ast.AST, binding: Binding) -
         case ast.Name(id=name):
             _add(source, _owner(source, scope, name), name, binding)
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            star = next((number for number, part in enumerate(parts) if isinstance(part, ast.Starred)), len(parts))
             for number, part in enumerate(parts):
-                inner = Binding(binding.kind, binding.node, binding.value, (*binding.path, number))
-                _target(source, scope, part, inner)
+                place = number if number < star else number - len(parts)  # behind a star: from the end
+                inner = Binding(binding.kind, binding.node, binding.value, (*binding.path, place))
+                if not isinstance(part, ast.Starred):
+                    _target(source, scope, part, inner)
+                elif not binding.path and isinstance(binding.value, ast.expr) and binding.kind != "item":
+                    rest = _rest(source, binding, binding.value, star, len(parts) - star - 1)
+                    _target(source, scope, part.value, Binding(binding.kind, binding.node, rest))
         case ast.Attribute() | ast.Subscript():
             source.attributes.setdefault(text_of(target), []).append(binding)
+
+
+def _rest(source: Source, binding: Binding, value: ast.expr, first: int, left: int) -> ast.expr:
+    """`rest` of `a, *rest, b = value` as value[1:-1], which stands in no text."""
+    piece = ast.Slice(ast.Constant(first), ast.Constant(-left) if left else None)
+    rest = ast.copy_location(ast.Subscript(value, piece, ast.Load()), value)
+    for node, parent in [(rest, binding.node), (piece, rest), *((each, piece) for each in children(piece))]:
+        source.parents[node], source.scopes[node] = parent, source.scopes[binding.node]
+        source.unwritten.append(node)
+    return rest
 
 
 def _owner(source: Source, scope: ast.AST, name: str) -> ast.AST:

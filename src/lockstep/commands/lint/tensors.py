@@ -7,6 +7,7 @@ from lockstep.commands.lint.around import class_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.parts import turns
+from lockstep.commands.lint.pieces import at
 from lockstep.commands.lint.places import backwards, model_calls
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
 from lockstep.commands.lint.reaching import reaching
@@ -131,8 +132,9 @@ def _a_number(program: Program, value: ast.AST, path: tuple[int, ...], depth: in
     """Whether a place of a tuple that a local function returns, or that is written out, holds no tensor."""
     function = callee(program, value) if isinstance(value, ast.Call) else None
     given = list(returns(program, function)) if function is not None else [value]
-    parts = [each.elts[path[0]] for each in given if isinstance(each, ast.Tuple) and path[0] < len(each.elts)]
-    return bool(parts) and not any(is_tensor(program, each, depth + 1) for each in parts)
+    parts = [at(each.elts, path[0]) for each in given if isinstance(each, ast.Tuple)]
+    known = [each for each in parts if each is not None]
+    return bool(known) and not any(is_tensor(program, each, depth + 1) for each in known)
 
 
 def _given(program: Program, node: ast.Name, name: str, depth: int) -> bool:

@@ -3,12 +3,14 @@
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.calls import definition, instance_of
-from lockstep.commands.lint.program import Program
+from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.sites import Site, argument, default, sites
-from lockstep.commands.lint.source import Binding, parameters
+from lockstep.commands.lint.source import Binding, Function, parameters
 from lockstep.commands.lint.tree import text_of
 
 MOST = 24  # possibilities of one value, and ways that lead to a function
@@ -26,6 +28,13 @@ class Made:
 def within(one: Made, node: ast.AST) -> Made:
     """Another expression of the same call."""
     return Made(node, one.given, (*one.trail, one.node))
+
+
+def placed(one: Made, path: tuple[int, ...]) -> Made:
+    """A place of what can't be followed: a tuple of it and the numbers, so that two places are told apart."""
+    if not path:
+        return one
+    return Made(ast.Tuple([cast(ast.expr, one.node), *map(ast.Constant, path)], ast.Load()), one.given, one.trail)
 
 
 def ways(program: Program, node: ast.AST, depth: int = 0) -> list[Made]:
@@ -62,6 +71,14 @@ def imported(program: Program, binding: Binding) -> ast.AST | None:
     return None
 
 
+def _shown(program: Program, known: Binding) -> list[Binding]:
+    """A binding; of a property what it returns."""
+    node = known.node
+    if isinstance(node, Function) and any("property" in last_name(each) for each in node.decorator_list):
+        return [Binding("value", node, each) for each in returns(program, node) if each is not None]
+    return [known]
+
+
 def assigned(program: Program, node: ast.Attribute) -> list[Binding]:
     """What is assigned to an attribute: by the methods of its object's class, in the class's body, or right here."""
     owner: ast.AST | None
@@ -80,5 +97,6 @@ def assigned(program: Program, node: ast.Attribute) -> list[Binding]:
             own = home.attributes.get(f"self.{node.attr}", [])
             found = [each for each in own if class_of(home, each.node) is one]
             found = found or home.names.get(one, {}).get(node.attr, [])
+            found = [each for known in found for each in _shown(program, known)]
             waiting += [definition(program, base) for base in one.bases]
     return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.calls import definition, instance_of
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.parts import Part, attribute_bindings, members
+from lockstep.commands.lint.pieces import at
 from lockstep.commands.lint.places import step_loops
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.reaching import reaching
@@ -152,7 +153,7 @@ def _at(binding: Binding) -> ast.AST | None:
     """A bound value, or that of its place in a tuple."""
     value = binding.value
     for place in binding.path:
-        value = value.elts[place] if isinstance(value, ast.Tuple) and place < len(value.elts) else None
+        value = at(value.elts, place) if isinstance(value, ast.Tuple) else None
     return value
 
 

@@ -8,7 +8,7 @@ from lockstep.commands.lint.calls import definition, instance_of, method
 from lockstep.commands.lint.contexts import quiet
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, last_name
-from lockstep.commands.lint.roles import constant, given
+from lockstep.commands.lint.roles import constant, drops, given, sharding
 from lockstep.commands.lint.rule import Hit
 from lockstep.commands.lint.rules.parties import held
 from lockstep.commands.lint.several import library
@@ -35,12 +35,18 @@ def evaluated(program: Program) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 def padded_by_ignite(program: Program) -> Iterator[Hit]:
-    """auto_dataloader for an evaluator: its sampler repeats samples until the parts are equal."""
+    """auto_dataloader, or DistributedSampler, for an evaluator: it repeats samples until the parts are equal."""
     for _, loader in evaluated(program):
         for made in origins(program, loader):
             auto = isinstance(made, ast.Call) and last_name(made.func) == "auto_dataloader"
             if auto and isinstance(made, ast.Call) and constant(program, given(program, made, "drop_last")) is not True:
                 yield Hit(made)
+            parts = sharding(program, made) if isinstance(made, ast.Call) and not auto else []
+            yield from (
+                Hit(each)
+                for each in parts
+                if constant(program, given(program, each, "shuffle", 3)) is False and not drops(program, each)
+            )
 
 
 def never_trains(program: Program) -> Iterator[Hit]:

@@ -42,11 +42,19 @@ def no_set_epoch(program: Program) -> Iterator[Hit]:
         for sampler in sharding(program, loader):
             if constant(program, given(program, sampler, "shuffle", 3)) is not False:
                 yield from _untold(program, sampler, loader, calls, around)
+        if _cut_by_timm(program, loader):
+            yield from _untold(program, loader, loader, calls, around)
         for sampler in own_epochs(program, loader):
             yield from _untold(program, sampler, loader, calls, around)
         yield from same_draw(program, loader)
     if not any(_reached(program, call) != _NOBODY for call in calls if not _dead(program, call)):
         yield from _of_ignite(program)
+
+
+def _cut_by_timm(program: Program, loader: ast.Call) -> bool:
+    """create_loader(..., is_training=True, distributed=True), which makes a sampler that shuffles."""
+    options = [given(program, loader, name) for name in ("distributed", "is_training")]
+    return last_name(loader.func) == "create_loader" and all(constant(program, each) is True for each in options)
 
 
 def _untold(

@@ -14,9 +14,8 @@ from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.ranks import on_rank
 from lockstep.commands.lint.reduced import is_reduced
 from lockstep.commands.lint.roles import (
-    constant,
+    drops,
     evaluation_loaders,
-    given,
     of_loader,
     samplers,
     sharding,
@@ -106,7 +105,7 @@ def padding_counted(program: Program) -> Iterator[Hit]:
     for loader, loops in evaluation_loaders(program).items():
         found = list(dict.fromkeys(each for loop in loops for each in _shards(program, loader, loop)))
         cut = [each for each in found if last_name(each.func) == "DistributedSampler" or definition(program, each.func)]
-        padded = [each for each in cut if constant(program, given(program, each, "drop_last", 5)) is not True]
+        padded = [each for each in cut if not drops(program, each)]
         if padded and not _cut_to_size(program, loops):
             if all(is_reduced(program, loop) for loop in loops):
                 yield Hit(padded[0])

@@ -62,8 +62,9 @@ def on_training_samples(program: Program) -> Iterator[Hit]:
     judged = [each for each in evaluated_on(program) if trained and each.told is not None]
     same = [each for each in judged if each.told in keys or each.told in whole or _part_of(each.told, keys)]
     idle = len(same) == len(judged) and bool(_idle(program)) if same else False
+    others = {each.loop for each in judged if each not in same}
     for read in same:
-        if idle or read.hooked or _as_test(program, read):
+        if idle or read.hooked or _as_test(program, read, alone=read.loop not in others):
             yield Hit(_place(program, read, [each for each in trained if each.told == read.told]))
 
 
@@ -141,8 +142,11 @@ def _idle(program: Program) -> list[str]:
     return found
 
 
-def _as_test(program: Program, read: Read) -> bool:
-    """Whether a loop's loader goes by a name for evaluation, and by none for training, up to where it is made."""
+def _as_test(program: Program, read: Read, alone: bool) -> bool:
+    """Whether a loop's loader goes by a name for evaluation, and by none for training, up to where it is made.
+
+    `alone`: the loop judges no other set; where it does, its function's name says nothing of this one.
+    """
     names = []
     for node in read.loader.trail:
         if isinstance(node, ast.Name | ast.Attribute):
@@ -153,7 +157,7 @@ def _as_test(program: Program, read: Read) -> bool:
             name = last_name(node.func).lower()
             names += [name] if not _TRAIN.search(name) else []
     function = function_of(program.owner[read.loop], read.loop)
-    names += [function.name] if function is not None else []
+    names += [function.name] if function is not None and alone else []
     told = [each.lower() for each in names]
     told = told if any(map(_TEST.search, told)) else [*told, *_words(program, read)]
     return any(map(_TEST.search, told)) and not any(map(_TRAIN.search, told))

@@ -155,6 +155,7 @@ def meant_for_all(program: Program, node: ast.expr) -> bool:
         told = f"{option(program, name)[0]} {comment(program, each)} {_documented(program, each)}".lower()
         above = _above(program, each).lower()
         told = f"{told} {above}" if _OF_BATCHES.search(above) else told
+        told = re.sub(r"\b(not|instead of|rather than) (the one )?(per|of one|for one)[ -]\w+", "", told)
         return bool(_ALL.search(told)) and not _OF_ONE.search(told)
 
     return depends(program, node, says)
@@ -186,8 +187,18 @@ def called(node: ast.AST) -> str:
 
 
 def comment(program: Program, node: ast.AST) -> str:
-    """What stands behind the line that gives a name its value: a constant's, a field's, a class's attribute."""
+    """What stands behind the line that gives a name its value: a constant's, a field's, a class's attribute's, an
+    entry's."""
     name = last_name(node)
+    if isinstance(node, ast.Subscript) and called(node):
+        made = [(program.owner.get(each), each) for each in origins(program, node.value) if isinstance(each, ast.Dict)]
+        places = [
+            (source, v.lineno)
+            for source, each in made
+            for k, v in zip(each.keys, each.values, strict=True)
+            if isinstance(k, ast.Constant) and k.value == called(node) and source is not None
+        ]
+        return " ".join(source.lines[line - 1].partition("#")[2] for source, line in places if source is not None)
     if isinstance(node, ast.Name):
         found = [(program.owner[node], each) for each in bindings(program, node, name)]
     elif isinstance(node, ast.Attribute):

@@ -44,11 +44,11 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
                 yield Hit(twice[1])
             yield from _divided_again(program, call)
     done = set[ast.AST]()
-    if not any(program.named.get(name) for name in ("Normalize", "Lambda", "create_transform", "transforms")):
-        return  # nothing that could have been the first time
+    # without these nothing could have been the first time
+    could = any(program.named.get(name) for name in ("Normalize", "Lambda", "create_transform", "transforms"))
     for source in program.sources:
         for node in source.of(ast.BinOp, ast.Call, ast.Assign, ast.AugAssign, ast.Expr):
-            again = _again(program, node)
+            again = _again(program, node) if could else None
             if again is None and _scaled_again(program, node):
                 yield Hit(node, "brought from 0..255 to 0..1 twice")
             if again is not None and again not in done and not _chosen(program, node) and _before(program, node):

@@ -34,13 +34,21 @@ def worker_seeds_equal(program: Program) -> Iterator[Hit]:
     for loader in loaders(program):
         node = of_loader(program, loader, "worker_init_fn")
         for function, first in _started(program, node) if node is not None else []:
+            alike = several and not (node is not None and _filled_by_rank(program, node))
             for call in walk(function):
                 seed = _seed_of(program, call) if isinstance(call, ast.Call) else None
-                if seed is not None and not _seed_differs(program, seed, _worker(function, first), several):
+                if seed is not None and not _seed_differs(program, seed, _worker(function, first), alike):
                     yield Hit(call)
                     break
     yield from of_loaders(program)
     yield from copied(program)
+
+
+def _filled_by_rank(program: Program, node: ast.expr) -> bool:
+    """partial(init, seed=7 + rank)."""
+    made = [each for each in origins(program, node) if isinstance(each, ast.Call) and last_name(each.func) == "partial"]
+    values = [one for each in made for one in [*each.args[1:], *(key.value for key in each.keywords)]]
+    return any(on_rank(program, each) for each in values)
 
 
 def _started(program: Program, node: ast.expr) -> Iterator[tuple[Function | ast.Lambda, int]]:

@@ -70,7 +70,7 @@ def _sets(program: Program) -> Iterator[ast.Call]:
                 yield call
         elif owner is None and not qualified(program, call.func):
             made = origins(program, call.func)
-            if any(_of_torchvision(program, each) for each in made) or _from_module(program, call.func):
+            if any(_of_torchvision(program, each) or _from_module(program, each) for each in [call.func, *made]):
                 yield call
 
 
@@ -78,7 +78,7 @@ def _of_torchvision(program: Program, node: ast.AST) -> bool:
     return qualified(program, node).startswith("torchvision.datasets.")
 
 
-def _from_module(program: Program, node: ast.expr) -> bool:
+def _from_module(program: Program, node: ast.AST) -> bool:
     """getattr(datasets, name), and an entry of a table of data sets."""
     match node:
         case ast.Call(func=ast.Name(id="getattr"), args=[module, *_]):
@@ -162,10 +162,15 @@ def _of_models(program: Program, call: ast.Call) -> bool:
 def _fetched(program: Program) -> Iterator[Hit]:
     """A file that each process fetches to one place."""
     for call in program.calls if program.named.get("init_process_group") else ():
-        here = program.owner[call] is program.root and _fetches(program, call)
-        known = here and not guarded(program, call)
+        known = _fetches(program, call) and _run_here(program, call) and not guarded(program, call)
         if known and per_rank(program, call) and not _waits(program, call) and not _conditional(program, call):
             yield Hit(call)
+
+
+def _run_here(program: Program, call: ast.Call) -> bool:
+    """Whether a place is the started file's own, or stands in a function that the program calls."""
+    function = function_of(program.owner[call], call)
+    return program.owner[call] is program.root or (function is not None and bool(sites(program, function)))
 
 
 def _fetches(program: Program, call: ast.Call) -> bool:

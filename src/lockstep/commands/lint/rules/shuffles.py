@@ -7,6 +7,7 @@ from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.instances import constant_of, resolve
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
+from lockstep.commands.lint.reaching import exclude
 from lockstep.commands.lint.roles import constant, loaders, of_loader
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.mending import without_shuffle
@@ -29,7 +30,7 @@ def shuffle_beside_sampler(program: Program) -> Iterator[Hit]:
         shuffle = of_loader(program, loader, "shuffle")
         for name in ("sampler", "batch_sampler"):
             sampler = of_loader(program, loader, name)
-            if shuffle is None or sampler is None:
+            if shuffle is None or sampler is None or _one_of_both(program, shuffle, sampler):
                 continue
             known = constant(program, shuffle) is True and _is_sampler(program, sampler)
             if known or _asks_for_it(program, shuffle, sampler):
@@ -40,6 +41,12 @@ def shuffle_beside_sampler(program: Program) -> Iterator[Hit]:
             if not told and _shuffled_in_one_way(program, loader, shuffle, sampler):
                 yield Hit(loader)
                 break
+
+
+def _one_of_both(program: Program, shuffle: ast.expr, sampler: ast.expr) -> bool:
+    """Whether a dictionary of arguments gets the one or the other: kw["sampler"] = ..., else kw["shuffle"] = True."""
+    homes = [program.owner.get(each) for each in (shuffle, sampler)]
+    return homes[0] is not None and homes[0] is homes[1] and exclude(homes[0], shuffle, sampler)
 
 
 def _of_subclasses(program: Program) -> Iterator[ast.Call]:

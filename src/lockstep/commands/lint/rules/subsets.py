@@ -8,20 +8,22 @@ from lockstep.commands.lint.around import function_of, statement_of
 from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.flow import text_around
 from lockstep.commands.lint.origins import origins
+from lockstep.commands.lint.pieces import at
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.ranks import is_rank
 from lockstep.commands.lint.roles import constant, datasets, given, loaders, of_loader, samplers, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.first_parts import (
     by_words,
-    consecutive,
     draws_nothing,
-    in_order,
+    is_folder,
     of_folders,
     told_random,
 )
+from lockstep.commands.lint.rules.ordered import consecutive, in_order
 from lockstep.commands.lint.rules.overlap import apart, on_training_samples
 from lockstep.commands.lint.rules.sets import in_hooks, misnamed
+from lockstep.commands.lint.several import library
 from lockstep.commands.lint.sites import argument, sites
 from lockstep.commands.lint.source import Function, Loop
 from lockstep.commands.lint.tree import text_of, walk
@@ -121,7 +123,7 @@ def _factories(program: Program, node: ast.AST, depth: int) -> set[str]:
         else:
             whole = binding.value
             parts = whole.elts if isinstance(whole, ast.Tuple) and binding.path else [whole]
-            values = [parts[binding.path[0]] if len(parts) > 1 and binding.path[0] < len(parts) else whole]
+            values = [(at(parts, binding.path[0]) if len(parts) > 1 else None) or whole]
         for value in values:
             found |= _factories(program, value, depth + 1) if value is not None else set()
     return found
@@ -156,11 +158,9 @@ def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
     yield from by_words(program)
     yield from of_folders(program)
     told = set[ast.AST]()
-    for call in program.named.get("Subset", []):
-        chosen, scope = given(program, call, "indices", 1), program.owner[call].scopes[call]
-        if chosen is None:
-            continue
-        if _of_folder(program, call) and consecutive(program, chosen):
+    for call, of, chosen in _subsets(program):
+        scope = program.owner[call].scopes[call]
+        if is_folder(program, of) and consecutive(program, chosen):
             made = next(iter(origins(program, chosen)))
             if scope not in told and not _on_purpose(_words(program, call, chosen)):  # once for both parts of a split
                 yield Hit(made if isinstance(made, ast.Subscript) else call)
@@ -169,11 +169,17 @@ def random_subset_is_the_first(program: Program) -> Iterator[Hit]:
             yield Hit(call)
 
 
-def _of_folder(program: Program, call: ast.Call) -> bool:
-    """Whether a subset is one of a folder of classes, which lists one class after the other."""
-    of = given(program, call, "dataset", 0)
-    made = [each for each in origins(program, of) if isinstance(each, ast.Call)] if of is not None else []
-    return any(last_name(each.func) == "ImageFolder" for each in made)
+def _subsets(program: Program) -> Iterator[tuple[ast.Call, ast.expr, ast.expr]]:
+    """Subset(set, numbers), and `set.select(numbers)` of a set that wasn't shuffled: the call, the set, the numbers."""
+    for call in program.named.get("Subset", []):
+        of, chosen = given(program, call, "dataset", 0), given(program, call, "indices", 1)
+        if of is not None and chosen is not None:
+            yield call, of, chosen
+    for call in program.named.get("select", []) if library(program, "datasets") else ():
+        match call:
+            case ast.Call(func=ast.Attribute(value=of), args=[chosen]) if definition(program, call.func) is None:
+                if not any("shuffle" in text_of(each) for each in [of, *origins(program, of)]):
+                    yield call, of, chosen
 
 
 def _on_purpose(words: str) -> bool:
