@@ -149,9 +149,11 @@ def remainder_dropped(program: Program) -> Iterator[Hit]:
             continue
         told_more = [part for part in each.meant if not isinstance(part, ast.Name | ast.Attribute)] or each.meant
         text = " ".join(text_of(part) for part in told_more)
+        calls = (node for node in inside(program, each.loop) if isinstance(node, ast.Call))
+        shorter = {call for call in calls if last_name(call.func) == "min"}
         flag = any(_is_more(node) for part in each.meant for node in walk(part)) or depends(
-            program, each.when.test, lambda node: isinstance(node, ast.Call) and last_name(node.func) == "min"
-        )  # the length of a group, or what is left
+            program, each.when.test, shorter.__contains__
+        )  # the length of a group, or of what is left
         if flag or re.search(r"len\(|last|num_batches|total|end\b|final", text) or _whole_groups(program, each):
             continue
         if not (_otherwise(program, each) or _goes_on(program, each) or _after(program, each)):
