@@ -333,3 +333,13 @@ def test_on_a_gpu(tmp_path: Path, name: str, fused: bool) -> None:
 
 def test_a_forged_entry_stays_on_its_line() -> None:
     assert diff_configs({"a\nb": "x\0\n", "c": "d"}, {"c": ""}) == ["'a\\nb': 'x\\x00\\n' -> (none)", "c: d -> ''"]
+
+
+def test_a_state_that_names_no_tensor_is_refused(tmp_path: Path) -> None:
+    nets = model(0), model(1)
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in nets]
+    train(nets[0], optimizers[0], 0, 2)
+    loaded = _through_disk(tmp_path, 2, nets[0], optimizers[0])
+    loaded.document["optimizer"]["state"][0][1]["momentum_buffer"] = "a"
+    with pytest.raises(UserError, match="its state is not what its class"):
+        restore(loaded, nets[1], optimizers[1])

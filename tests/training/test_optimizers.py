@@ -1,6 +1,7 @@
 """The optimizers by name, and Muon with AdamW as one real optimizer."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,3 +199,25 @@ def test_on_a_gpu_the_kernels_are_fused_and_steps_are_the_cpus(name: str) -> Non
     ).backward()
     optimizer.step()
     assert not torch.equal(before, _weights(model))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("torch.optim:SGD", "is an optimizer's class, not a factory"),
+        ("os:getpid", r"can't be called with \(model, optim, lr\)"),
+        ("builtins:dict", r"can't be called with \(model, optim, lr\)"),
+        ("builtins:print", "returned a NoneType, not a torch optimizer"),
+    ],
+)
+def test_what_is_no_factory_is_refused(path: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as refused:
+        build(nn.Linear(2, 2), OptimConfig(optimizer=path), 0.1)
+    assert "The factory gets (model, optim, lr)" in str(refused.value)
+
+
+def test_a_module_that_ends_the_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "script_that_runs.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="importing script_that_runs ended the program, exit code 0"):
+        build(nn.Linear(2, 2), OptimConfig(optimizer="script_that_runs:make"), 0.1)

@@ -1,6 +1,7 @@
 """A run that goes on from another run's checkpoint, or without a file it began with: what it leaves can be used."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,10 @@ def test_a_checkpoint_named_is_obeyed_or_refused(tmp_path: Path) -> None:
     for source in (first, next((first / "checkpoints").glob("step-*3")), tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"first holds checkpoints of its own"):
             trained(changed(first, epochs=1, recovery={"resume": str(source)}))
+    copied = tmp_path / "copied"
+    shutil.copytree(next((first / "checkpoints").glob("step-*3")), copied)
+    with pytest.raises(UserError, match="is no good checkpoint: it holds step 3"):
+        trained(changed(tmp_path / "y", recovery={"resume": str(copied)}))
     with pytest.raises(UserError, match="3 epochs are behind it, and --epochs is 1"):
         trained(changed(tmp_path / "going", epochs=1, recovery={"resume": str(first), "override": ("epochs",)}))
 

@@ -15,7 +15,7 @@ from lockstep.config import Config, DataConfig, ModelConfig
 from lockstep.errors import UserError
 from lockstep.training.evaluation import Metrics
 from lockstep.training.folder import require_trusted
-from lockstep.training.state import State
+from lockstep.training.state import State, require_whole
 
 
 def state() -> State:
@@ -77,3 +77,12 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path: Path) 
     require_trusted(table, str(tmp_path), trust_code=False)
     require_trusted(config, str(tmp_path), trust_code=True)
     require_trusted(Config(), str(tmp_path), trust_code=False)
+
+
+@pytest.mark.parametrize("name", ["execution", "choose", "optim"])
+def test_a_config_whose_parts_are_none_is_refused(name: str) -> None:
+    saved = {"config": Config().to_dict(), "data": "", "rounding": {}, "progress": State().to_dict()}
+    require_whole(saved)
+    require_whole({**saved, "config": {}})  # an older one may lack what came later
+    with pytest.raises(UserError, match=r"no run has written \(config\)"):
+        require_whole({**saved, "config": {**Config().to_dict(), name: 3}})

@@ -130,7 +130,7 @@ def _is_whole(loaded: Loaded, tensors: Mapping[str, Tensor], optimizer: torch.op
             if value is None and name == "momentum_buffer":
                 continue
             shape = torch.Size() if name == "step" else parameters[index].shape
-            tensor = tensors[value] if isinstance(value, str) else None
+            tensor = tensors.get(value) if isinstance(value, str) else None
             if tensor is None or not tensor.is_floating_point():
                 return False
             if (tensor.shape[1:] if name.endswith(OF_RANKS) else tensor.shape) != shape:

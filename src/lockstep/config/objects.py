@@ -29,6 +29,11 @@ def load_object(path: str, kind: str) -> Any:
         sys.path.insert(0, here)  # stays: loader workers and later imports of the module need it too
     try:
         value: Any = importlib.import_module(module_name)
+    except SystemExit as ended:
+        raise UserError(
+            f"--{kind} {path}: importing {module_name} ended the program, exit code {ended.code or 0}",
+            'Let the module do so only where it is run: if __name__ == "__main__": ...',
+        ) from ended
     except ModuleNotFoundError as error:
         if not (error.name and f"{module_name}.".startswith(f"{error.name}.")):
             raise  # the module is there, and something that it imports is not

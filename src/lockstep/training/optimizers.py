@@ -1,5 +1,6 @@
 """Optimizers by name: torch's own, and Muon with AdamW for the parameters that Muon does not take."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -56,14 +57,24 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
         case name if name.startswith(timm_parts.PREFIX):
             optimizer = timm_parts.optimizer(optim, made, lr)
         case path:
-            optimizer = load_object(path, "optimizer")(model, optim, lr)
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise UserError(
-                    f"optimizer {path} returned a {type(optimizer).__name__}, not a torch optimizer",
-                    "The factory gets (model, optim, lr) and returns a torch.optim.Optimizer.",
-                )
+            optimizer = _from_factory(path, model, optim, lr)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def _from_factory(path: str, model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
+    factory = load_object(path, "optimizer")
+    remedy = "The factory gets (model, optim, lr) and returns a torch.optim.Optimizer."
+    if isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer):
+        raise UserError(f"optimizer {path} is an optimizer's class, not a factory", remedy)
+    try:
+        inspect.signature(factory).bind(model, optim, lr)
+    except (TypeError, ValueError) as error:  # its own TypeErrors pass through, with their traceback
+        raise UserError(f"optimizer {path} can't be called with (model, optim, lr): {error}", remedy) from error
+    optimizer = factory(model, optim, lr)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(f"optimizer {path} returned a {type(optimizer).__name__}, not a torch optimizer", remedy)
     return optimizer
 
 

@@ -121,7 +121,9 @@ def _find(config: Config, folder: Path) -> Loaded | None:
         return None
     source = Path(config.recovery.resume)
     if (source / "manifest.json").exists():
-        return open_checkpoint(source, digests(source.parent.parent).get(int(source.name.rpartition("-")[2] or 0)))
+        source = source.resolve()
+        number = source.name.rpartition("-")[2]  # of any folder: what is in it has to say the same step
+        return open_checkpoint(source, digests(source.parent.parent).get(int(number) if number.isdecimal() else 0))
     if (source / "checkpoints").exists() and (loaded := newest(source / "checkpoints", digests(source))) is not None:
         return loaded
     raise UserError(f"--resume {source}: no checkpoint there", "Name a run folder or one of its checkpoints/step-...")
@@ -173,7 +175,7 @@ def _refuse_another(config: Config, world: World, run: Run, loaded: Loaded) -> N
     order = [line for line in diff_configs(saved, now, ignore=()) if _name(line) in _ORDER]
     others = diff_configs(saved, now, ignore=("execution", "recovery", "recipe", *_ORDER, *allowed))
     if config.choose.patience:  # counted in evaluations
-        was, shall_be = ({"eval_every": each["execution"].get("eval_every")} for each in (saved, now))
+        was, shall_be = ({"eval_every": each.get("execution", {}).get("eval_every")} for each in (saved, now))
         others += diff_configs(was, shall_be, ignore=allowed)
     before, after = loaded.state["data"], run.train.images.fingerprint
     data = [f"contents of {run.train.images.name}: {before[:12]} -> {after[:12]}"] if before != after else []

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config import Config
 from lockstep.config.fields import require
 from lockstep.data.order import Ledger
 from lockstep.training.evaluation import Metrics
@@ -58,6 +59,8 @@ def require_whole(saved: dict[str, Any]) -> None:
     kinds = {"config": dict, "data": str, "rounding": dict}
     _require(all(isinstance(saved.get(name), kind) for name, kind in kinds.items()), "its entries")
     _require("progress" in saved, "its entries")
+    parts = [name for name, value in Config().to_dict().items() if isinstance(value, dict)]
+    _require(all(isinstance(saved["config"].get(name, {}), dict) for name in parts), "config")
 
 
 def _metrics(values: Any) -> Metrics:
