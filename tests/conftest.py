@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,11 @@ if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
 # beside anything else that computed, even at the lowest priority.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+# A machine may be several times as slow as another: what begins after so many seconds is skipped, and says so. Then the
+# files come in another order for each seed, so that it is not always the same ones.
+_BUDGET_S, _SEED = os.environ.get("LOCKSTEP_TESTS_SECONDS"), os.environ.get("LOCKSTEP_FUZZ_SEED", "0")
+_BEGAN = time.monotonic()
+
 hypothesis.settings.register_profile("lockstep", deadline=None)  # of a test's time: machines are busy at times
 hypothesis.settings.load_profile("lockstep")
 
@@ -46,6 +52,21 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     alone = option.usepdb or option.collectonly or proc.cores() < 2 or "PYTEST_XDIST_WORKER" in os.environ
     if whole and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
         option.numprocesses, option.dist = 2, "loadfile"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With a budget, begin with another file for each seed."""
+    files = list(dict.fromkeys(item.path for item in items))
+    if _BUDGET_S and files:
+        first = int(_SEED) % len(files)
+        place = {file: number for number, file in enumerate([*files[first:], *files[:first]])}
+        items.sort(key=lambda item: place[item.path])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what the budget leaves no time for."""
+    if _BUDGET_S and time.monotonic() - _BEGAN > float(_BUDGET_S):
+        pytest.skip(f"the {_BUDGET_S} s of this run are over")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
