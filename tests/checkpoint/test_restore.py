@@ -343,3 +343,19 @@ def test_a_state_that_names_no_tensor_is_refused(tmp_path: Path) -> None:
     loaded.document["optimizer"]["state"][0][1]["momentum_buffer"] = "a"
     with pytest.raises(UserError, match="its state is not what its class"):
         restore(loaded, nets[1], optimizers[1])
+
+
+@pytest.mark.parametrize("forged", [{"scale": -1}, {"scale": "x"}, [3], {"growth_factor": float("nan")}])
+def test_a_scaler_that_none_has_written_is_refused(tmp_path: Path, forged: Any) -> None:
+    net, scaler = model(0), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loaded = _through_disk(tmp_path, 2, net, optimizer, scaler)
+    if isinstance(forged, dict):
+        forged = {**loaded.document["scaler"], **forged}
+    loaded.document["scaler"] = forged
+    with pytest.raises(UserError, match="scaler: its state is not what a gradient scaler keeps"):
+        restore(loaded, net, optimizer, scaler)
+    del forged[next(iter(forged)) if isinstance(forged, dict) else 0]
+    loaded.document["scaler"] = forged or {"scale": 1.0}
+    with pytest.raises(UserError, match="scaler: its state"):
+        restore(loaded, net, optimizer, scaler)

@@ -154,7 +154,9 @@ def _read_torch(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # hostile or damaged bytes end in errors of any type
+        advice = "weights_only" in str(error)  # torch's own: to have the file run its code
+        why = "torch finds more than tensors in it" if advice else reason(error)
         raise UserError(
-            f"{path} is neither a safetensors file nor one of weights alone: {reason(error)}",
+            f"{path} is neither a safetensors file nor one of weights alone: {why}",
             "Files that need code to be read are refused, because reading them would run it. " + _SAVE,
         ) from error

@@ -54,19 +54,31 @@ def restore(
             lines += _diff_optimizer(loaded.document["optimizer"], model, optimizer)
             if not lines and not _is_whole(loaded, read_tensors(loaded.path / OPTIMIZER), optimizer):
                 lines.append("optimizer: its state is not what its class keeps")
+        scale = decode(loaded.document["scaler"]) if scaler is not None and loaded.document["scaler"] else None
+        if scaler is not None and scale is not None and not _scales(scale, scaler.state_dict()):
+            lines.append("scaler: its state is not what a gradient scaler keeps")
         _refuse(loaded, lines)
         _copy(model, tensors[MODEL])
         if ema is not None:
             _copy(ema, tensors[EMA])
         if optimizer is not None:
             _restore_optimizer(loaded, optimizer, keep)
-        if scaler is not None and loaded.document["scaler"]:
-            scaler.load_state_dict(decode(loaded.document["scaler"]))
+        if scaler is not None and scale is not None:
+            scaler.load_state_dict(scale)
     except (Damaged, OSError) as error:
         raise UserError(
             f"can't read the checkpoint {loaded.path}: {error}", "It was in order a moment ago: is its storage?"
         ) from error
     return loaded.state
+
+
+def _scales(saved: Any, live: Mapping[str, Any]) -> bool:
+    """Whether a scaler's saved state has the entries of a live one, each a number that it can have."""
+    return (
+        isinstance(saved, dict)
+        and set(saved) == set(live)
+        and all(type(value) in (int, float) and 0 <= value < float("inf") for value in saved.values())
+    )
 
 
 def _refuse(loaded: Loaded, lines: list[str]) -> None:
