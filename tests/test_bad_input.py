@@ -44,6 +44,17 @@ def no_sets():
 
 def no_recipe():
     return {"epochs": 3}
+
+def leaves(*given, **named):
+    raise SystemExit(0)
+
+class Leaver(nn.Module):
+    def __init__(self, num_classes, in_channels, image_size):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, images):
+        leaves()
 """
 
 
@@ -106,6 +117,8 @@ REFUSED = [
     ("eval nowhere", ["nowhere"]),
     ("train --override bogus", ["unknown entry 'bogus'"]),
     ("train --nproc 2 --min-nproc 3", ["--min-nproc 3 is more than --nproc 2"]),
+    ("train --min-nproc 200", ["--min-nproc 200 is more than --nproc"]),
+    ("train mine:leaves", ["mine.py, line", "raise SystemExit(0) ended the program, exit code 0"]),
     ("train --model os:system", ["os:system wants command"]),
     ("train --backend nccl --nproc 2 --device cpu", ["--backend nccl needs", "on cpu"]),
     (
@@ -121,6 +134,7 @@ REFUSED = [
     ("train --collective-timeout 1e18", ["--collective-timeout 1e+18"]),
     ("train --hang-timeout 1e-9", ["--hang-timeout 1e-09"]),
     ("train --threads 100000", ["--threads 100000"]),
+    ("train --threads 4096 --nproc 1", ["--threads 4096 are too many for"]),
     ("train mnist --sync-every 2 --model-parallel 2", ["--sync-every 2", "--model-parallel 2"]),
 ]
 
@@ -248,6 +262,21 @@ def test_a_user_s_set_that_does_not_fit(
     assert not (place / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--model mine:leaves", "--model mine:Leaver", "--dataset mine:leaves", "--optimizer mine:leaves"),
+        *("--augment mine:leaves", "--model builtins:exit"),
+    ],
+)
+def test_code_that_ends_the_program_is_no_end_of_a_run(
+    place: Path, capsys: pytest.CaptureFixture[str], flags: str
+) -> None:
+    message = refused(capsys, f"train --nproc 1 --loader resident {flags} --out run")
+    assert "ended the program, exit code 0" in message
+    assert ("mine.py, line" in message) == ("mine" in flags)
+
+
 def test_an_empty_class_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_folders(place / "flowers")
     for split in ("train", "val"):
@@ -270,7 +299,9 @@ def test_a_single_class_is_refused(place: Path, capsys: pytest.CaptureFixture[st
 def test_a_loss_that_is_not_finite_on_one_process(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "train --nproc 1 --lr 1e30 --optimizer sgd --out run")
     assert re.search(r"loss became non-finite at step \d+ on rank\(s\) 0, learning rate \S+e\+", message)
-    assert "--lr" in message
+    assert "Lower --lr, add --warmup-epochs or --clip-norm, or leave the batch out with --on-nonfinite roll" in message
+    message = refused(capsys, "train --nproc 1 --lr 1e30 --optimizer sgd --precision bf16 --on-nonfinite rollback")
+    assert "Lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32." in message
     end = read(place / "run/journal.jsonl")[-1]
     assert (end["kind"], end["status"]) == ("end", "failed")
     assert "non-finite" in end["error"]
@@ -307,10 +338,11 @@ def test_a_truncated_image_is_named_by_file_and_sample(place: Path, nproc: int) 
 
 
 def test_a_loss_that_is_not_finite_on_two_processes(place: Path) -> None:
-    flags = "--nproc 2 --lr 1e30 --optimizer sgd --out run"
+    flags = "--nproc 2 --lr 1e30 --optimizer sgd --compress powersgd:1 --out run"
     ended = ended_with(run_lockstep("train", *flags.split(), cwd=place), 2)
     message = checked(ended.err)
     assert re.search(r"rank [01]: the loss became non-finite at step \d+ on rank\(s\) 0, 1, learning rate", message)
+    assert "Lower --lr, or add --warmup-epochs or --clip-norm.\n" in message, "rollback is refused with powersgd"
     assert read(place / "run/journal.jsonl")[-1]["status"] == "failed"
 
 

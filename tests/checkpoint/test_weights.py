@@ -1,18 +1,20 @@
 """Weights on disk: whole or absent, for any wrapper and memory format, and never a surprise on loading."""
 
 import hashlib
+import os
 import struct
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from lockstep.checkpoint import weights
 from lockstep.checkpoint.weights import digest, load, save
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import unwrap
@@ -208,6 +210,24 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(
         save(_model(), path / "under-a-file", {})
     with pytest.raises(UserError, match="can't write"):
         save(_model(), tmp_path / "no-folder" / "w", {})
+
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(weights, "save_file", full)
+    with pytest.raises(UserError, match=r"w\.safetensors: No space left on device\n") as told:
+        save(_model(1), path, {})
+    assert told.value.remedy.startswith("Free some space there")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        save(_model(), tmp_path / "w.safetensors", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "w.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:

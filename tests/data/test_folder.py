@@ -267,6 +267,23 @@ def test_what_is_no_image_file_of_the_folder_is_named(tmp_path: Path, kind: str)
         assert len(train) == 2
 
 
+def test_what_lies_beside_the_classes_is_told(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    for name in ("notes.txt", ".hidden.png"):
+        (tmp_path / "train" / name).touch()
+    assert load_folders(tmp_path, 8, 0, resized_crop=False)[0].left_out == ""
+    for name in ("a.png", "b.PNG"):
+        Image.new("RGB", (8, 8)).save(tmp_path / "train" / name)
+    os.mkfifo(tmp_path / "train/c.jpg")
+    train, val = load_folders(tmp_path, 8, 0, resized_crop=False)
+    assert (train.left_out, val.left_out) == ("2 .png beside the classes, 1 .jpg beside the classes", "")
+    for split in ("train", "val"):
+        (tmp_path / split / "eel").symlink_to(tmp_path / "unmounted/eel")
+    with pytest.raises(UserError, match=r"train/eel is a link to nothing, and may have been a class") as told:
+        load_folders(tmp_path, 8, 0, resized_crop=False)
+    assert told.value.remedy
+
+
 def test_links_inside_are_followed_and_those_without_an_end_are_named(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split / "cat").mkdir(parents=True)

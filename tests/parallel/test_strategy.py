@@ -1,5 +1,6 @@
 """The one place that decides how a model is spread: by config for a run, by name for a user's own loop."""
 
+import math
 from typing import Any
 
 import pytest
@@ -80,7 +81,9 @@ def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
     ("options", "message"),
     [
         ({"strategy": "fdsp"}, "unknown strategy .fdsp."),
+        ({"strategy": None}, "unknown strategy .None."),
         ({"compress": "bf8"}, "--compress bf8 is unknown"),
+        ({"compress": None}, "--compress None is unknown"),
         ({"strategy": "fsdp", "compress": "bf16"}, "--compress bf16 with --strategy fsdp"),
         ({"strategy": "dp", "batch_norm": "global"}, "--strategy dp with --batch-norm global"),
     ],
@@ -103,6 +106,13 @@ def test_a_step_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -
     optimizer, sync = torch.optim.SGD(model.parameters(), 0.1), LocalSync(model, SINGLE, 4)
     with pytest.raises(UserError, match=message):
         TrainStep(model, "CrossEntropyLoss", optimizer, sync=sync, **options)
+
+
+@pytest.mark.parametrize(("norm", "message"), [(-1.0, "--clip-norm -1.0 is negative"), (math.nan, "clip-norm nan")])
+def test_a_norm_that_no_gradient_is_clipped_to_is_refused(norm: float, message: str) -> None:
+    model = network()
+    with pytest.raises(UserError, match=message):
+        TrainStep(model, "CrossEntropyLoss", torch.optim.SGD(model.parameters(), 0.1), clip_norm=norm)
 
 
 def test_a_model_that_is_where_it_belongs_stays_there() -> None:

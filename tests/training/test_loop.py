@@ -112,7 +112,8 @@ def test_steps_go_on_within_an_epoch_and_pass_by_what_was_left_out() -> None:
 def test_a_window_counts_the_waits_of_its_own_steps() -> None:
     world = World.single()
     run = assemble(small(), world)
-    window, other = Window(world, run, 3), Window(world, run, 3)
+    config = replace(small(), execution=Execution(log_every=3))
+    window, other = Window(world, run, config), Window(world, run, config)
     run.train.wait_ms += 1000.0
     window.restart()
     for number, samples, loss in steps(run, State(), lambda batch: None):

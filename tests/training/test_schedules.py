@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from lockstep.config import OptimConfig
-from lockstep.training.schedules import WARMUP_START, factor
+from lockstep.training.schedules import WARMUP_START, factor, never_reached
 
 SCHEDULES = ("constant", "step", "multistep", "cosine", "one-cycle")
 
@@ -109,3 +109,11 @@ def test_drops_fall_on_their_sample_where_epochs_are_fractions() -> None:
     assert [factor(config, s, 50, 5) for s in (0, 54, 55, 109, 110)] == [1, 1, 0.5, 0.5, 0.25]
     config = OptimConfig(schedule="multistep", milestones=(2.2, 1.1), gamma=0.5)
     assert [factor(config, s, 50, 5) for s in (54, 55, 109, 110)] == [1, 0.5, 0.5, 0.25]
+
+
+def test_what_lies_beyond_a_run_s_end_is_noted() -> None:
+    assert never_reached(_config("multistep", warmup_epochs=5), 6) == []
+    assert never_reached(_config("cosine", warmup_epochs=5), 5) == [
+        "note: --warmup-epochs 5 of 5: --lr is never reached"
+    ]
+    assert never_reached(_config("multistep"), 5) == ["note: --milestones 5: there is no such drop in 5 epoch(s)"]

@@ -29,21 +29,22 @@ def state() -> State:
 
 def test_there_and_back() -> None:
     for made in (State(), state()):
-        assert State.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+        assert State.from_dict(json.loads(json.dumps(made.to_dict())), per_epoch=2) == made
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("steps", -1), ("steps", "3"), ("steps", 1.5), ("steps", True), ("steps", 2**80), ("samples", None),
-        ("epochs", 4), ("best_step", 4), ("best", 2), ("best", "0.5"), ("best", float("nan")), ("waited", -1),
+        ("epochs", 2), ("epochs", 0), ("best_step", 4), ("best", 2), ("best", "0.5"), ("best", float("nan")),
+        ("waited", -1),
         ("ledger", "00"), ("ledger", 7), ("ledger", "zz" * 32), ("skipped", 3), ("skipped", [-1]), ("skipped", ["1"]),
         ("metrics", {}), ("metrics", []), ("metrics", {"top1": 2, "top5": 1, "loss": 0, "count": 1}), ("extra", 1),
     ],
 )  # fmt: skip
 def test_what_no_run_has_written_is_refused(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=r"state\.json holds what no run has written"):
-        State.from_dict({**state().to_dict(), name: value})
+        State.from_dict({**state().to_dict(), name: value}, per_epoch=2)
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -57,7 +58,7 @@ def test_a_forged_entry_is_refused_or_as_good_as_any(name: str, value: Any, miss
     if missing:
         del forged[name]
     try:
-        made = State.from_dict(forged)
+        made = State.from_dict(forged, per_epoch=2)
     except UserError:
         return
     made.advance(np.arange(2))

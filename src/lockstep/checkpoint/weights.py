@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import re
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -58,18 +61,23 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
     try:
         with atomic_write(path) as temporary:
             write_sealed(tensors, temporary, metadata)
-    except (OSError, SafetensorError) as error:  # the latter is how safetensors reports what the system refused
+    except OSError as error:
         raise write_error(path, error) from error
 
 
 def write_sealed(tensors: dict[str, Tensor], path: Path, note: Mapping[str, str]) -> None:
-    """Write tensors on the CPU with a note that vouches for both; equal ones make equal files.
-
-    Raises:
-        OSError, SafetensorError: where the system refuses.
-    """
+    """Write tensors on the CPU with a note that vouches for both; equal ones make equal files. Raises OSError."""
     rest = {name: value for name, value in note.items() if name != _SEAL}
-    save_file(tensors, path, {**rest, _SEAL: _seal(tensors, rest)})
+    path.touch()
+    mode = path.stat().st_mode  # by the umask: safetensors would make a file that is for this user alone
+    try:
+        save_file(tensors, path, {**rest, _SEAL: _seal(tensors, rest)})
+    except SafetensorError as error:
+        refused = re.search(r"\(os error (\d+)\)", str(error))
+        if refused is None:
+            raise
+        raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
+    path.chmod(stat.S_IMODE(mode))
     _sort_metadata(path)
 
 

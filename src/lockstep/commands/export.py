@@ -85,7 +85,6 @@ def export(run: str | Path, chosen: Export) -> Path:
 
 def _write_weights(source: Path, path: Path, form: str) -> None:
     import torch
-    from safetensors import SafetensorError
 
     from lockstep.checkpoint import weights
 
@@ -97,7 +96,7 @@ def _write_weights(source: Path, path: Path, form: str) -> None:
                     torch.save(tensors, file)
             else:
                 weights.write_sealed(tensors, temporary, weights.note_of(source) | {"format": "pt"})
-    except (OSError, SafetensorError, RuntimeError) as error:  # how these libraries report what the system refused
+    except (OSError, RuntimeError) as error:  # how these libraries report what the system refused
         raise write_error(path, error) from error
 
 

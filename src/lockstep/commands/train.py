@@ -32,7 +32,9 @@ def main(args: list[str]) -> int:
     execution = over_slurm_nodes(config.execution)
     if launcher_ranks():
         return launched(run, config, "", execution=execution)
-    config.require_batch_for(process_count(execution) * execution.nnodes)
+    count = process_count(execution)
+    config.require_no_fewer(count)
+    config.require_batch_for(count * execution.nnodes)
     if execution.node_rank > 0:
         return launched(run, config, "", execution=execution)
     folder = claim_folder(config)

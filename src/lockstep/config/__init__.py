@@ -74,12 +74,16 @@ class Config(Settings):
         )
         nproc, nodes = self.execution.nproc, self.execution.nnodes
         if nproc != "auto":
-            require(
-                self.recovery.min_nproc <= nproc,
-                f"--min-nproc {self.recovery.min_nproc} is more than --nproc {nproc}",
-                "It is how few processes a restart may go down to.",
-            )
+            self.require_no_fewer(nproc)
             self.require_batch_for(nproc * nodes)
+
+    def require_no_fewer(self, processes: int) -> None:
+        """Raise UserError where so many processes on this machine are fewer than a restart may go down to."""
+        require(
+            self.recovery.min_nproc <= processes,
+            f"--min-nproc {self.recovery.min_nproc} is more than --nproc {processes}",
+            "It is how few processes a restart may go down to.",
+        )
 
     def require_batch_for(self, processes: int) -> None:
         """Raise UserError where some process would have no sample in a full batch, or no slice."""

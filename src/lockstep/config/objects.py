@@ -3,10 +3,38 @@
 import importlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.errors import UserError, unknown
+
+_T = TypeVar("_T")
+
+
+def without_exit(fn: Callable[..., _T], *args: Any) -> _T:
+    """What a call of code that may be the user's returns; where it ends the program, that is a UserError.
+
+    Exit code 0 would look to a scheduler as if the run were complete. What a signal raises passes through.
+    """
+    try:
+        return fn(*args)
+    except SystemExit as ended:
+        if _is_of_a_signal(ended):
+            raise
+        frames = traceback.extract_tb(ended.__traceback__)
+        place = next(frame for frame in reversed(frames) if not frame.filename.endswith("_sitebuiltins.py"))
+        raise UserError(
+            f"{place.filename}, line {place.lineno}: {place.line or place.name} ended the program, exit code "
+            f"{ended.code or 0}",
+            "What a run calls has to return or to raise an error: leave sys.exit() and exit() out of it.",
+        ) from ended
+
+
+def _is_of_a_signal(ended: SystemExit) -> bool:
+    """Whether a handler of lockstep.processes.signals raised it: as the shell has it, 128 and the signal's number."""
+    return isinstance(ended.code, int) and ended.code > 128
 
 
 def load_object(path: str, kind: str) -> Any:
@@ -30,6 +58,8 @@ def load_object(path: str, kind: str) -> Any:
     try:
         value: Any = importlib.import_module(module_name)
     except SystemExit as ended:
+        if _is_of_a_signal(ended):
+            raise
         raise UserError(
             f"--{kind} {path}: importing {module_name} ended the program, exit code {ended.code or 0}",
             'Let the module do so only where it is run: if __name__ == "__main__": ...',

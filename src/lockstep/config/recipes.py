@@ -129,9 +129,9 @@ def recipe(name: str) -> Config:
     if name in RECIPES:
         return RECIPES[name]()
     if ":" in name:
-        from lockstep.config.objects import load_object
+        from lockstep.config.objects import load_object, without_exit
 
-        made = load_object(name, "recipe")()
+        made = without_exit(load_object(name, "recipe"))
         if not isinstance(made, Config):
             raise UserError(f"recipe {name} returned a {type(made).__name__}", "A recipe returns a lockstep.Config.")
         return replace(made, recipe=name)

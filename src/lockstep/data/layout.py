@@ -90,7 +90,14 @@ def _is_hidden(name: str) -> bool:
 def class_names(folder: Path) -> tuple[str, ...]:
     """The class folders right below a folder, sorted. Raises UserError where there is none."""
     with _readable(folder):
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_hidden(entry.name))
+        entries = sorted((entry for entry in os.scandir(folder) if not _is_hidden(entry.name)), key=lambda e: e.name)
+        names = [entry.name for entry in entries if entry.is_dir()]
+    for entry in entries:
+        if entry.is_symlink() and not Path(entry.path).exists():
+            raise UserError(
+                f"{entry.path} is a link to nothing, and may have been a class",
+                "Mount or bring back what it pointed to, or remove the link.",
+            )
     if not names:
         raise UserError(f"{folder} holds no class folders", _LAYOUT)
     return tuple(names)
@@ -103,7 +110,7 @@ def scan(
     found: list[bytes] = []
     labels: list[int] = []
     inside = "" if follow_links else os.path.realpath(root)
-    others = Counter(f"folder {entry.name}" for entry in os.scandir(root) if entry.is_dir() and _is_hidden(entry.name))
+    others = Counter(filter(None, map(_beside_classes, os.scandir(root))))
     for label, name in enumerate(classes):
         _require_inside(root / name, inside)
         files = sorted(_images(root / name, "", inside, (), others))
@@ -119,6 +126,17 @@ def scan(
     left_out += f" and {len(others) - 5} more kinds" if len(others) > 5 else ""
     array = np.array(labels, np.int64)
     return FolderSet(root, classes, size, seed, resized_crop, paths, ends, array, left_out=left_out)
+
+
+def _beside_classes(entry: os.DirEntry[str]) -> str:
+    """What to call an entry beside the class folders that is left out, where somebody might miss it."""
+    if entry.is_dir():
+        return f"folder {entry.name}" if _is_hidden(entry.name) else ""
+    return f"{Path(entry.name).suffix.lower()} beside the classes" if _is_image(entry.name) else ""
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not _is_hidden(name)
 
 
 def image_files(folder: Path, follow_links: bool = False) -> list[str]:
@@ -143,7 +161,7 @@ def _images(folder: Path, prefix: str, inside: str, above: tuple[str, ...], othe
         entries = list(os.scandir(folder))
     for entry in entries:
         path = Path(entry.path)
-        image = entry.name.lower().endswith(EXTENSIONS) and not _is_hidden(entry.name)
+        image = _is_image(entry.name)
         with _readable(path):
             is_folder, is_file = entry.is_dir(), image and entry.is_file()
         if entry.is_symlink() and (is_folder or is_file):

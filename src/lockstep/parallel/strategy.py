@@ -57,7 +57,7 @@ def parallelize(
     """
     for what, name, kinds in (("strategy", strategy, Strategy), ("precision", precision, Precision)):
         if name not in (known := typing.get_args(kinds)):
-            raise unknown(what, name, known)
+            raise unknown(what, str(name), known)
     config = Config(
         precision=typing.cast(Precision, precision),
         model=ModelConfig(
@@ -66,7 +66,7 @@ def parallelize(
             activation_checkpointing=activation_checkpointing,
         ),
         execution=Execution(strategy=typing.cast(Strategy, strategy), device=typing.cast(Any, world.device.type)),
-        link=LinkConfig(compress),
+        link=LinkConfig(str(compress)),
     )
     before = len(local_batch_norms(model))
     wrapped = spread(model, world, config, gpus=devices)[0]

@@ -14,6 +14,7 @@ import psutil
 
 from lockstep.errors import UserError
 
+_MOST_THREADS_A_CORE = 16
 _OPEN_FILES, _OPEN_FILES_A_PEER = 48, 8  # 2 processes of digits take between 24 and 32, loader workers a few each
 GONE = "gone: no such process any more"
 CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -32,7 +33,16 @@ def cores() -> int:
 
 
 def threads_each(asked: int, local_size: int) -> int:
-    """CPU threads of each of so many processes on this host: --threads, or an equal part of the cores."""
+    """CPU threads of each of so many processes on this host: --threads, or an equal part of the cores.
+
+    Raises:
+        UserError: for so many that they only wait for each other: 257 on 2 cores took over a minute for 3 steps.
+    """
+    if asked > _MOST_THREADS_A_CORE * cores():
+        raise UserError(
+            f"--threads {asked} are too many for {cores()} core(s)",
+            f"Use {_MOST_THREADS_A_CORE * cores()} at most; 0 shares the cores out.",
+        )
     return asked or max(1, cores() // local_size)
 
 

@@ -206,6 +206,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
     )
+    notes += schedules.never_reached(optim, config.epochs)
     run = Run(model, train, val, step, ema, freezing, notes)
     run.enter(0)
     return run

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lockstep.config import Config, ModelConfig, Precision, Recovery
+from lockstep.config import Config, ModelConfig, OptimConfig, Precision, Recovery
 from lockstep.draws.keyed import Draws, NotPlanned
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import unwrap
@@ -31,12 +31,13 @@ def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def require_sound(sync: GradientSync, precision: str, skip: bool, unused: bool) -> None:
+def require_sound(sync: GradientSync, precision: str, skip: bool, unused: bool, clip_norm: float) -> None:
     """Raise UserError for a step whose settings don't go together, in the words of the command line."""
     Config(
         precision=typing.cast(Precision, precision),
         on_nonfinite="skip" if skip else "stop",
         model=ModelConfig(find_unused_parameters=unused),
+        optim=OptimConfig(clip_norm=clip_norm),
         link=sync.link,
         recovery=Recovery(checkpoint_every="0"),
     )

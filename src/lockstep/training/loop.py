@@ -78,7 +78,7 @@ def train_epoch(live: Session) -> None:
     Nothing in it waits for the device but log steps, checkpoints and comparisons.
     """
     run, state, beat = live.run, live.state, live.beat
-    window = Window(live.world, run, live.config.execution.log_every)
+    window = Window(live.world, run, live.config)
     # a --patch may put any function in the step's place
     with held(getattr(run.step, "draws", None)), ExitStack() as compilation:
 

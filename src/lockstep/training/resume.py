@@ -81,7 +81,7 @@ def load(run: Run, loaded: Loaded) -> State:
     saved = restore(loaded, run.model, optimizer, run.step.scaler, run.ema, keep=live)
     take_own(optimizer, run.train.world, run.step.sync.link.inner_state == "private")
     run.step.sync.restart()
-    return State.from_dict(saved["progress"])
+    return State.from_dict(saved["progress"], len(run.train))
 
 
 def to_assemble(config: Config, world: World, folder: Path) -> Config:

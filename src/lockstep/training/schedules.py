@@ -50,6 +50,17 @@ def factor(optim: OptimConfig, samples: int, samples_per_epoch: int, epochs: int
     return ramp * shape
 
 
+def never_reached(optim: OptimConfig, epochs: int) -> list[str]:
+    """Notes on what of a schedule lies beyond the end of a run of so many epochs, as of one that was cut short."""
+    notes = []
+    if optim.warmup_epochs >= epochs:
+        notes.append(f"note: --warmup-epochs {optim.warmup_epochs:g} of {epochs}: --lr is never reached")
+    late = [f"{epoch:g}" for epoch in optim.milestones if epoch >= epochs]
+    if optim.schedule == "multistep" and late:
+        notes.append(f"note: --milestones {','.join(late)}: there is no such drop in {epochs} epoch(s)")
+    return notes
+
+
 def _cosine(start: float, end: float, progress: float) -> float:
     """Half a cosine wave from start (at progress 0 and before) to end (at 1 and after)."""
     progress = min(max(progress, 0.0), 1.0)

@@ -175,4 +175,4 @@ class Session:
         broken = not all_finite(parameters, self.world.device)
         if any(self.world.gather(broken)) if is_sharded(self.run.model) else broken:
             step = self.state.steps - 1
-            raise NonFinite(step, f"the weights became non-finite at step {step + 1}")
+            raise NonFinite(step, f"the weights became non-finite at step {step + 1}", self.config)

@@ -39,12 +39,14 @@ class State:
         return {**asdict(self), "ledger": self.ledger.digest.hex()}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "State":
-        """The inverse of `to_dict`. Raises UserError for values that no run can have."""
+    def from_dict(cls, values: dict[str, Any], per_epoch: int) -> "State":
+        """The inverse of `to_dict`. Raises UserError for values that no run of `per_epoch` steps an epoch can have."""
         _require(isinstance(values, dict) and set(values) == {f.name for f in fields(cls)}, "its entries")
         for name in ("steps", "samples", "epochs", "best_step", "waited"):
             _require(_is_count(values[name]), name)
-        _require(max(values["best_step"], values["epochs"]) <= values["steps"], "best_step or epochs beyond steps")
+        _require(values["best_step"] <= values["steps"], "best_step beyond steps")
+        into = values["steps"] - values["epochs"] * per_epoch
+        _require(0 <= into <= per_epoch, "epochs that are not those of its steps")  # the last one may not be closed yet
         for name in ("best", "goal"):
             _require(values[name] is None or _is_finite(values[name]), name)
         skipped, ledger = values["skipped"], values["ledger"]

@@ -72,7 +72,7 @@ class TrainStep:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
-        checks.require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters)
+        checks.require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters, clip_norm)
         self.sync.bind(optimizer)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)

@@ -1,9 +1,11 @@
 """The numbers of the steps since the last log step: they stay on the device until somebody reads them."""
 
 import time
+from dataclasses import replace
 
 import torch
 
+from lockstep.config import Config
 from lockstep.errors import UserError
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
@@ -13,20 +15,27 @@ from lockstep.watch.records import Means
 class NonFinite(UserError):
     """A loss or a weight is no longer finite. All ranks raise it together."""
 
-    def __init__(self, step: int, message: str) -> None:
-        super().__init__(
-            message,
-            "Lower --lr, add --warmup-epochs or --clip-norm, use --precision fp32 or bf16, "
-            "or leave the batch out with --on-nonfinite rollback.",
-        )
+    def __init__(self, step: int, message: str, config: Config) -> None:
+        lower = {"fp16": ["use --precision bf16 or fp32"], "bf16": ["use --precision fp32"]}.get(config.precision, [])
+        ways = ["lower --lr", "add --warmup-epochs or --clip-norm", *lower, *_without_the_batch(config)]
+        super().__init__(message, f"{', '.join(ways[:-1]).capitalize()}, or {ways[-1]}.")
         self.step = step
+
+
+def _without_the_batch(config: Config) -> list[str]:
+    """The flag that leaves a batch out, where the run does not have it and may."""
+    try:
+        replace(config, on_nonfinite="rollback")
+    except UserError:
+        return []
+    return [] if config.on_nonfinite == "rollback" else ["leave the batch out with --on-nonfinite rollback"]
 
 
 class Window:
     """The steps since the last log step."""
 
-    def __init__(self, world: World, run: Run, every: int) -> None:
-        self.world, self.run, self.every = world, run, every
+    def __init__(self, world: World, run: Run, config: Config) -> None:
+        self.world, self.run, self.config = world, run, config
         self.restart()
 
     def restart(self) -> None:
@@ -38,7 +47,7 @@ class Window:
     @property
     def full(self) -> bool:
         """True on a log step."""
-        return len(self.batches) == self.every
+        return len(self.batches) == self.config.execution.log_every
 
     def add(self, step: int, samples: int, loss: torch.Tensor) -> None:
         """Note one step, the samples of its global batch, and this rank's summed loss."""
@@ -73,6 +82,7 @@ class Window:
                     step,
                     f"the loss became non-finite at step {step + 1} on rank(s) {', '.join(map(str, ranks))}, "
                     f"learning rate {lr:.3g}",
+                    self.config,
                 )
         samples = sum(n for _, n, _ in self.batches)
         seconds = time.perf_counter() - self.began

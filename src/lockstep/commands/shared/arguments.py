@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +204,8 @@ def start_training(config: Config, output: Path) -> subprocess.Popen[bytes]:
 
 def launched(fn: Callable[..., Any], *args: Any, **how: Any) -> int:
     """Run `fn` on the run's processes; returns the exit code: 128 and the signal where one stopped them."""
+    from lockstep.config.objects import without_exit
     from lockstep.processes.launcher import launch
 
-    stopped = max(value or 0 for value in launch(fn, *args, **how))
+    stopped = max(value or 0 for value in launch(partial(without_exit, fn), *args, **how))
     return 128 + stopped if stopped else 0
