@@ -2,14 +2,19 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.commands.forecast import measure
 from lockstep.commands.forecast.measure import Measured
 from lockstep.commands.forecast.model import (
     Curve,
@@ -300,6 +305,27 @@ def test_what_a_busy_machine_gives_is_marked_and_not_printed(
     told = found.to_dict()
     assert told["measured"][0]["others_cores"] == others
     assert [each["speedup"] for each in told["rows"]] == [1.0, None if shown[0] == "-" else pytest.approx(1 / four_s)]
+
+
+seconds_of_a_batch = st.sampled_from([0.0, 2**-7, 2**-3, 2.0])  # several are made in one go; sums are exact
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), seconds_of_a_batch), min_size=1, max_size=6))
+def test_a_loader_s_rate_is_the_images_it_gave_over_the_seconds_they_took(epoch: list[tuple[int, float]]) -> None:
+    made: list[tuple[int, float]] = []
+
+    def batches(number: int) -> Iterator[SimpleNamespace]:
+        for batch in [*epoch, (7, 2**-6)]:
+            made.append(batch)
+            yield SimpleNamespace(count=batch[0])
+
+    loader: Any = SimpleNamespace(epoch=batches)
+    clock = SimpleNamespace(perf_counter=lambda: 1000.0 + sum(seconds for _, seconds in made))
+    with mock.patch.object(measure, "time", clock):
+        rate = measure._rate(loader, measure._Clock(torch.device("cpu")))
+    images, seconds = map(sum, zip(*made[measure._WARM_UP :], strict=True))
+    assert rate == images / seconds
+    assert seconds >= measure._RATED_S
 
 
 def test_the_recipe_is_split_from_the_flags() -> None:
