@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery, Strategy
 from lockstep.errors import UserError
 from lockstep.processes.world import World
+from lockstep.training import summary
 from tests.journals import read
 from tests.parallel.test_sharded import blocks
 from tests.ranks import run_ranks
@@ -59,12 +61,20 @@ def same_run(folder: Path, whole: Path) -> None:
 def test_a_checkpoint_passes_between_strategies_and_numbers_of_processes(tmp_path: Path) -> None:
     whole, there, back, pieces = (str(tmp_path / name) for name in ("whole", "there", "back", "pieces"))
     run_ranks(all_of, 2, [(DDP, whole), (DDP, there, 6), (FSDP, back, 7), (STAGES, pieces, 4)], timeout=120)
-    run_ranks(all_of, 3, [(FSDP, there), (DDP, back, 11), (FSDP, pieces, 8)], timeout=120)
+    run_ranks(all_named, 3, [(FSDP, there), (DDP, back, 11), (FSDP, pieces, 8)], timeout=120)
     run_ranks(all_of, 2, [(FSDP, back), (STAGES, pieces)], timeout=120)
     for folder in (there, back, pieces):
         same_run(Path(folder), Path(whole))
-    resumed = [record["resumed_from"] for record in read(Path(back) / "journal.jsonl") if record["kind"] == "run"]
-    assert resumed == [0, 7, 11]
+    begun = [record for record in read(Path(back) / "journal.jsonl") if record["kind"] == "run"]
+    assert [record["resumed_from"] for record in begun] == [0, 7, 11]
+    assert [len(record["devices"]) for record in begun] == [2, 3, 2]
+    assert begun[1]["devices"] == ["device 0", "device 1", "device 2"]
+
+
+def all_named(world: World, jobs: list[tuple[Any, ...]]) -> list[int]:
+    """`all_of`, where each rank's device has another name."""
+    with mock.patch.object(summary, "device_name", return_value=f"device {world.rank}"):
+        return all_of(world, jobs)
 
 
 def test_passing_through_fsdp_changes_no_bit(tmp_path: Path) -> None:
