@@ -104,9 +104,12 @@ def test_the_flag_takes_one_file(args: list[str], message: str) -> None:
         take_file(args)
 
 
-def test_a_file_that_is_not_there_or_no_table(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_too_large_or_no_table(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such file"):
         read_values(str(tmp_path / "none.toml"))
+    (tmp_path / "huge.toml").write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(UserError, match=r"huge\.toml: 1,048,577 bytes are no config\n  Name another file"):
+        read_values(str(tmp_path / "huge.toml"))
     wrong: Any
     for wrong in ([], 3):
         (tmp_path / "x.json").write_text(json.dumps(wrong))

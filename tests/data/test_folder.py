@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import pickle
@@ -206,6 +207,39 @@ def test_a_truncated_or_foreign_file_is_named_with_its_sample(suffix: str, tmp_p
     path.unlink()
     with pytest.raises(UserError, match=r"\(sample 1\)"):
         train.read(np.array([1]), 0)
+
+
+def denied(path: Any, *_: Any) -> Any:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def test_a_picture_without_the_right_to_read_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folders(tmp_path)
+    train, _ = load_folders(tmp_path, 16, 0, resized_crop=False)
+    monkeypatch.setattr(Path, "read_bytes", denied)  # root may read everything
+    with pytest.raises(
+        UserError, match=rf"{train.path(1)} \(sample 1\) cannot be read as an image: .*Permission denied"
+    ):
+        train.read(np.array([1]))
+
+
+@pytest.mark.parametrize("closed", ["train", "val/bee"])
+def test_a_folder_without_the_right_to_list_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    write_folders(tmp_path)
+    folder, scandir = tmp_path / closed, os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (denied if Path(path) == folder else scandir)(path))
+    with pytest.raises(UserError, match=f"{folder} can't be read: Permission denied\n.* give this user the right"):
+        load_folders(tmp_path, 16, 0, resized_crop=False)
+
+
+def test_a_picture_that_goes_between_the_listing_and_the_first_step_is_named(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    train, _ = load_folders(tmp_path, 16, 0, resized_crop=False)
+    train.path(4).unlink()
+    with pytest.raises(UserError, match=rf"{train.path(4)} \(sample 4\): No such file or directory\n  Put it back"):
+        _ = train.fingerprint
 
 
 def test_the_fingerprint_follows_paths_sizes_and_classes(tmp_path: Path) -> None:

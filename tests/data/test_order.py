@@ -88,6 +88,13 @@ def test_drop_last() -> None:
         Order(3, 4, 0, drop_last=True)
 
 
+@pytest.mark.parametrize("batch", [7, 8, 2**63, 10**30])
+def test_a_batch_larger_than_the_set_is_the_whole_set(batch: int) -> None:
+    order = Order(7, batch, 0)
+    assert order.steps_per_epoch == 1
+    assert sorted(order.step(3, 0).tolist()) == list(range(7))
+
+
 def test_a_huge_epoch_starts_at_once() -> None:
     ids = Order(10**12, 256, 0).step(3, 10**9)  # would need terabytes if the epoch were laid out
     assert len(set(ids.tolist())) == 256
