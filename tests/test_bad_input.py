@@ -4,8 +4,10 @@ What is found before a worker starts is run in this process, which spares an imp
 workers or signals is the real command.
 """
 
+import errno
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -69,7 +71,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
     """The one message of a command that is refused."""
     with pytest.raises(SystemExit) as end:
-        cli.main(line.split())
+        cli.main(shlex.split(line))
     err = capsys.readouterr().err
     assert end.value.code == 2, err
     return checked(err)
@@ -92,6 +94,7 @@ REFUSED = [
     ("train mnits", ["unknown recipe 'mnits'", "mnist"]),
     ("train --nproc 2 mnits", ["unknown recipe 'mnits'", "mnist"]),
     ("train mnist cifar10", ["one recipe", "mnist cifar10"]),
+    ("train ''", ["train: the recipe is an empty text", "leave it out"]),
     ("train mine:no_recipe", ["mine:no_recipe", "lockstep.Config"]),
     ("train mine:nothing", ["mine", "nothing", "no_recipe"]),
     ("train --bacth-size 8", ["--bacth-size", "--batch-size"]),
@@ -135,6 +138,7 @@ REFUSED = [
     ("train --hang-timeout 1e-9", ["--hang-timeout 1e-09"]),
     ("train --threads 100000", ["--threads 100000"]),
     ("train --threads 4096 --nproc 1", ["--threads 4096 are too many for"]),
+    ("train --image-size 1000000", ["--image-size 1000000 is too large", "8,192 at most"]),
     ("train mnist --sync-every 2 --model-parallel 2", ["--sync-every 2", "--model-parallel 2"]),
 ]
 
@@ -204,11 +208,35 @@ def test_a_port_in_use(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (place / "run").exists()
 
 
-@pytest.mark.parametrize("folder", ["mine.py/run", "/proc/run", "/dev/null/run"])
+LONG_NAME, LONG_PATH = "x" * 300, "/".join(["deep"] * 1000)  # beyond 255 bytes of a name and 4,096 of a path
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        *("mine.py/run", "/proc/run", "/dev/null/run"),
+        pytest.param(LONG_NAME, id="long name"),
+        pytest.param(LONG_PATH, id="long path"),
+    ],
+)
 def test_a_folder_that_cannot_be_written(place: Path, capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    before = tree(place)
     message = refused(capsys, f"train --nproc 1 --out {folder}")
     assert f"the run folder {folder} can't be written" in message
     assert "--out" in message
+    assert tree(place) == before
+
+
+def test_a_disk_that_is_full_when_the_config_is_written(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    message = refused(capsys, "train --nproc 1 --fraction 0.05 --epochs 1 --out run")
+    assert "can't write run/config.json: No space left on device\n  Free some space there" in message
+    assert not (place / "run").exists()
 
 
 def test_a_folder_that_holds_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,6 +321,12 @@ def test_a_single_class_is_refused(place: Path, capsys: pytest.CaptureFixture[st
             shutil.rmtree(folder)
     message = refused(capsys, "train folder --nproc 1 --data-dir flowers --out run")
     assert "folder has a single class" in message
+    assert not (place / "run").exists()
+
+
+def test_a_huge_batch_that_the_set_does_not_fill(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, f"train --nproc 1 --batch-size {10**30} --drop-last --out run")
+    assert f"--drop-last leaves nothing: 1437 samples do not fill one batch of {10**30}\n  Use a smaller" in message
     assert not (place / "run").exists()
 
 
