@@ -138,12 +138,26 @@ REFUSED = [
     ("train --hang-timeout 1e-9", ["--hang-timeout 1e-09"]),
     ("train --threads 100000", ["--threads 100000"]),
     ("train --threads 4096 --nproc 1", ["--threads 4096 are too many for"]),
+    (f"train {'x' * 300}", ["can't be looked up: File name too long"]),
+    ("train ~nobody-here", ["~nobody-here can't be looked up"]),
+    (f"train folder --data-dir {'x' * 300}", ["File name too long"]),
+    ("train folder --nproc 1 --data-dir ~nobody-here/x", ["~nobody-here/x can't be looked up"]),
+    (f"train --nproc 1 --dataset table:{'x' * 300}", ["File name too long"]),
+    ("train --nproc 1 --dataset table:~nobody-here/x.csv", ["~nobody-here/x.csv can't be looked up"]),
+    (f"train --nproc 1 --init {'x' * 300}", ["File name too long"]),
+    (f"train --nproc 1 --resume {'x' * 300}", ["File name too long"]),
+    (f"eval {'x' * 300}", ["File name too long"]),
+    (f"train --nproc 1 --out {'a/' * 1500}b", ["can't be written"]),
+    (f"train --batch-size 1{'0' * 400} --scale-lr linear", ["--batch-size is too large"]),
+    (f"train --batch-size 1{'0' * 30} --balance equal", ["--batch-size is too large"]),
+    (f"train --epochs 1{'0' * 400}", ["--epochs is too large"]),
+    (f"train --checkpoint-every {'9' * 400}steps", ["not a number of steps"]),
     ("train --image-size 1000000", ["--image-size 1000000 is too large", "8,192 at most"]),
     ("train mnist --sync-every 2 --model-parallel 2", ["--sync-every 2", "--model-parallel 2"]),
 ]
 
 
-@pytest.mark.parametrize(("line", "parts"), REFUSED, ids=lambda value: str(value) if isinstance(value, str) else "")
+@pytest.mark.parametrize(("line", "parts"), REFUSED, ids=lambda value: value[:60] if isinstance(value, str) else "")
 def test_refused_before_anything_starts(
     place: Path, capsys: pytest.CaptureFixture[str], line: str, parts: list[str]
 ) -> None:

@@ -3,6 +3,7 @@ import io
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lockstep.config import DataConfig
 from lockstep.data import decoding
 from lockstep.data.decoding import decode
 from lockstep.data.folder import EXTENSIONS, FolderSet, centre_crop, crop_box
-from lockstep.data.layout import load_folders
+from lockstep.data.layout import load_folders, load_undivided
 from lockstep.data.sources import load
 from lockstep.errors import UserError
 from lockstep.processes.world import World
@@ -299,6 +300,18 @@ def test_what_is_no_image_file_of_the_folder_is_named(tmp_path: Path, kind: str)
     if kind == "outside":
         train, _ = load_folders(tmp_path / "set", 8, 0, resized_crop=False, follow_links=True)
         assert len(train) == 2
+
+
+@pytest.mark.parametrize("take", [load_folders, load_undivided])
+def test_a_set_behind_a_closed_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[..., object]
+) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", closed)
+    with pytest.raises(UserError, match=r"can't be read: Permission denied"):
+        take(tmp_path, 8, 0, resized_crop=False)
 
 
 def test_what_lies_beside_the_classes_is_told(tmp_path: Path) -> None:

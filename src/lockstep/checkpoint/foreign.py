@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lockstep.checkpoint.weights import bare, first, fit, note_of, read, state_tensors
 from lockstep.errors import UserError, reason
 from lockstep.parallel.strategy import unwrap
+from lockstep.processes.files import named
 
 _NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put the weights among other things
 _OF_A_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
@@ -128,7 +129,7 @@ def _adapted(
 
 def _inside(path: Path) -> Path:
     """The file itself, or the file of weights in a folder. Raises UserError where that has none, or several."""
-    if not path.is_dir():
+    if not named(str(path)).is_dir():
         return path
     for name in _OF_A_FOLDER:
         if (path / name).is_file():

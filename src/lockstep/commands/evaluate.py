@@ -11,6 +11,7 @@ from lockstep.config.evaluation import Evaluation
 from lockstep.config.fields import require
 from lockstep.config.flags import split_arguments
 from lockstep.errors import UserError
+from lockstep.processes.files import named
 from lockstep.processes.output import status
 
 
@@ -31,7 +32,7 @@ def main(args: list[str]) -> int:
     from lockstep.training.by_class import require_ending
     from lockstep.training.folder import evaluate_run, read_config, require_trusted
 
-    alone = Path(run_folder).is_file()  # weights, or a program, which are enough for other data
+    alone = named(run_folder).is_file()  # weights, or a program, which are enough for other data
     config = Config() if alone else read_config(run_folder)
     default = Evaluation(execution=dataclasses.replace(Execution(), data_dir=config.execution.data_dir))
     chosen: Evaluation = parse(Evaluation, default, rest, *how)

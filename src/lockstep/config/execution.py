@@ -137,7 +137,7 @@ class Interval:
         """From `500steps`, `1epoch`, `10min` or `0`."""
         if text.strip() in ("0", "never"):
             return cls(0, "steps")
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*", text)
+        found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*", text)
         count = float(found[1]) if found else 0.0
         if found is None or count <= 0 or (found[2] != "min" and count != int(count)):
             raise UserError(

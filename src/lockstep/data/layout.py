@@ -28,9 +28,9 @@ def load_folders(
         UserError: for a missing or empty folder, classes that differ, and what is no readable image file or folder.
     """
     train_root = root / "train"
-    val_root = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "val")
+    val_root = next((root / name for name in ("val", "test") if _is_folder(root / name)), root / "val")
     for folder in (train_root, val_root):
-        if not folder.is_dir():
+        if not _is_folder(folder):
             split = f"{_LAYOUT[:-1]}, {_SPLIT}." if _holds_folders(root) else _LAYOUT
             raise UserError(f"there is no folder {folder}", f"{split} Name the folder above with --data-dir DIR.")
     classes, val_classes = class_names(train_root), class_names(val_root)
@@ -55,7 +55,7 @@ def load_undivided(root: Path, size: int, seed: int, resized_crop: bool, follow_
     Raises:
         UserError: where there is a `root/val`, and for whatever `load_folders` refuses.
     """
-    if not root.is_dir():
+    if not _is_folder(root):
         raise UserError(f"there is no folder {root}", "Name the folder of the classes with --data-dir DIR.")
     parts = [name for name in ("train", "val", "test") if _holds_folders(root / name)]
     if "train" in parts and "val" in parts:
@@ -77,10 +77,16 @@ def part_of(root: Path) -> Path:
 
 def _holds_folders(folder: Path) -> bool:
     """True for a folder with others in it, as that of a part has them, and a class called `train` mostly not."""
-    if not folder.is_dir():
+    if not _is_folder(folder):
         return False
     with _readable(folder):
         return any(entry.is_dir() and not _is_hidden(entry.name) for entry in list(os.scandir(folder)))
+
+
+def _is_folder(path: Path) -> bool:
+    """Raises UserError where the way there is closed to this user: it may be one."""
+    with _readable(path):
+        return path.is_dir()
 
 
 def _is_hidden(name: str) -> bool:

@@ -14,6 +14,7 @@ from lockstep.data.named import is_code, kind_of
 from lockstep.data.official import DIGITS, DIGITS_ROOT, OFFICIAL, load_official
 from lockstep.data.user import made_by, user_sets
 from lockstep.errors import UserError, unknown
+from lockstep.processes.files import named
 from lockstep.processes.world import World
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ DATASETS = (*OFFICIAL, "folder")  # by their bare names; those of named.KINDS ha
 
 def resolve_data_dir(flag: str) -> Path:
     """The data folder: the flag's, else the environment's LOCKSTEP_DATA, else ./data. Absolute, and not created."""
-    return Path(flag or os.environ.get("LOCKSTEP_DATA") or "data").expanduser().absolute()
+    return named(flag or os.environ.get("LOCKSTEP_DATA") or "data").absolute()
 
 
 def load(data: DataConfig, data_dir: Path, seed: int, world: World, given: Any = None) -> tuple[ImageSet, ImageSet]:

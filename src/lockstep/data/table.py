@@ -13,6 +13,7 @@ from lockstep.data.label_sets import numbered
 from lockstep.data.named import parse
 from lockstep.data.rows import COLUMNS, Row, read_rows, shown
 from lockstep.errors import UserError
+from lockstep.processes.files import named
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -104,7 +105,7 @@ def _classes(file: Path, trained: list[Row], held: list[Row], separator: str) ->
 
 def _found(name: str, data_dir: Path) -> Path:
     """The table's file: by its path from here, else from the data folder."""
-    here = Path(name).expanduser()
+    here = named(name)
     found = next((path for path in (here, data_dir / here) if path.is_file()), None)
     if found is None:
         raise UserError(

@@ -28,6 +28,17 @@ _REMEDIES = {
 }
 
 
+def named(text: str) -> Path:
+    """The path that a user wrote, which may not exist; ~ is a home. Raises UserError where it can't be looked up."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()  # raises for a name that is too long, and behind a folder that is closed to this user
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user's home
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{text} can't be looked up: {reason}", "Is it the path that was meant?") from error
+    return path
+
+
 def fsync(path: Path) -> None:
     """Have the system put a file's or folder's content on the device before this returns."""
     descriptor = os.open(path, os.O_RDONLY)

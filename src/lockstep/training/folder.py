@@ -90,7 +90,7 @@ def claim_folder(config: Config) -> Path:
                 "Name another folder with --out, remove that one, or leave --resume out to go on with it.",
             )
         (folder / "weights").mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in its name
+    except (OSError, ValueError, RecursionError) as error:  # of a zero byte in its name, and of a thousand folders
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"the run folder {folder} can't be written: {reason}", "Name another folder with --out."

@@ -14,7 +14,7 @@ from lockstep.config.plain import diff_configs
 from lockstep.errors import PeerError, UserError
 from lockstep.parallel.local import take_own
 from lockstep.parallel.repeatable import rounding
-from lockstep.processes.files import atomic_write
+from lockstep.processes.files import atomic_write, named
 from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 from lockstep.training.state import State, require_whole
@@ -119,7 +119,7 @@ def _find(config: Config, folder: Path) -> Loaded | None:
                 f"{folder} holds a complete run and no checkpoint to go on from", "Name another folder with --out."
             )
         return None
-    source = Path(config.recovery.resume)
+    source = named(config.recovery.resume)
     if (source / "manifest.json").exists():
         source = source.resolve()
         number = source.name.rpartition("-")[2]  # of any folder: what is in it has to say the same step

@@ -18,6 +18,7 @@ from lockstep.config.recipes import RECIPES, recipe
 from lockstep.config.toml import applied, read_values, take_file
 from lockstep.errors import UserError
 from lockstep.processes.failures import WorkerFailed
+from lockstep.processes.files import named
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
@@ -144,7 +145,7 @@ def _refuse_what_is_no_recipe(command: str, name: str) -> None:
     """Raise UserError for a network, a folder or a file where a recipe stands, which says how that is meant."""
     if name in RECIPES or ":" in name:
         return
-    path = Path(name).expanduser()
+    path = named(name)
     if (path / "config.json").is_file():
         remedy = f"Go on with it: `lockstep {command} --config {name}/config.json --out {name}`."
         raise UserError(f"{name} is a run folder, not a recipe", remedy)
