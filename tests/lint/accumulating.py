@@ -157,7 +157,7 @@ class M(L.LightningModule):
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
         self.manual_backward(loss)
-        if (batch_idx + 1) % self.k == 0:
+        if (batch_idx + 1) % self.k == 0 or self.trainer.is_last_batch:
             opt = self.optimizers(); opt.step(); opt.zero_grad()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)

@@ -7,8 +7,16 @@ import pytest
 from tests.lint.adjusting import ADJUSTING, SHORT, START
 from tests.lint.drawing import DRAWING, DRAWN
 from tests.lint.shapes import BEFORE
+from tests.lint.styles import STYLES
 from tests.lint.test_rules import codes_in
 from tests.lint.wrapping import PLAIN, WRAPPED, WRAPPING
+
+IMPORTS = """\
+import glob, itertools
+import dataclasses
+from dataclasses import dataclass
+from torchvision import datasets, models, transforms
+"""
 
 
 @pytest.mark.parametrize(
@@ -36,3 +44,11 @@ def test_wrapped_models(code: str, wrong: dict[str, str], right: dict[str, str],
         for name, value in {**PLAIN, **parts}.items():
             text = text.replace(name, value)
         assert codes_in(BEFORE + text, tmp_path) == codes
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "wrong", "right"), [each[1:] for each in STYLES], ids=[each[0] for each in STYLES]
+)
+def test_styles(code: str, text: str, wrong: str, right: str, tmp_path: Path) -> None:
+    assert codes_in(BEFORE + IMPORTS + text.replace("@@", wrong), tmp_path) == [code]
+    assert codes_in(BEFORE + IMPORTS + text.replace("@@", right), tmp_path) == []

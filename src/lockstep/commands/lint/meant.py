@@ -1,6 +1,7 @@
 """Names that a process's number, or the number of processes, goes by, whatever they are called.
 
-The process group says it: what it is given as rank, what spawn hands its function first, what it starts as many of.
+The process group says it: what it is given as rank, what it returns, what spawn hands its function first, what it
+starts as many of. What a name means, the parameters mean that all callers in the file give it for.
 """
 
 import ast
@@ -11,11 +12,15 @@ from lockstep.commands.lint.tree import text_of, walk
 
 _TAKERS = ("init_process_group", "DistributedSampler")
 _GIVEN = {"rank": "rank", "world_size": "world", "num_replicas": "world"}
+_TOLD = {"get_rank": "rank", "get_world_size": "world"}
+_FAR = 3  # calls that a number is handed on by
 
 
 def mark(source: Source) -> Source:
     """Note at each such name in a file what it stands for: "rank" or "world", in its `meant`."""
-    for node in source.of(ast.Call) if "rank" in source.text or "spawn" in source.text else ():
+    if not any(word in source.text for word in ("rank", "spawn", "world")):
+        return source
+    for node in source.of(ast.Call):
         name = _called(node)
         if name in _TAKERS:
             for keyword in node.keywords:
@@ -25,6 +30,11 @@ def mark(source: Source) -> Source:
             _spawned(source, node)
         elif name == "Process":
             _started(source, node)
+        elif name in _TOLD:
+            _kept(source, node)
+    for _ in range(_FAR):
+        if not _handed_on(source):
+            break
     return source
 
 
@@ -51,6 +61,44 @@ def _note_all(function: Function, name: str, meaning: str) -> None:
     for node in walk(function):
         if isinstance(node, ast.Name) and node.id == name:
             node.__dict__["meant"] = meaning
+
+
+def _kept(source: Source, call: ast.Call) -> None:
+    """`n = dist.get_world_size()`, `self.n = dist.get_world_size()`, also in a tuple; bound once alone."""
+    parent, place = source.parents[call], call
+    if isinstance(parent, ast.Tuple):
+        place, parent = parent, source.parents[parent]
+    target = parent.targets[0] if isinstance(parent, ast.Assign) and parent.value is place else None
+    if isinstance(place, ast.Tuple) and isinstance(target, ast.Tuple) and len(target.elts) == len(place.elts):
+        target = target.elts[place.elts.index(call)]
+    if isinstance(target, ast.Name):
+        _note(source, target, _TOLD[_called(call)])
+    elif isinstance(target, ast.Attribute) and len(source.attributes.get(text := text_of(target), [])) == 1:
+        for node in source.of(ast.Attribute):
+            if node.attr == target.attr and text_of(node) == text:
+                node.__dict__["meant"] = _TOLD[_called(call)]
+
+
+def _handed_on(source: Source) -> bool:
+    """Note the parameters of plain functions that all calls in the file give one meaning; whether one is new."""
+    found: dict[tuple[Function, str], set[str]] = {}
+    for call in source.of(ast.Call):
+        function = _function(source, call.func) if isinstance(call.func, ast.Name) else None
+        for place, name in enumerate(parameters(function)) if function is not None else ():
+            given = _arguments(call, place, name.arg)
+            said = _TOLD.get(_called(given), "") if isinstance(given, ast.Call) else ""
+            meaning = given.__dict__.get("meant", said) if given is not None else ""
+            found.setdefault((function, name.arg), set()).add(meaning)
+    new = [(*key, *meanings) for key, meanings in found.items() if len(meanings) == 1 and "" not in meanings]
+    new = [each for each in new if len(source.names[each[0]][each[1]]) == 1 and not _noted(*each)]
+    for function, name, meaning in new:
+        _note_all(function, name, meaning)
+    return bool(new)
+
+
+def _noted(function: Function, name: str, meaning: str) -> bool:
+    nodes = (each for each in walk(function) if isinstance(each, ast.Name) and each.id == name)
+    return all(each.__dict__.get("meant") == meaning for each in nodes)
 
 
 def _function(source: Source, node: ast.expr | None) -> Function | None:

@@ -25,6 +25,7 @@ from lockstep.commands.lint.rules import preparing as preparing
 from lockstep.commands.lint.rules import rates as rates
 from lockstep.commands.lint.rules import reading as reading
 from lockstep.commands.lint.rules import reducing as reducing
+from lockstep.commands.lint.rules import remainders as remainders
 from lockstep.commands.lint.rules import resuming as resuming
 from lockstep.commands.lint.rules import saving as saving
 from lockstep.commands.lint.rules import scaling as scaling

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.commands.lint.around import above, statement_of
+from lockstep.commands.lint.around import above
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.depends import entering
 from lockstep.commands.lint.origins import origins
@@ -13,7 +13,7 @@ from lockstep.commands.lint.program import Program, bindings, last_name, remembe
 from lockstep.commands.lint.roles import optimizers
 from lockstep.commands.lint.rules.by_ignite import engine_step
 from lockstep.commands.lint.several import library
-from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.source import Binding, Function, Loop
 from lockstep.commands.lint.tree import text_of, walk
 
 _Pass = Loop | Function
@@ -48,7 +48,7 @@ def _accumulations(program: Program) -> Iterator[Accumulation]:
         updates = [each for each in nodes if updates_weights(program, each)]
         for node in nodes if own and updates else []:
             meant = _meant(program, node.test) if isinstance(node, ast.If) else []
-            every = _every(program, meant) if meant else None
+            every = _every(program, meant, within) if meant else None
             if every is None or not isinstance(node, ast.If):
                 continue
             gated = _gated(program, node)
@@ -131,41 +131,43 @@ def _meant(program: Program, test: ast.AST, depth: int = 0) -> list[ast.AST]:
     return found
 
 
-def _every(program: Program, meant: list[ast.AST]) -> ast.expr | None:
-    """k, where a condition holds `i % k`, or compares a counter with k that is set to nothing there."""
+def _every(program: Program, meant: list[ast.AST], within: set[ast.AST]) -> ast.expr | None:
+    """k, where a condition holds `i % k`, or compares a counter with k that a pass sets to nothing, or one from k."""
     nodes = [each for part in meant for each in walk(part)]
     for each in nodes:
         if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
             return each.right
     for each in nodes:
         match each:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.Gt()], comparators=[ast.Constant(value=0)]):
+                if (whole := _counter(program, left, within, ast.Sub)) is not None:
+                    return whole
             case ast.Compare(left=left, ops=[ast.Eq() | ast.GtE()], comparators=[right]):
-                if "accum" in text_of(right).lower() or _counter(program, left):
+                if "accum" in text_of(right).lower() or _counter(program, left, within, ast.Add):
                     return right
             case ast.Compare(left=left, ops=[ast.Lt() | ast.NotEq()], comparators=[right]):
-                if _counter(program, left):
+                if _counter(program, left, within, ast.Add):
                     return right
     return None
 
 
-def _counter(program: Program, node: ast.expr) -> bool:
-    """A number that is counted up by one, and set to nothing within a condition or a loop."""
-    source = program.owner[node]
-    match node:
-        case ast.Name(id=name):
-            known = bindings(program, node, name)
-        case ast.Attribute():
-            known = source.attributes.get(text_of(node), [])
-        case _:
-            return False
+def _counter(program: Program, node: ast.expr, within: set[ast.AST], way: type[ast.operator]) -> ast.expr | None:
+    """What the passes set a number back to that they count up by one, or down: up to k from 0, down to 0 from k."""
+    known = bound(program, node)
     counted = any(
-        each.kind == "aug" and isinstance(each.value, ast.Constant) and each.value.value == 1 for each in known
-    )
-    emptied = any(
-        isinstance(each.value, ast.Constant)
-        and each.value.value == 0
-        and any(isinstance(outer, ast.If) for outer in above(source, statement_of(source, each.node)))
+        isinstance(each.node, ast.AugAssign) and isinstance(each.node.op, way) and text_of(each.node.value) == "1"
         for each in known
-        if each.kind == "value"
     )
-    return counted and emptied
+    for each in known if counted else []:
+        if each.kind == "value" and each.node in within and isinstance(each.value, ast.expr):
+            nothing = isinstance(each.value, ast.Constant) and each.value.value == 0
+            if nothing is (way is ast.Add) and not isinstance(each.value, ast.BinOp):
+                return each.value
+    return None
+
+
+def bound(program: Program, node: ast.AST) -> list[Binding]:
+    """What a name, or an attribute as it is written, is bound to."""
+    if isinstance(node, ast.Name):
+        return bindings(program, node, node.id)
+    return program.owner[node].attributes.get(text_of(node), []) if isinstance(node, ast.Attribute) else []

@@ -1,0 +1,511 @@
+"""Faults in the styles that people write, and their innocent twins: (name, code, program with @@, wrong, right)."""
+
+STYLES: list[tuple[str, str, str, str, str]] = []
+
+
+def add(name: str, code: str, text: str, wrong: str, right: str) -> None:
+    STYLES.append((name, code, text, wrong, right))
+
+
+add(
+    "continue-lt",
+    "LS202",
+    """
+def train(model, loader, opt, k):
+    n = 0
+    for epoch in range(3):
+        n = 0
+        opt.zero_grad()
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y) / k
+            loss.backward()
+            n += 1
+            if n < k:
+                continue
+            opt.step(); opt.zero_grad()
+            n = 0
+        @@
+def main():
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, DataLoader(make(100), batch_size=8, shuffle=True), opt, 4)
+main()
+""",
+    "pass",
+    "if n > 0: opt.step()",
+)
+add(
+    "lightning-manual",
+    "LS202",
+    """
+import lightning as L
+class Lit(L.LightningModule):
+    def __init__(self, accum=4):
+        super().__init__()
+        self.automatic_optimization = False
+        self.accum = accum; self.net = Net()
+    def training_step(self, batch, batch_idx):
+        opt = self.optimizers()
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y) / self.accum
+        self.manual_backward(loss)
+        if (batch_idx + 1) % self.accum == 0@@:
+            opt.step(); opt.zero_grad()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+trainer = L.Trainer(max_epochs=3)
+trainer.fit(Lit(), DataLoader(make(100), batch_size=8, shuffle=True))
+""",
+    "",
+    " or self.trainer.is_last_batch",
+)
+add(
+    "lightning-manual-hook",
+    "LS202",
+    """
+import lightning as L
+class Lit(L.LightningModule):
+    def __init__(self, accum=4):
+        super().__init__()
+        self.automatic_optimization = False
+        self.accum = accum; self.net = Net()
+    def training_step(self, batch, batch_idx):
+        opt = self.optimizers()
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.manual_backward(loss / self.accum)
+        if (batch_idx + 1) % self.accum:
+            return
+        opt.step(); opt.zero_grad()
+    def on_train_epoch_end(self):
+        @@
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+trainer = L.Trainer(max_epochs=3)
+trainer.fit(Lit(), DataLoader(make(100), batch_size=8, shuffle=True))
+""",
+    "self.log('a', 1.0)",
+    "opt = self.optimizers(); opt.step(); opt.zero_grad()",
+)
+add(
+    "divmod",
+    "LS202",
+    """
+@dataclass
+class Config:
+    accum: int = 8
+    epochs: int = 3
+class Trainer:
+    def __init__(self, cfg, model, loader):
+        self.cfg = cfg; self.model = model; self.loader = loader
+        self.opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    def run_epoch(self):
+        self.model.train()
+        for step, (x, y) in enumerate(self.loader, start=1):
+            loss = F.cross_entropy(self.model(x), y)
+            (loss / self.cfg.accum).backward()
+            if @@step % self.cfg.accum:
+                continue
+            self.opt.step()
+            self.opt.zero_grad(set_to_none=True)
+    def run(self):
+        for _ in range(self.cfg.epochs):
+            self.run_epoch()
+Trainer(Config(), Net(), DataLoader(make(100), batch_size=8, shuffle=True)).run()
+""",
+    "",
+    "step != len(self.loader) and ",
+)
+add(
+    "countdown",
+    "LS202",
+    """
+def main(k=4):
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(make(100), batch_size=8, shuffle=True@@)
+    for epoch in range(3):
+        left = k
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y) / k
+            loss.backward()
+            left -= 1
+            if left == 0:
+                opt.step(); opt.zero_grad()
+                left = k
+        if epoch == 0: print(epoch)
+        @@@
+main()
+""".replace("@@@", "@@").replace("shuffle=True@@", "shuffle=True"),
+    "pass",
+    "if left < k: opt.step(); opt.zero_grad()",
+)
+add(
+    "micro-list",
+    "LS202",
+    """
+def main(k=4):
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(make(100), batch_size=8, shuffle=True)
+    for epoch in range(3):
+        pending = []
+        for batch in loader:
+            pending.append(batch)
+            if len(pending) == k:
+                for x, y in pending:
+                    (F.cross_entropy(model(x), y) / len(pending)).backward()
+                opt.step(); opt.zero_grad()
+                pending = []
+        @@
+main()
+""",
+    "print(epoch)",
+    """if pending:
+            for x, y in pending:
+                (F.cross_entropy(model(x), y) / len(pending)).backward()
+            opt.step(); opt.zero_grad()""",
+)
+add(
+    "attr-counter",
+    "LS202",
+    """
+class Engine:
+    def __init__(self, model, accum):
+        self.model = model; self.accum = accum; self.n = 0
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step(self, batch):
+        x, y = batch
+        loss = F.cross_entropy(self.model(x), y) / self.accum
+        loss.backward()
+        self.n += 1
+        if self.n < self.accum:
+            return
+        self.flush()
+    def flush(self):
+        self.optimizer.step(); self.optimizer.zero_grad(); self.n = 0
+    def epoch(self, loader):
+        self.n = 0
+        for batch in loader:
+            self.step(batch)
+        @@
+e = Engine(Net(), 4)
+loader = DataLoader(make(100), batch_size=8, shuffle=True)
+for epoch in range(3):
+    e.epoch(loader)
+""",
+    "pass",
+    "self.flush()",
+)
+add(
+    "ddp-dict-sum",
+    "LS203",
+    """
+def main():
+    dist.init_process_group("gloo")
+    data = make(1000)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        stats = {"loss": 0.0, "n": 0}
+        for x, y in loader:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(); opt.step()
+            stats["loss"] += loss.item()@@
+        t = torch.tensor([stats["loss"], stats["n"]])
+        dist.all_reduce(t)
+        print("loss", (t[0] / t[1]).item())
+    dist.destroy_process_group()
+main()
+""",
+    '; stats["n"] += 1',
+    ' * len(y); stats["n"] += len(y)',
+)
+add(
+    "object-attr",
+    "LS204",
+    """
+class State:
+    def __init__(self):
+        self.total = 0.0; self.count = 0
+class Trainer:
+    def __init__(self, loader, model):
+        self.loader = loader; self.model = model; self.state = State()
+        self.opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    def epoch(self, epoch):
+        self.loader.sampler.set_epoch(epoch)
+        self.state = State()
+        for x, y in self.loader:
+            self.opt.zero_grad()
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward(); self.opt.step()
+            self.state.total += loss.item() * len(y)
+            self.state.count += len(y)
+        @@
+    def report(self, epoch):
+        if dist.get_rank() == 0:
+            print("epoch", epoch, "loss", self.state.total / self.state.count)
+def main():
+    dist.init_process_group("gloo")
+    data = make(1000)
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    t = Trainer(loader, DDP(Net()))
+    for epoch in range(3):
+        t.epoch(epoch); t.report(epoch)
+    dist.destroy_process_group()
+main()
+""",
+    "pass",
+    "s = self.state; t = torch.tensor([s.total, s.count]); dist.all_reduce(t); s.total, s.count = t.tolist()",
+)
+S = """
+def main():
+    dist.init_process_group("gloo")
+    sets = {"train": make(1000), "val": make(200)}
+    BUILD
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    for epoch in range(3):
+        loaders["train"].sampler.set_epoch(epoch)
+        for x, y in loaders["train"]:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+    dist.destroy_process_group()
+main()
+"""
+add(
+    "kwargs-sampler",
+    "LS102",
+    S.replace(
+        "BUILD",
+        """common = dict(batch_size=8, sampler=DistributedSampler(sets["train"]), num_workers=2)
+    loaders = {"train": DataLoader(sets["train"], **common), "val": DataLoader(sets["val"], @@)}""",
+    ),
+    "**common",
+    '**{**common, "sampler": DistributedSampler(sets["val"])}',
+)
+D = """
+def main():
+    dist.init_process_group("gloo")
+    tf = transforms.ToTensor()
+    train, val = datasets.CIFAR10("d", train=True, transform=tf), datasets.CIFAR10("d", train=False, transform=tf)
+    sampler = DistributedSampler(train)
+    share = Subset(val, range(dist.get_rank(), len(val), dist.get_world_size()))
+    loader = DataLoader(train, batch_size=8, sampler=sampler)
+    val_loader = DataLoader(share, batch_size=8)
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        model.eval()
+BODY
+    dist.destroy_process_group()
+main()
+"""
+M = """
+def main():
+    tf = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,), (0.5,))])
+    data = datasets.MNIST("d", train=True, transform=tf)
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            @@
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+main()
+"""
+add("loop-255", "LS111", M, "x = x.float() / 255", "x = x.float()")
+add("loop-05", "LS111", M, "x = (x - 0.5) / 0.5", "x = x.flatten(1)")
+R = """
+def build(cfg, n):
+    model = DDP(Net())
+    BODY
+    return model, opt
+def main(cfg):
+    dist.init_process_group("gloo")
+    n = dist.get_world_size()
+    data = make(1000); sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=@@, sampler=sampler)
+    model, opt = build(cfg, n)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+    dist.destroy_process_group()
+CALL
+"""
+CFG = """
+@dataclass
+class Config:
+    lr: float = 0.1
+    batch: int = 256
+"""
+add(
+    "fn-config-n",
+    "LS209",
+    CFG
+    + R.replace("BODY", "opt = torch.optim.SGD(model.parameters(), lr=cfg.lr * n)").replace("CALL", "main(Config())"),
+    "cfg.batch // n",
+    "cfg.batch",
+)
+add(
+    "fn-set-config",
+    "LS209",
+    CFG
+    + """
+def scale(cfg, n):
+    cfg.lr = cfg.lr * n
+"""
+    + R.replace("BODY", "opt = torch.optim.SGD(model.parameters(), lr=cfg.lr)")
+    .replace("model, opt = build", "scale(cfg, n)\n    model, opt = build")
+    .replace("CALL", "main(Config())"),
+    "cfg.batch // n",
+    "cfg.batch",
+)
+add(
+    "fn-set-config-aug-both",
+    "LS209",
+    CFG
+    + """
+def scale(cfg, n):
+    cfg.lr *= n
+    @@
+"""
+    + R.replace("@@", "cfg.batch")
+    .replace("BODY", "opt = torch.optim.SGD(model.parameters(), lr=cfg.lr)")
+    .replace("model, opt = build", "model, opt = build")
+    .replace("data = make", "scale(cfg, n); data = make")
+    .replace("CALL", "main(Config())"),
+    "cfg.batch //= n",
+    "pass",
+)
+add(
+    "twice-mult",
+    "LS209",
+    CFG
+    + R.replace("@@", "cfg.batch")
+    .replace("BODY", "cfg.lr = cfg.lr * n\n    opt = torch.optim.SGD(model.parameters(), lr=cfg.lr@@)")
+    .replace("CALL", "main(Config())"),
+    " * n",
+    "",
+)
+add(
+    "linear-256",
+    "LS209",
+    CFG
+    + R.replace("BODY", "opt = torch.optim.SGD(model.parameters(), lr=cfg.lr * cfg.batch * n / 256)").replace(
+        "CALL", "main(Config())"
+    ),
+    "cfg.batch // n",
+    "cfg.batch",
+)
+add(
+    "ns-fn",
+    "LS208",
+    """
+def get_args():
+    p = argparse.ArgumentParser()
+    p.add_argument("--lr", type=float, default=0.1)
+    p.add_argument("--batch_size", type=int, default=64)
+    return p.parse_args()
+"""
+    + R.replace("BODY", "opt = torch.optim.SGD(model.parameters(), lr=cfg.lr)").replace("CALL", "main(get_args())"),
+    "cfg.batch_size",
+    "cfg.batch_size // n",
+)
+add(
+    "best-dict",
+    "LS205",
+    D.replace(
+        "BODY",
+        """
+        right = seen = 0
+        with torch.no_grad():
+            for x, y in val_loader:
+                right += (model(x).argmax(1) == y).sum().item(); seen += len(y)
+        own = right / seen
+        t = torch.tensor([right, seen]); dist.all_reduce(t)
+        history.append(t[0].item() / t[1].item())
+        if @@ > best["acc"]:
+            best["acc"] = history[-1]
+            if dist.get_rank() == 0: torch.save(model.module.state_dict(), "b.pt")
+""",
+    ).replace("for epoch in", "history = []; best = {'acc': 0}\n    for epoch in"),
+    "own",
+    "history[-1]",
+)
+add(
+    "dropped",
+    "LS206",
+    D.replace(
+        "BODY",
+        """
+        right = torch.zeros(()); seen = torch.zeros(())
+        with torch.no_grad():
+            for x, y in val_loader:
+                right += (model(x).argmax(1) == y).sum(); seen += len(y)
+        acc = average(right, seen@@
+        if dist.get_rank() == 0: print("accuracy", acc)
+""",
+    )
+    .replace(
+        "def main",
+        """def average(a, b):
+    both = torch.stack([a, b])
+    dist.all_reduce(both)
+    return (RET).item()
+def main""",
+        1,
+    )
+    .replace("RET", "a / b@@")
+    .replace("seen@@", "seen)")
+    .replace("a / b@@", "@@"),
+    "a / b",
+    "both[0] / both[1]",
+)
+add(
+    "clip-fn",
+    "LS207",
+    """
+def update(scaler, loss, opt, params, clip=1.0):
+    opt.zero_grad()
+    scaler.scale(loss).backward()
+    @@
+    nn.utils.clip_grad_norm_(params, clip)
+    scaler.step(opt); scaler.update()
+model = Net().cuda(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for epoch in range(3):
+    for x, y in DataLoader(make(100), batch_size=8, shuffle=True):
+        with torch.autocast("cuda"):
+            loss = F.cross_entropy(model(x.cuda()), y.cuda())
+        update(scaler, loss, opt, list(model.parameters()))
+""",
+    "pass",
+    "scaler.unscale_(opt)",
+)
+add(
+    "clip-class",
+    "LS207",
+    """
+class Amp:
+    def __init__(self, opt, clip): self.opt = opt; self.clip = clip; self.scaler = torch.cuda.amp.GradScaler()
+    def __call__(self, loss, params):
+        self.opt.zero_grad()
+        self.scaler.scale(loss).backward()
+        if self.clip:
+            @@
+            torch.nn.utils.clip_grad_value_(params, self.clip)
+        self.scaler.step(self.opt)
+        self.scaler.update()
+model = Net().cuda(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+amp = Amp(opt, 1.0)
+for epoch in range(3):
+    for x, y in DataLoader(make(100), batch_size=8, shuffle=True):
+        with torch.autocast("cuda"):
+            loss = F.cross_entropy(model(x.cuda()), y.cuda())
+        amp(loss, model.parameters())
+""",
+    "pass",
+    "self.scaler.unscale_(self.opt)",
+)
