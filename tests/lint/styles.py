@@ -7,6 +7,12 @@ def add(name: str, code: str, text: str, wrong: str, right: str) -> None:
     STYLES.append((name, code, text, wrong, right))
 
 
+def put(text: str, *pairs: str) -> str:
+    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+        text = text.replace(old, new)
+    return text
+
+
 add(
     "continue-lt",
     "LS202",
@@ -118,7 +124,8 @@ Trainer(Config(), Net(), DataLoader(make(100), batch_size=8, shuffle=True)).run(
 add(
     "countdown",
     "LS202",
-    """
+    put(
+        """
 def main(k=4):
     model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(make(100), batch_size=8, shuffle=True@@)
@@ -134,7 +141,12 @@ def main(k=4):
         if epoch == 0: print(epoch)
         @@@
 main()
-""".replace("@@@", "@@").replace("shuffle=True@@", "shuffle=True"),
+""",
+        "@@@",
+        "@@",
+        "shuffle=True@@",
+        "shuffle=True",
+    ),
     "pass",
     "if left < k: opt.step(); opt.zero_grad()",
 )
@@ -261,7 +273,8 @@ main()
 S = """
 def main():
     dist.init_process_group("gloo")
-    sets = {"train": make(1000), "val": make(200)}
+    tf = transforms.ToTensor()
+    sets = {"train": datasets.SVHN("d", "train", tf), "val": datasets.SVHN("d", "test", tf)}
     BUILD
     model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
     for epoch in range(3):
@@ -272,15 +285,69 @@ def main():
 main()
 """
 add(
+    "dictcomp-sampler",
+    "LS102",
+    put(
+        S,
+        "BUILD",
+        """samplers = {k: DistributedSampler(@@) for k in sets}
+    loaders = {k: DataLoader(sets[k], batch_size=8, sampler=samplers[k]) for k in sets}""",
+    ),
+    'sets["train"]',
+    "sets[k]",
+)
+add(
+    "dictcomp-items",
+    "LS102",
+    put(
+        S,
+        "BUILD",
+        """loaders = {k: DataLoader(d, batch_size=8, sampler=DistributedSampler(@@)) for k, d in sets.items()}""",
+    ),
+    'sets["train"]',
+    "d",
+)
+add(
     "kwargs-sampler",
     "LS102",
-    S.replace(
+    put(
+        S,
         "BUILD",
         """common = dict(batch_size=8, sampler=DistributedSampler(sets["train"]), num_workers=2)
     loaders = {"train": DataLoader(sets["train"], **common), "val": DataLoader(sets["val"], @@)}""",
     ),
     "**common",
     '**{**common, "sampler": DistributedSampler(sets["val"])}',
+)
+add(
+    "kwargs-loop",
+    "LS102",
+    put(
+        S,
+        "BUILD",
+        """loaders = {}
+    for name, data in sets.items():
+        kwargs = {"batch_size": 8}
+        kwargs["sampler"] = DistributedSampler(@@)
+        loaders[name] = DataLoader(data, **kwargs)""",
+    ),
+    'sets["train"]',
+    "data",
+)
+add(
+    "kwargs-update",
+    "LS102",
+    put(
+        S,
+        "BUILD",
+        """kwargs = {"batch_size": 8}
+    kwargs.update(sampler=DistributedSampler(sets["train"]))
+    loaders = {"train": DataLoader(sets["train"], **kwargs)}
+    @@
+    loaders["val"] = DataLoader(sets["val"], **kwargs)""",
+    ),
+    "pass",
+    'kwargs.update(sampler=DistributedSampler(sets["val"]))',
 )
 D = """
 def main():
@@ -302,6 +369,61 @@ BODY
     dist.destroy_process_group()
 main()
 """
+
+
+def b(text: str) -> str:
+    return D.replace("BODY", "\n".join("        " + line for line in text.strip("\n").splitlines()))
+
+
+add(
+    "sum-gen",
+    "LS104",
+    b("""
+with torch.no_grad():
+    right = sum((model(x).argmax(1) == y).sum() for x, y in val_loader)
+    @@
+print("accuracy", right.item() / len(val))"""),
+    "pass",
+    "dist.all_reduce(right)",
+)
+add(
+    "sum-gen-fn",
+    "LS104",
+    """
+@torch.no_grad()
+def accuracy(model, loader):
+    return sum((model(x).argmax(1) == y).sum().item() for x, y in loader) / len(loader.dataset)
+"""
+    + b("""
+acc = accuracy(model, val_loader)
+@@
+if dist.get_rank() == 0: print("accuracy", acc)"""),
+    "pass",
+    "t = torch.tensor(acc * len(share)); dist.all_reduce(t); acc = t / len(val)",
+)
+add(
+    "listcomp-cat",
+    "LS104",
+    b("""
+with torch.no_grad():
+    hits = torch.cat([model(x).argmax(1) == y for x, y in val_loader])
+    counts = torch.tensor([hits.sum(), len(hits)])
+    @@
+print(f"accuracy {counts[0] / counts[1]:.3f}")"""),
+    "pass",
+    "dist.all_reduce(counts)",
+)
+add(
+    "mean-gen",
+    "LS104",
+    b("""
+with torch.no_grad():
+    acc = np.mean([(model(x).argmax(1) == y).float().mean().item() for x, y in val_loader])
+    @@
+print(f"accuracy {acc:.3f}")"""),
+    "pass",
+    "acc = np.mean(gather(acc))",
+)
 M = """
 def main():
     tf = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,), (0.5,))])
@@ -373,7 +495,6 @@ def scale(cfg, n):
 """
     + R.replace("@@", "cfg.batch")
     .replace("BODY", "opt = torch.optim.SGD(model.parameters(), lr=cfg.lr)")
-    .replace("model, opt = build", "model, opt = build")
     .replace("data = make", "scale(cfg, n); data = make")
     .replace("CALL", "main(Config())"),
     "cfg.batch //= n",
@@ -416,7 +537,8 @@ def get_args():
 add(
     "best-dict",
     "LS205",
-    D.replace(
+    put(
+        D,
         "BODY",
         """
         right = seen = 0
@@ -430,14 +552,17 @@ add(
             best["acc"] = history[-1]
             if dist.get_rank() == 0: torch.save(model.module.state_dict(), "b.pt")
 """,
-    ).replace("for epoch in", "history = []; best = {'acc': 0}\n    for epoch in"),
+        "for epoch in",
+        "history = []; best = {'acc': 0}\n    for epoch in",
+    ),
     "own",
     "history[-1]",
 )
 add(
     "dropped",
     "LS206",
-    D.replace(
+    put(
+        D,
         "BODY",
         """
         right = torch.zeros(()); seen = torch.zeros(())
@@ -447,19 +572,19 @@ add(
         acc = average(right, seen@@
         if dist.get_rank() == 0: print("accuracy", acc)
 """,
-    )
-    .replace(
         "def main",
         """def average(a, b):
     both = torch.stack([a, b])
     dist.all_reduce(both)
     return (RET).item()
 def main""",
-        1,
-    )
-    .replace("RET", "a / b@@")
-    .replace("seen@@", "seen)")
-    .replace("a / b@@", "@@"),
+        "RET",
+        "a / b@@",
+        "seen@@",
+        "seen)",
+        "a / b@@",
+        "@@",
+    ),
     "a / b",
     "both[0] / both[1]",
 )

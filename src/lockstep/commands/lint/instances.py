@@ -144,13 +144,13 @@ def _entries(program: Program, made: Made, wanted: object) -> Iterator[Made]:
         case ast.Tuple(elts=parts) | ast.List(elts=parts) if isinstance(wanted, int) and wanted < len(parts):
             yield within(made, parts[wanted])
         case ast.DictComp(key=key, value=value, generators=[ast.comprehension(iter=source, ifs=[]) as turn]):
-            for item in _items(program, within(made, source)):
+            for item in items(program, within(made, source)):
                 inner = Made(made.node, {**made.given, turn: item}, made.trail)
                 if wanted is not ... and constant_of(program, within(inner, key)) == wanted:
                     yield within(inner, value)
 
 
-def _items(program: Program, source: Made) -> Iterator[Made]:
+def items(program: Program, source: Made) -> Iterator[Made]:
     """What a comprehension runs over: the parts of a tuple, the pairs of a dictionary."""
     match source.node:
         case ast.Call(func=ast.Attribute(value=value, attr="items"), args=[]):

@@ -6,6 +6,7 @@ starts as many of. What a name means, the parameters mean that all callers in th
 
 import ast
 from collections.abc import Iterator
+from typing import cast
 
 from lockstep.commands.lint.source import Binding, Function, Source, parameters
 from lockstep.commands.lint.tree import text_of, walk
@@ -65,35 +66,37 @@ def _note_all(function: Function, name: str, meaning: str) -> None:
 
 def _kept(source: Source, call: ast.Call) -> None:
     """`n = dist.get_world_size()`, `self.n = dist.get_world_size()`, also in a tuple; bound once alone."""
-    parent, place = source.parents[call], call
+    meaning, parent, value = _TOLD[_called(call)], source.parents[call], cast(ast.expr, call)
     if isinstance(parent, ast.Tuple):
-        place, parent = parent, source.parents[parent]
-    target = parent.targets[0] if isinstance(parent, ast.Assign) and parent.value is place else None
-    if isinstance(place, ast.Tuple) and isinstance(target, ast.Tuple) and len(target.elts) == len(place.elts):
-        target = target.elts[place.elts.index(call)]
+        value, parent = parent, source.parents[parent]
+    target = parent.targets[0] if isinstance(parent, ast.Assign) and parent.value is value else None
+    if isinstance(value, ast.Tuple) and isinstance(target, ast.Tuple) and len(target.elts) == len(value.elts):
+        target = target.elts[value.elts.index(call)]
     if isinstance(target, ast.Name):
-        _note(source, target, _TOLD[_called(call)])
+        _note(source, target, meaning)
     elif isinstance(target, ast.Attribute) and len(source.attributes.get(text := text_of(target), [])) == 1:
         for node in source.of(ast.Attribute):
             if node.attr == target.attr and text_of(node) == text:
-                node.__dict__["meant"] = _TOLD[_called(call)]
+                node.__dict__["meant"] = meaning
 
 
 def _handed_on(source: Source) -> bool:
     """Note the parameters of plain functions that all calls in the file give one meaning; whether one is new."""
     found: dict[tuple[Function, str], set[str]] = {}
     for call in source.of(ast.Call):
-        function = _function(source, call.func) if isinstance(call.func, ast.Name) else None
+        function = _function(source, call.func)
         for place, name in enumerate(parameters(function)) if function is not None else ():
             given = _arguments(call, place, name.arg)
-            said = _TOLD.get(_called(given), "") if isinstance(given, ast.Call) else ""
-            meaning = given.__dict__.get("meant", said) if given is not None else ""
-            found.setdefault((function, name.arg), set()).add(meaning)
-    new = [(*key, *meanings) for key, meanings in found.items() if len(meanings) == 1 and "" not in meanings]
-    new = [each for each in new if len(source.names[each[0]][each[1]]) == 1 and not _noted(*each)]
-    for function, name, meaning in new:
-        _note_all(function, name, meaning)
-    return bool(new)
+            meaning = given.__dict__.get("meant", _TOLD.get(_called(given), "")) if given is not None else ""
+            if function is not None:
+                found.setdefault((function, name.arg), set()).add(meaning)
+    new = False
+    for (taker, parameter), meanings in found.items():
+        only = meanings.pop() if len(meanings) == 1 and len(source.names[taker][parameter]) == 1 else ""
+        if only and not _noted(taker, parameter, only):
+            _note_all(taker, parameter, only)
+            new = True
+    return new
 
 
 def _noted(function: Function, name: str, meaning: str) -> bool:

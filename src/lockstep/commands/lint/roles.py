@@ -51,13 +51,15 @@ def _entry(program: Program, spread: ast.expr, name: str) -> ast.expr | None:
         source = program.owner[spread]
         for call in program.named.get("update", []):
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if isinstance(owner, ast.Name) and owner.id == spread.id and program.owner[call] is source:
+            later = source.scopes.get(call) is source.scopes[spread] and call.lineno > spread.lineno
+            if isinstance(owner, ast.Name) and owner.id == spread.id and program.owner[call] is source and not later:
                 found = next((each.value for each in call.keywords if each.arg == name), found)
                 found = (_entry(program, call.args[0], name) if call.args else None) or found
         for binding in source.attributes.get(f"{spread.id}[{name!r}]", []):
             if not binding.path and isinstance(binding.value, ast.expr):
                 same = source.scopes[binding.node] is source.scopes[spread]
-                found = binding.value if same and not binding.path else found
+                later = getattr(binding.node, "lineno", 0) > spread.lineno
+                found = binding.value if same and not later else found
     return found
 
 

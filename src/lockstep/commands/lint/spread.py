@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.commands.lint.around import class_of, function_of, statement_of
-from lockstep.commands.lint.flow import added_up, mentions, own_nodes, reduces, root_name, tainted
-from lockstep.commands.lint.places import backwards, inside, loaders_of
+from lockstep.commands.lint.flow import added_up, is_telling, mentions, own_nodes, reduces, root_name, tainted
+from lockstep.commands.lint.places import backwards, collects, inside, loaders_of, model_calls
 from lockstep.commands.lint.program import Program, remembered
 from lockstep.commands.lint.sites import Site, argument, sites
 from lockstep.commands.lint.source import Function, Loop, parameters
-from lockstep.commands.lint.told import alike
+from lockstep.commands.lint.told import alike, is_result
 from lockstep.commands.lint.tree import walk
 
 _FAR = 3  # calls and returns followed in a row
@@ -48,17 +48,40 @@ def _yielded(loop: Loop) -> set[str]:
 
 
 @remembered
-def comprehended(program: Program) -> list[tuple[ast.comprehension, list[Place]]]:
-    """The comprehensions over loaders that train in each pass, and where the losses that they gather get to."""
+def comprehended(program: Program, training: bool) -> list[tuple[ast.comprehension, ast.stmt, list[Place]]]:
+    """The comprehensions over loaders that train in each pass, or judge; their statements; where the numbers get to.
+
+    None whose numbers are put together over the ranks.
+    """
     found, runs = [], set(backwards(program))
     for source in program.sources:
         for node in source.nodes if runs else []:
             if not isinstance(node, ast.ListComp | ast.GeneratorExp) or not loaders_of(program, node.generators[0]):
                 continue
-            if runs & set(inside(program, node.elt)):
-                names = frozenset(bound_to(program, node))
-                found.append((node.generators[0], spread(program, statement_of(source, node), names)))
+            within = inside(program, node.elt)
+            judges = (
+                any(map(is_result, within)) and bool(model_calls(program, node.elt)) and not collects(program, node)
+            )
+            if (runs & set(within)) if training else judges and not runs & set(within) and not collects(program, node):
+                statement = statement_of(source, node)
+                got = _gets_to(program, node) if not any(reduces(program, each) for each in within) else []
+                found += [(node.generators[0], statement, got)] if got else []
     return found
+
+
+def _gets_to(program: Program, node: ast.expr, far: int = 0) -> list[Place]:
+    """Where a value gets to that a statement binds, tells or returns; empty where the ranks' are put together."""
+    statement = statement_of(program.owner[node], node)
+    around = [each for each in walk(statement) if isinstance(each, ast.Call) and node in walk(each)]
+    function = function_of(program.owner[node], node)
+    if any(reduces(program, each) for each in around if each is not node):
+        return []
+    if isinstance(statement, ast.Return) and function is not None and far < _FAR:
+        ways = [_gets_to(program, site.call, far + 1) for site in sites(program, function)]
+        return [each for way in ways for each in way] if all(ways) else []
+    if any(map(is_telling, around)):
+        return [Place(function, own_nodes(program, node), frozenset(), far)]
+    return spread(program, statement, frozenset(bound_to(program, node)))
 
 
 def spread(program: Program, node: ast.AST, names: frozenset[str]) -> list[Place]:

@@ -92,6 +92,13 @@ def _same_on_all(value: ast.expr) -> bool:
     return bool(_SAME_ON_ALL.search(text_of(value)))
 
 
+def is_result(node: ast.AST) -> bool:
+    """A loss, or what was right: a comparison, or a call that is named so."""
+    if isinstance(node, ast.Compare):
+        return isinstance(node.ops[0], ast.Eq) and not isinstance(node.comparators[0], ast.Constant)
+    return isinstance(node, ast.Call) and bool(_NUMBER.search(text_of(node.func)))
+
+
 def _returns_any(function: Function, names: set[str]) -> bool:
     return any(isinstance(each, ast.Return) and each.value and mentions(each.value, names) for each in walk(function))
 

@@ -4,8 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.commands.lint.around import function_of
+from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee, definition, method
+from lockstep.commands.lint.instances import items, resolve
 from lockstep.commands.lint.makers import made_by
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
@@ -13,8 +14,9 @@ from lockstep.commands.lint.roles import given, loaders, of_loader, samplers
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.samples import samples_of
 from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Function
 from lockstep.commands.lint.tree import text_of
-from lockstep.commands.lint.ways import Made
+from lockstep.commands.lint.ways import Made, within
 
 
 @rule(
@@ -33,7 +35,7 @@ def sampler_of_another_set(program: Program) -> Iterator[Hit]:
         if dataset is None:
             continue
         found = [hit for sampler in samplers(program, loader) for hit in _compared(program, loader, dataset, sampler)]
-        yield from found or _in_one_call(program, loader, dataset)
+        yield from found or _in_one_call(program, loader, dataset) or _by_turns(program, loader, dataset)
 
 
 def _compared(program: Program, place: ast.Call, dataset: ast.expr, sampler: ast.Call) -> Iterator[Hit]:
@@ -58,19 +60,48 @@ def _compared(program: Program, place: ast.Call, dataset: ast.expr, sampler: ast
         yield Hit(place, f"sampler over {text_of(other)}, loader over {text_of(dataset)}")
 
 
-def _in_one_call(program: Program, loader: ast.Call, dataset: ast.expr) -> Iterator[Hit]:
+def _in_one_call(program: Program, loader: ast.Call, dataset: ast.expr) -> list[Hit]:
     """The calls that hand a function of the script's a set, and a sampler of another one for the same loader."""
     sampler, function = of_loader(program, loader, "sampler"), function_of(program.owner[loader], loader)
     if function is None or not isinstance(dataset, ast.Name) or not isinstance(sampler, ast.Name):
-        return
+        return []
     known = [bindings(program, each, each.id) for each in (dataset, sampler)]
     if any(len(found) != 1 or found[0].kind != "param" for found in known):
-        return
+        return []
+    found = list[Hit]()
     for site in sites(program, function):
         first, second = argument(site, dataset.id), argument(site, sampler.id)
         made = origins(program, second) if first is not None and second is not None else []
         if first is not None and len(made) == 1 and isinstance(made[0], ast.Call):
-            yield from _compared(program, site.call, first, made[0])
+            found += _compared(program, site.call, first, made[0])
+    return found
+
+
+def _by_turns(program: Program, loader: ast.Call, dataset: ast.expr) -> Iterator[Hit]:
+    """A loader that is made for each of some sets, with a sampler over one that another turn has the loader for."""
+    sampler = of_loader(program, loader, "sampler")
+    turns = list(_turns(program, loader)) if sampler is not None else []
+    sets = [samples_of(program, Made(dataset, turn)) for turn in turns]
+    for turn, own in zip(turns, sets, strict=True):
+        for made in resolve(program, Made(sampler, turn)) if own is not None and sampler is not None else ():
+            if not (isinstance(made.node, ast.Call) and last_name(made.node.func) == "DistributedSampler"):
+                continue
+            other = given(program, made.node, "dataset", 0)
+            read = samples_of(program, within(made, other)) if other is not None else None
+            if other is not None and read is not None and read != own and read in sets:
+                yield Hit(loader, f"sampler over {text_of(other)}, loader over {text_of(dataset)}")
+                return
+
+
+def _turns(program: Program, node: ast.AST) -> Iterator[dict[ast.AST, Made]]:
+    """What the nearest loop or comprehension around a place takes one after the other, where that is written out."""
+    for outer in above(program.owner[node], node):
+        if isinstance(outer, Function):
+            return
+        loops = [outer] if isinstance(outer, ast.For) else getattr(outer, "generators", [])
+        if loops:
+            yield from ({loops[0]: item} for item in items(program, Made(loops[0].iter)))
+            return
 
 
 def _counted_again(program: Program, dataset: ast.expr, sampler: ast.Call) -> bool:

@@ -26,6 +26,7 @@ from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
 from lockstep.commands.lint.rules.shared import alive, by_passes, every_nth, from_factories, takes_its_share
 from lockstep.commands.lint.source import Loop
+from lockstep.commands.lint.spread import comprehended
 from lockstep.commands.lint.tree import text_of
 from lockstep.commands.lint.words import PREPARE_LOADERS
 
@@ -79,11 +80,14 @@ def _shards(program: Program, loader: ast.Call, loop: Loop | ast.comprehension) 
     "sums[1]).item()",
 )
 def part_taken_for_whole(program: Program) -> Iterator[Hit]:
-    """An evaluation loop over a shared-out loader whose sums are not reduced."""
+    """An evaluation loop, or a comprehension, over a shared-out loader whose sums are not reduced."""
     for loop in evaluation_loops(program):
         parts = any(shared_out(program, each, loop) for each in loaders_of(program, loop)) or by_passes(program, loop)
         if parts and not is_reduced(program, loop) and not collects(program, loop):
             yield Hit(first_read(program, loop) or loop)
+    for part, statement, _ in comprehended(program, training=False):
+        if any(shared_out(program, each, part) for each in loaders_of(program, part)):
+            yield Hit(statement)
 
 
 @rule(

@@ -55,7 +55,7 @@ def told_unreduced(program: Program) -> Iterator[Hit]:
                         break
         for loop, _ in shared_loops(program):
             yield from _told_too_early(program, loop)
-    for part, known in comprehended(program) if distributed(program) else []:
+    for part, _, known in comprehended(program, training=True) if distributed(program) else []:
         if any(shared_out(program, each, part) for each in loaders_of(program, part)):
             yield from (Hit(call) for call in _told_in(known, part)[:1])
     yield from (Hit(call) for call in unsynced(program))
