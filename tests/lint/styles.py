@@ -207,6 +207,66 @@ for epoch in range(3):
     "self.flush()",
 )
 add(
+    "lightning-list",
+    "LS203",
+    """
+import lightning as L
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net(); self.losses = []
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.losses.append(loss)
+    def on_validation_epoch_end(self):
+        self.log("val_loss", torch.stack(self.losses).mean(), sync_dist=True)
+        self.losses.clear()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+train, val = (datasets.CIFAR10("d", train=t, transform=transforms.ToTensor()) for t in (True, False))
+trainer = L.Trainer(max_epochs=3, devices=4)
+trainer.fit(Lit(), DataLoader(train, batch_size=64, shuffle=True), DataLoader(val, batch_size=@@))
+""",
+    "256",
+    "250",
+)
+add(
+    "ddp-list-attr",
+    "LS203",
+    """
+class Trainer:
+    def __init__(self, loader, model):
+        self.loader = loader; self.model = model
+        self.opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+        self.losses = []
+    def epoch(self, epoch):
+        self.loader.sampler.set_epoch(epoch)
+        self.losses = []
+        for x, y in self.loader:
+            self.opt.zero_grad()
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward(); self.opt.step()
+            self.losses.append(loss.item())
+        mean = torch.tensor(sum(self.losses) / len(self.losses))
+        dist.all_reduce(mean); mean /= dist.get_world_size()
+        print("loss", mean.item())
+def main():
+    dist.init_process_group("gloo")
+    data = make(1000)
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data)@@)
+    t = Trainer(loader, DDP(Net()))
+    for epoch in range(3): t.epoch(epoch)
+    dist.destroy_process_group()
+main()
+""",
+    "",
+    ", drop_last=True",
+)
+add(
     "ddp-dict-sum",
     "LS203",
     """
@@ -232,6 +292,36 @@ main()
 """,
     '; stats["n"] += 1',
     ' * len(y); stats["n"] += len(y)',
+)
+add(
+    "defaultdict-list",
+    "LS203",
+    """
+from collections import defaultdict
+def main():
+    dist.init_process_group("gloo")
+    data = make(1000)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler@@)
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        history = defaultdict(list)
+        for x, y in loader:
+            opt.zero_grad()
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+            loss.backward(); opt.step()
+            history["loss"].append(loss.item())
+            history["acc"].append((out.argmax(1) == y).float().mean().item())
+        means = torch.tensor([np.mean(history["loss"]), np.mean(history["acc"])])
+        dist.all_reduce(means, op=dist.ReduceOp.AVG)
+        print("loss", means[0].item(), "acc", means[1].item())
+    dist.destroy_process_group()
+main()
+""",
+    "",
+    ", drop_last=True",
 )
 add(
     "object-attr",
@@ -269,6 +359,73 @@ main()
 """,
     "pass",
     "s = self.state; t = torch.tensor([s.total, s.count]); dist.all_reduce(t); s.total, s.count = t.tolist()",
+)
+add(
+    "object-attr-outside",
+    "LS204",
+    """
+class Trainer:
+    def __init__(self, loader, model):
+        self.loader = loader; self.model = model
+        self.opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+    def epoch(self, epoch):
+        self.loader.sampler.set_epoch(epoch)
+        self.total = 0.0; self.count = 0
+        for x, y in self.loader:
+            self.opt.zero_grad()
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward(); self.opt.step()
+            self.total += loss.item() * len(y)
+            self.count += len(y)
+        @@
+def main():
+    dist.init_process_group("gloo")
+    data = make(1000)
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    t = Trainer(loader, DDP(Net()))
+    for epoch in range(3):
+        t.epoch(epoch)
+        if dist.get_rank() == 0:
+            print("epoch", epoch, "loss", t.total / t.count)
+    dist.destroy_process_group()
+main()
+""",
+    "pass",
+    "t = torch.tensor([self.total, self.count]); dist.all_reduce(t); self.total, self.count = t.tolist()",
+)
+add(
+    "ignite-state",
+    "LS204",
+    """
+import ignite.distributed as idist
+from ignite.engine import Engine, Events
+def training(local_rank):
+    data = make(1000)
+    loader = idist.auto_dataloader(data, batch_size=8 * idist.get_world_size(), shuffle=True)
+    model = idist.auto_model(Net()); opt = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.1))
+    def step(engine, batch):
+        x, y = batch
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(); opt.step()
+        engine.state.total += loss.item() * len(y)
+        engine.state.seen += len(y)
+    trainer = Engine(step)
+    @trainer.on(Events.EPOCH_STARTED)
+    def begin(engine):
+        loader.sampler.set_epoch(engine.state.epoch)
+        engine.state.total = 0.0; engine.state.seen = 0
+    @trainer.on(Events.EPOCH_COMPLETED)
+    def tell(engine):
+        @@
+        if idist.get_rank() == 0:
+            print("loss", total / seen)
+    trainer.run(loader, max_epochs=3)
+with idist.Parallel(backend="gloo") as p:
+    p.run(training)
+""",
+    "total, seen = engine.state.total, engine.state.seen",
+    "total, seen = idist.all_reduce(engine.state.total), idist.all_reduce(engine.state.seen)",
 )
 S = """
 def main():
@@ -633,4 +790,96 @@ for epoch in range(3):
 """,
     "pass",
     "self.scaler.unscale_(self.opt)",
+)
+add(
+    "epoch-end-outputs",
+    "LS203",
+    """
+import pytorch_lightning as pl
+class Lit(pl.LightningModule):
+    def __init__(self):
+        super().__init__(); self.net = Net()
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        out = self.net(x)
+        loss = F.cross_entropy(out, y)
+        return {"val_loss": loss, "n": len(y)}
+    def validation_epoch_end(self, outputs):
+        avg_loss = @@
+        self.log("val_loss", avg_loss, sync_dist=True)
+    def val_dataloader(self):
+        val = datasets.MNIST("d", train=False, transform=transforms.ToTensor())
+        return DataLoader(val, batch_size=128)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+trainer = pl.Trainer(max_epochs=3, devices=8, strategy="ddp")
+trainer.fit(Lit(), DataLoader(make(1000), batch_size=8, shuffle=True))
+""",
+    'torch.stack([x["val_loss"] for x in outputs]).mean()',
+    'sum(x["val_loss"] * x["n"] for x in outputs) / sum(x["n"] for x in outputs)',
+)
+O = """
+class Evaluator:
+    def __init__(self, model, loader):
+        self.model = model; self.loader = loader
+    def run(self):
+        self.right = 0; self.n = 0
+        self.model.eval()
+        with torch.no_grad():
+            for x, y in self.loader:
+                self.right += (self.model(x).argmax(1) == y).sum().item(); self.n += len(y)
+def main():
+    dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    test = datasets.CIFAR10("d", train=False, transform=transforms.ToTensor())
+    loader = DataLoader(Subset(test, range(rank, len(test), n)), batch_size=8)
+    ev = Evaluator(DDP(Net()), loader)
+    ev.run()
+    @@
+    if rank == 0: print("accuracy", right / seen)
+    dist.destroy_process_group()
+main()
+"""
+add(
+    "read-outside",
+    "LS104",
+    O,
+    "right, seen = ev.right, ev.n",
+    "t = torch.tensor([ev.right, ev.n]); dist.all_reduce(t); right, seen = t.tolist()",
+)
+add(
+    "ignite-judge-state",
+    "LS104",
+    """
+import ignite.distributed as idist
+from ignite.engine import Engine, Events
+def training(local_rank):
+    model = idist.auto_model(Net())
+    n = idist.get_world_size()
+    test = datasets.CIFAR10("d", train=False, transform=transforms.ToTensor())
+    sampler = DistributedSampler(test, num_replicas=n, rank=idist.get_rank(), drop_last=True)
+    loader = DataLoader(test, batch_size=8, sampler=sampler)
+    @torch.no_grad()
+    def judge(engine, batch):
+        model.eval()
+        x, y = batch
+        engine.state.right += (model(x).argmax(1) == y).sum().item()
+        engine.state.seen += len(y)
+    judging = Engine(judge)
+    @judging.on(Events.STARTED)
+    def begin(engine):
+        engine.state.right = 0; engine.state.seen = 0
+    judging.run(loader)
+    right, seen = judging.state.right, judging.state.seen
+    @@
+    if idist.get_rank() == 0:
+        print("accuracy", right / seen)
+with idist.Parallel(backend="gloo") as p:
+    p.run(training)
+""",
+    "pass",
+    "right, seen = idist.all_reduce(right), idist.all_reduce(seen)",
 )

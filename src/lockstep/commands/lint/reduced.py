@@ -5,13 +5,14 @@ import ast
 from lockstep.commands.lint.around import class_of, function_of, statement_of
 from lockstep.commands.lint.calls import definition, method
 from lockstep.commands.lint.depends import depends
-from lockstep.commands.lint.flow import added_up, mentions, own_nodes, reduces, tainted
+from lockstep.commands.lint.flow import added_up, mentions, own_nodes, reduces, root_name, tainted
 from lockstep.commands.lint.metric_objects import asked
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside
 from lockstep.commands.lint.program import Program, remembered
 from lockstep.commands.lint.sites import sites
 from lockstep.commands.lint.source import Function, Loop
+from lockstep.commands.lint.told import read_outside
 from lockstep.commands.lint.tree import walk, yields
 
 
@@ -29,6 +30,10 @@ def is_reduced(program: Program, loop: Loop) -> bool:
         return True
     if any(_reduced_by_method(program, loop, name) for name in names if name.startswith("self.")):
         return True
+    for attribute, known, around in read_outside(program, loop):
+        calls = [each for each in around if isinstance(each, ast.Call) and reduces(program, each)]
+        if any(mentions(each, known | {root_name(attribute)}) for each in calls):
+            return True
     function = function_of(program.owner[loop], loop)
     if function is not None and yields(function):
         return any(_reduced_by_consumer(program, site.call) for site in sites(program, function))

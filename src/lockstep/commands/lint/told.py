@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.around import class_of, function_of
+from lockstep.commands.lint.calls import instance_of
 from lockstep.commands.lint.depends import depends
 from lockstep.commands.lint.flow import added_up, is_telling, mentions, own_nodes, reduces, root_name, tainted
 from lockstep.commands.lint.places import inside
-from lockstep.commands.lint.program import Program
+from lockstep.commands.lint.program import Program, remembered
 from lockstep.commands.lint.sites import sites
 from lockstep.commands.lint.source import Function, Loop
 from lockstep.commands.lint.tree import text_of, walk
@@ -115,6 +116,10 @@ def told_by_objects(program: Program, loop: Loop) -> Iterator[ast.Call]:
     """The calls that tell what a loop's passes add to an object's attribute, in another method of its class."""
     for _, names, nodes in in_objects(program, loop):
         yield from (each for each in nodes if isinstance(each, ast.Call) and is_telling(each) and mentions(each, names))
+    for attribute, names, nodes in read_outside(program, loop):
+        for each in nodes:
+            if isinstance(each, ast.Call) and is_telling(each) and (attribute in walk(each) or mentions(each, names)):
+                yield each
 
 
 def in_objects(program: Program, loop: Loop) -> Iterator[tuple[Function, set[str], list[ast.AST]]]:
@@ -130,6 +135,27 @@ def in_objects(program: Program, loop: Loop) -> Iterator[tuple[Function, set[str
         reduced = any(reduces(program, node) for _, names, nodes in known for node in nodes if mentions(node, names))
         if not reduced and not any(name in _returned(each) for each in methods):
             yield from (each for each in known if each[0] not in within and each[0] is not here)
+
+
+@remembered
+def read_outside(program: Program, loop: Loop) -> list[tuple[ast.Attribute, set[str], list[ast.AST]]]:
+    """Where others than its class read what a loop's passes add to an object's attribute: `run.total`.
+
+    With the names that are computed from it there, and the nodes of the function around.
+    """
+    found = list[tuple[ast.Attribute, set[str], list[ast.AST]]]()
+    wanted = {(owner, name.removeprefix("self.")) for owner, name in _attributes(program, loop)}
+    for node in [each for source in program.sources if wanted for each in source.of(ast.Attribute)]:
+        owner = next((owner for owner, name in wanted if name == node.attr), None)
+        if owner is None or isinstance(node.ctx, ast.Store) or class_of(program.owner[node], node) is owner:
+            continue
+        if instance_of(program, node.value) is owner:
+            nodes = own_nodes(program, node)
+            held = [each for each in nodes if isinstance(each, ast.Assign) and node in walk(each.value)]
+            parts = [part for each in held for target in each.targets for part in walk(target)]
+            names = {root_name(each) for each in parts if isinstance(each, ast.Name | ast.Attribute)} - {"", "self"}
+            found.append((node, tainted(nodes, names) if names else names, nodes))
+    return found
 
 
 def _attributes(program: Program, loop: Loop) -> set[tuple[ast.ClassDef, str]]:

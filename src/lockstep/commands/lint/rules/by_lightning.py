@@ -129,37 +129,44 @@ def uneven_means(program: Program) -> Iterator[Hit]:
 
 def padded(program: Program) -> Iterator[Hit]:
     """A validation loader that Lightning gives a padding sampler to, unless the devices divide a known set."""
-    if not several(program) or own_sampler(program):
-        return
+    if several(program) and not own_sampler(program):
+        for loader, _ in validated(program):
+            if not samplers(program, loader) and known_size(program, loader) is None:
+                yield Hit(loader, "Lightning's own sampler repeats samples")
+
+
+def validated(program: Program) -> Iterator[tuple[ast.Call, str]]:
+    """The loaders that a Trainer validates or tests by, and the method that runs it or the hook that makes them."""
     hooks = {"val_dataloader": ("fit", "validate"), "test_dataloader": ("test",)}
     for name, used in hooks.items():
         for function in program.methods.get(name, []) if runs(program, *used) else []:
             for call in walk(function):
-                if isinstance(call, ast.Call) and last_name(call.func) == "DataLoader" and _is_padded(program, call):
-                    yield Hit(call, "Lightning's own sampler repeats samples")
+                if isinstance(call, ast.Call) and last_name(call.func) == "DataLoader":
+                    yield call, name
     for run in runs(program, "fit", "validate", "test"):
         name = last_name(run.func)
         place = "val_dataloaders" if name == "fit" else "dataloaders"
         loader = given(program, run, place, 2 if name == "fit" else 1)
         for made in origins(program, loader) if loader is not None else []:
-            if isinstance(made, ast.Call) and last_name(made.func) == "DataLoader" and _is_padded(program, made):
-                yield Hit(made, "Lightning's own sampler repeats samples")
+            if isinstance(made, ast.Call) and last_name(made.func) == "DataLoader":
+                yield made, name
 
 
 _SIZES = {"MNIST": 10_000, "FashionMNIST": 10_000, "KMNIST": 10_000, "CIFAR10": 10_000, "CIFAR100": 10_000}
 
 
-def _is_padded(program: Program, loader: ast.Call) -> bool:
-    if samplers(program, loader):
-        return False
+def known_size(program: Program, loader: ast.Call) -> int | None:
+    """How many samples of a test set that is known each device gets, where their number divides it; else None."""
     node = of_loader(program, loader, "dataset")
     sets = [last_name(each.func) for each in origins(program, node) if isinstance(each, ast.Call)] if node else []
     counts = [constant(program, given(program, each, "devices")) for each in program.named.get("Trainer", [])]
-    known = bool(sets) and all(name in _SIZES for name in sets) and all(isinstance(count, int) for count in counts)
-    even = known and all(
-        isinstance(count, int) and count > 0 and _SIZES[name] % count == 0 for name in sets for count in counts
-    )
-    return not even
+    shares = {
+        _SIZES[name] / count if name in _SIZES and isinstance(count, int) and count > 0 else 0.5
+        for name in sets
+        for count in counts
+    }
+    only = shares.pop() if len(shares) == 1 else 0.5
+    return int(only) if only.is_integer() else None
 
 
 def waits_in_steps(program: Program) -> Iterator[Hit]:

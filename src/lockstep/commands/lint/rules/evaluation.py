@@ -24,6 +24,7 @@ from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import padded_by_prepare
 from lockstep.commands.lint.rules.by_ignite import padded_by_ignite
 from lockstep.commands.lint.rules.by_lightning import padded as padded_by_lightning
+from lockstep.commands.lint.rules.engine_state import told_from_state
 from lockstep.commands.lint.rules.shared import alive, by_passes, every_nth, from_factories, takes_its_share
 from lockstep.commands.lint.source import Loop
 from lockstep.commands.lint.spread import comprehended
@@ -88,6 +89,7 @@ def part_taken_for_whole(program: Program) -> Iterator[Hit]:
     for part, statement, _ in comprehended(program, training=False):
         if any(shared_out(program, each, part) for each in loaders_of(program, part)):
             yield Hit(statement)
+    yield from (Hit(call) for call in told_from_state(program, training=False))
 
 
 @rule(

@@ -1,19 +1,20 @@
 """The rule about means of means."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.flow import added_up, mentions, own_nodes, root_name, tainted
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import loaders_of
-from lockstep.commands.lint.program import Program, last_name, qualified
+from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.reduced import is_reduced
 from lockstep.commands.lint.roles import constant, of_loader, sharding
 from lockstep.commands.lint.rule import Hit, rule
+from lockstep.commands.lint.rules.batch_means import is_mean, mean_of_list
 from lockstep.commands.lint.rules.by_lightning import uneven_means
 from lockstep.commands.lint.rules.evaluation import prepared
+from lockstep.commands.lint.rules.lightning_lists import listed_means
 from lockstep.commands.lint.rules.metrics import shared_loops
 from lockstep.commands.lint.rules.quotients import counts_of_some, means_of_meters, means_of_shares
 from lockstep.commands.lint.sites import default
@@ -34,6 +35,7 @@ from lockstep.commands.lint.tree import text_of, walk
 def mean_of_means(program: Program) -> Iterator[Hit]:
     """Batches' means added up unweighted, divided by the number of batches, and reduced."""
     yield from uneven_means(program)
+    yield from listed_means(program)
     for loop, cut in shared_loops(program):
         if any(
             constant(program, of_loader(program, each, "drop_last")) is True or prepared(program, each) for each in cut
@@ -52,7 +54,7 @@ def mean_of_means(program: Program) -> Iterator[Hit]:
             for node in nodes:
                 if (
                     _divides_by_batches(program, node, names, loop)
-                    or _mean_of_list(node, name, place)
+                    or mean_of_list(node, place)
                     or _sum_beside_count(program, node, names, loop)
                 ):
                     yield Hit(place)
@@ -80,7 +82,7 @@ def _metered(program: Program, loop: Loop) -> Iterator[ast.Call]:
     """meter.update(loss.item()), of a meter that counts it as one sample: `def update(self, value, n=1)`."""
     for node in walk(loop):
         match node:
-            case ast.Call(func=ast.Attribute(attr="update" | "add"), args=[value], keywords=[]) if _is_mean(
+            case ast.Call(func=ast.Attribute(attr="update" | "add"), args=[value], keywords=[]) if is_mean(
                 program, value
             ):
                 function = callee(program, node)
@@ -99,20 +101,8 @@ def _running(program: Program, loop: Loop) -> Iterator[ast.AugAssign]:
                 target=target,
                 value=ast.BinOp(left=ast.BinOp(left=value, op=ast.Sub(), right=right), op=ast.Div(), right=count),
             ) if text_of(right) == text_of(target):
-                if _is_mean(program, value) and _counts_batches(program, count, loop):
+                if is_mean(program, value) and _counts_batches(program, count, loop):
                     yield node
-
-
-def _mean_of_list(node: ast.AST, name: str, place: ast.AST) -> bool:
-    """np.mean(losses), sum(losses) / len(losses), torch.stack(losses).mean(), of a list that a loop fills."""
-    if not isinstance(place, ast.Call):
-        return False
-    match node:
-        case ast.Call(func=function) if last_name(function) in ("mean", "fmean", "nanmean"):
-            return mentions(node, {name})
-        case ast.BinOp(op=ast.Div(), left=left, right=ast.Call(func=ast.Name(id="len"), args=[counted])):
-            return mentions(left, {name}) and mentions(counted, {name})
-    return False
 
 
 def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
@@ -121,50 +111,12 @@ def _unweighted(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST]]:
         match node:
             case ast.AugAssign(op=ast.Add(), target=target, value=value) if name := root_name(target):
                 pass
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]):
+            case ast.Call(func=ast.Attribute(value=holder, attr="append"), args=[value]) if name := root_name(holder):
                 pass
             case _:
                 continue
-        if _is_mean(program, value):
+        if is_mean(program, value):
             yield name, node
-
-
-def _is_mean(program: Program, whole: ast.expr) -> bool:
-    """Whether a value is one batch's mean: a loss that is asked for no sum, or what .mean() gives."""
-    value = whole
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not value.args:
-        if value.func.attr == "mean":
-            return True
-        value = value.func.value  # .item(), .detach()
-    if isinstance(value, ast.Call) and _is_loss(program, value.func):
-        inner = origins(program, value) if callee(program, value) is not None else []
-        calls: list[ast.Call] = [value, *(each for each in inner if isinstance(each, ast.Call))]
-        return not any(_sums(program, each) for each in calls) and "size" not in text_of(whole)
-    if not isinstance(value, ast.Name) or not re.search("loss|acc|error", value.id.lower()):
-        return False
-    found = origins(program, value)
-    made = [each for each in found if isinstance(each, ast.Call)]
-    if "loss" not in value.id.lower():
-        return bool(made) and all(last_name(each.func) == "mean" for each in found if isinstance(each, ast.Call))
-    return bool(made) and not any(_sums(program, each) for each in made) and len(made) == len(found)
-
-
-def _is_loss(program: Program, function: ast.expr) -> bool:
-    """A loss by its name, or an object of one of torch's classes of losses."""
-    if re.search(r"loss|criterion|cross_entropy", text_of(function)):
-        return True
-    made = [qualified(program, each.func) for each in origins(program, function) if isinstance(each, ast.Call)]
-    return bool(made) and all(re.match(r"torch\.nn\.(\w+\.)*\w+Loss$", each) for each in made)
-
-
-def _sums(program: Program, call: ast.Call) -> bool:
-    """Whether a loss is asked for its sum."""
-    calls = [call, *(each for each in origins(program, call.func) if isinstance(each, ast.Call))]
-    return any(
-        keyword.arg == "reduction" and constant(program, keyword.value) != "mean"
-        for each in calls
-        for keyword in each.keywords
-    )
 
 
 def _counts_batches(program: Program, node: ast.expr, loop: Loop) -> bool:

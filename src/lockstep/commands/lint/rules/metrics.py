@@ -18,6 +18,7 @@ from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_lightning import unsynced, watched
 from lockstep.commands.lint.rules.compared import best_kept
+from lockstep.commands.lint.rules.engine_state import told_from_state
 from lockstep.commands.lint.rules.evaluation import shared_out
 from lockstep.commands.lint.several import distributed
 from lockstep.commands.lint.shares import reads
@@ -58,6 +59,7 @@ def told_unreduced(program: Program) -> Iterator[Hit]:
     for part, _, known in comprehended(program, training=True) if distributed(program) else []:
         if any(shared_out(program, each, part) for each in loaders_of(program, part)):
             yield from (Hit(call) for call in _told_in(known, part)[:1])
+    yield from (Hit(call) for call in told_from_state(program, training=True) if not _says_own(call))
     yield from (Hit(call) for call in unsynced(program))
     yield from _metrics_apart(program)
 
