@@ -581,6 +581,86 @@ print(f"accuracy {acc:.3f}")"""),
     "pass",
     "acc = np.mean(gather(acc))",
 )
+A = """
+import albumentations as A
+from albumentations.pytorch import ToTensorV2
+import cv2
+class Pets(Dataset):
+    def __init__(self, files, labels, tf=None):
+        self.files = files; self.labels = labels; self.tf = tf
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, i):
+        img = cv2.cvtColor(cv2.imread(self.files[i]), cv2.COLOR_BGR2RGB)
+        DIV
+        if self.tf:
+            img = self.tf(image=img)["image"]
+        AFTER
+        return img, self.labels[i]
+def main():
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    tf = A.Compose([A.Resize(224, 224), A.HorizontalFlip(), A.Normalize(mean=mean, std=stdMORE), ToTensorV2()])
+    loader = DataLoader(Pets(glob.glob("x/*.jpg"), [0] * 10, tf), batch_size=8, shuffle=True)
+    model = models.resnet18(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+main()
+"""
+add(
+    "alb-div",
+    "LS111",
+    put(A, "DIV", "img = img.astype(np.float32) / 255.0", "AFTER", "pass", "MORE", "@@"),
+    "",
+    ", max_pixel_value=1.0",
+)
+add(
+    "alb-div-twin",
+    "LS111",
+    put(A, "DIV", "@@", "AFTER", "pass", "MORE", ""),
+    "img = img.astype('float32'); img /= 255",
+    "img = img.astype('float32')",
+)
+add(
+    "alb-div-after", "LS111", put(A, "DIV", "pass", "AFTER", "@@", "MORE", ""), "img = img / 255.0", "img = img.float()"
+)
+add(
+    "alb-tofloat",
+    "LS111",
+    put(
+        A,
+        "A.HorizontalFlip(), ",
+        "A.HorizontalFlip(), A.ToFloat(max_value=255), ",
+        "DIV",
+        "pass",
+        "AFTER",
+        "pass",
+        "MORE",
+        "@@",
+    ),
+    "",
+    ", max_pixel_value=1.0",
+)
+T = """
+class Mine(Dataset):
+    def __init__(self, files, tf): self.files = files; self.tf = tf
+    def __len__(self): return len(self.files)
+    def __getitem__(self, i):
+        from PIL import Image
+        img = Image.open(self.files[i]).convert("RGB")
+        img = self.tf(img)
+        @@
+        return img, 0
+def main():
+    tf = transforms.Compose([transforms.Resize(224), transforms.ToTensor()])
+    loader = DataLoader(Mine(glob.glob("x/*.jpg"), tf), batch_size=8, shuffle=True)
+    model = models.resnet18(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+main()
+"""
+add("own-set-255", "LS111", T, "img = img / 255.0", "img = img * 2 - 1")
 M = """
 def main():
     tf = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,), (0.5,))])
@@ -594,6 +674,7 @@ def main():
 main()
 """
 add("loop-255", "LS111", M, "x = x.float() / 255", "x = x.float()")
+add("loop-div_", "LS111", M, "x = x.cuda().float().div_(255)", "x = x.cuda()")
 add("loop-05", "LS111", M, "x = (x - 0.5) / 0.5", "x = x.flatten(1)")
 R = """
 def build(cfg, n):
@@ -821,7 +902,7 @@ trainer.fit(Lit(), DataLoader(make(1000), batch_size=8, shuffle=True))
     'torch.stack([x["val_loss"] for x in outputs]).mean()',
     'sum(x["val_loss"] * x["n"] for x in outputs) / sum(x["n"] for x in outputs)',
 )
-O = """
+JUDGED = """
 class Evaluator:
     def __init__(self, model, loader):
         self.model = model; self.loader = loader
@@ -846,7 +927,7 @@ main()
 add(
     "read-outside",
     "LS104",
-    O,
+    JUDGED,
     "right, seen = ev.right, ev.n",
     "t = torch.tensor([ev.right, ev.n]); dist.all_reduce(t); right, seen = t.tolist()",
 )
@@ -882,4 +963,48 @@ with idist.Parallel(backend="gloo") as p:
 """,
     "pass",
     "right, seen = idist.all_reduce(right), idist.all_reduce(seen)",
+)
+PETS = """
+import albumentations as A
+from albumentations.pytorch import ToTensorV2
+import cv2
+class Pets(Dataset):
+    def __init__(self, files, labels, tf=None):
+        self.files = files; self.labels = labels; self.tf = tf
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, i):
+        img = cv2.imread(self.files[i])
+        @@
+        return img, self.labels[i]
+def main():
+    tf = A.Compose([A.Resize(224, 224), A.Normalize(), ToTensorV2()])
+    loader = DataLoader(Pets(glob.glob("x/*.jpg"), [0] * 10, tf), batch_size=8, shuffle=True)
+    model = models.resnet18(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+main()
+"""
+add("alb-inline", "LS111", PETS, 'img = self.tf(image=img / 255.0)["image"]', 'img = self.tf(image=img)["image"]')
+add(
+    "alb-back",
+    "LS111",
+    PETS,
+    'img = img / 255.0; img = self.tf(image=img)["image"]',
+    'img = img / 255.0\n        img = (img * 255).astype("uint8"); img = self.tf(image=img)["image"]',
+)
+add(
+    "alb-if-max",
+    "LS111",
+    PETS,
+    'img = img / 255.0\n        out = self.tf(image=img)\n        img = out["image"]',
+    'if img.max() > 255: img = img / 255\n        out = self.tf(image=img)\n        img = out["image"]',
+)
+add(
+    "alb-other",
+    "LS111",
+    PETS,
+    'img = self.tf(image=img)["image"]\n        img = img.float().div(255)',
+    'mask = cv2.imread(self.files[i] + ".png") / 255\n        img = self.tf(image=img, mask=mask)["image"]',
 )

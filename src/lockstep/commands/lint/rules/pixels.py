@@ -9,7 +9,7 @@ from lockstep.commands.lint.calls import definition
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import loaders_of, loops, over_loader
 from lockstep.commands.lint.program import Program, last_name, qualified
-from lockstep.commands.lint.roles import datasets, loaders, of_loader, training_loaders
+from lockstep.commands.lint.roles import loaders, of_loader, training_loaders
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.chains import (
     CHAINS,
@@ -18,9 +18,9 @@ from lockstep.commands.lint.rules.chains import (
     comes_through,
     normalises,
     of_set,
-    scales,
     steps,
 )
+from lockstep.commands.lint.rules.pixel_range import rescaled
 from lockstep.commands.lint.sites import sites
 from lockstep.commands.lint.source import Function, Loop
 from lockstep.commands.lint.tree import text_of, walk
@@ -42,15 +42,13 @@ def normalised_twice(program: Program) -> Iterator[Hit]:
             twice = steps(program, call, normalises) if definition(program, call.func) is None else []
             if len(twice) > 1 and not _part_of(program, call):
                 yield Hit(twice[1])
-            yield from _divided_again(program, call)
+    yield from rescaled(program)
     done = set[ast.AST]()
     # without these nothing could have been the first time
     could = any(program.named.get(name) for name in ("Normalize", "Lambda", "create_transform", "transforms"))
     for source in program.sources:
         for node in source.of(ast.BinOp, ast.Call, ast.Assign, ast.AugAssign, ast.Expr):
             again = _again(program, node) if could else None
-            if again is None and _scaled_again(program, node):
-                yield Hit(node, "brought from 0..255 to 0..1 twice")
             if again is not None and again not in done and not _chosen(program, node) and _before(program, node):
                 done.add(again)
                 yield Hit(again)
@@ -61,41 +59,6 @@ def _part_of(program: Program, call: ast.Call) -> bool:
     return any(
         isinstance(each, ast.Call) and last_name(each.func) in CHAINS for each in above(program.owner[call], call)
     )
-
-
-def _divided_again(program: Program, call: ast.Call) -> Iterator[Hit]:
-    """x / 255 beside ToTensor in one Compose."""
-    parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
-    for part in parts if any(steps(program, each, scales) for each in parts) else []:
-        if any(
-            isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _is_255(each.right) for each in walk(part)
-        ):
-            yield Hit(part)
-
-
-def _scaled_again(program: Program, node: ast.AST) -> bool:
-    """x / 255 in a loop over pictures of torchvision's that ToTensor has divided already."""
-    match node:
-        case ast.BinOp(left=left, op=ast.Div(), right=right) if _is_255(right):
-            changed: ast.expr = left
-        case ast.AugAssign(target=ast.Name() as left, op=ast.Div(), value=right) if _is_255(right):
-            changed = left
-        case _:
-            return False
-    loops_ = [each for each in above(program.owner[node], node) if isinstance(each, ast.For)]
-    loop = next((each for each in loops_ if over_loader(program, each)), None)
-    target = loop.target if loop is not None else None
-    while isinstance(target, ast.Tuple) and target.elts:  # of `i, (x, y)` the x
-        target = next((each for each in target.elts if isinstance(each, ast.Tuple)), target.elts[0])
-    if loop is None or not isinstance(target, ast.Name):
-        return False
-    known = loaders_of(program, loop)
-    sets = [
-        one for each in known if (of := of_loader(program, each, "dataset")) is not None for one in origins(program, of)
-    ]
-    pictures = bool(sets) and set(sets) <= set(datasets(program))
-    named = any(isinstance(each, ast.Name) and each.id == target.id for each in walk(changed))
-    return named and pictures and all(comes_through(program, each, scales) for each in known)
 
 
 def _again(program: Program, node: ast.AST) -> ast.AST | None:
@@ -197,7 +160,3 @@ def _chosen(program: Program, node: ast.AST) -> bool:
         if isinstance(test, ast.Compare)
         for one in test.comparators
     )
-
-
-def _is_255(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value in (255, 255.0)
