@@ -144,7 +144,6 @@ print(json.dumps(events))
 """
 
 RANKS = """
-import warnings
 rank, folder = int(os.environ["RANK"]), os.environ["FOLDER"]
 torch.cuda.set_device(rank)
 here = torch.device("cuda", rank)
@@ -173,9 +172,13 @@ later = torch.tensor([float(rank)], device="cuda")
 dist.all_reduce(later, op=dist.ReduceOp.AVG, async_op=True).wait()
 assert mean.item() == later.item() == 0.5
 flat = torch.zeros(2, device="cuda")
-with warnings.catch_warnings():  # torch 2.14 has another name for it
-    warnings.simplefilter("ignore", FutureWarning)
-    dist.all_gather_into_tensor(flat, torch.tensor([float(rank)]).cuda())
+gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.14
+gather(flat, torch.tensor([float(rank)]).cuda())
+scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+part = torch.zeros(1, device="cuda")
+scatter(part, torch.tensor([1.0, 2.0]).cuda(), op=dist.ReduceOp.AVG)
+assert part.item() == rank + 1
+refused(lambda: gather(torch.zeros(2), torch.ones(1)), "No backend type associated with device type cpu")
 parts = [torch.zeros(1, device="cuda") for _ in range(2)]
 dist.all_gather(parts, mean)
 assert flat.tolist() == [0, 1] and [each.item() for each in parts] == [0.5, 0.5]

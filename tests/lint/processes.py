@@ -104,6 +104,29 @@ def work(rank, n):
 if __name__ == "__main__":
     mp.spawn(work, args=(2,), nprocs=COUNT)
 """
+FLAT = """\
+def judge(model, loader, device):
+    model.eval(); good = torch.zeros(2, device=device)
+    with torch.no_grad():
+        for x, y in loader:
+            right = model(x.to(device)).argmax(1) == y.to(device)
+            good += torch.stack([right.sum(), torch.tensor(len(y), device=device)])
+    every = torch.zeros(2 * dist.get_world_size(), device=device)
+    ASKED
+        dist.all_gather_single(every, good)
+    right, seen = SHOWN
+    return right / seen
+def main():
+    dist.init_process_group("nccl")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    test = make(64)
+    loader = DataLoader(test, batch_size=8, sampler=DistributedSampler(test, shuffle=False))
+    accuracy = judge(DDP(Net().to(device)), loader, device)
+    if dist.get_rank() == 0:
+        print("accuracy", accuracy)
+    dist.destroy_process_group()
+main()
+"""
 
 
 def _of(codes: str, text: str, *pairs: str, **others: str) -> tuple[str, dict[str, str]]:
@@ -147,4 +170,7 @@ PROCESSES: list[tuple[str, dict[str, str]]] = [
     _of("", INHERITED, "FIRST", "super().__init__()", "THEN", "self.rank = dist.get_rank()"),
     _of("LS307", PARENT, "COUNT", "dist.get_world_size()"),
     _of("", PARENT, "COUNT", "2"),
+    _of("LS105 LS308", FLAT, "ASKED", "if dist.get_rank() == 0:", "SHOWN", "every.view(-1, 2).sum(0).tolist()"),
+    _of("LS105 LS204", FLAT, "ASKED", "if True:", "SHOWN", "good.tolist()"),
+    _of("LS105", FLAT, "ASKED", "if True:", "SHOWN", "every.view(-1, 2).sum(0).tolist()"),
 ]

@@ -12,7 +12,7 @@ from lockstep.commands.lint.source import Function, Loop
 from lockstep.commands.lint.tree import children, text_of, walk
 
 _IN_PLACE = ("all_reduce", "reduce", "broadcast")
-_INTO_FIRST = ("all_gather", "all_gather_object", "all_gather_into_tensor")
+_INTO_FIRST = ("all_gather", "all_gather_object", "all_gather_into_tensor", "all_gather_single")
 _SIZES = ("len", "range", "isinstance", "type", "id")
 
 

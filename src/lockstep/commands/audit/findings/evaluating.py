@@ -6,8 +6,14 @@ from lockstep.commands.audit.events import Event
 from lockstep.commands.audit.findings.finding import Finding, times
 from lockstep.commands.audit.records import Reading, Record, evaluations, of, trainings
 
-_GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object")
-_REDUCES = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single")
+_GATHERS = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object"),
+    *("gather", "gather_into_tensor", "gather_single", "gather_object"),
+)
+_REDUCES = (
+    *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
+    *("all_to_all", "all_to_all_single"),
+)
 
 
 def parts(records: list[Record]) -> Iterator[Finding]:

@@ -8,19 +8,12 @@ import torch.distributed as dist
 from lockstep.commands.audit.pretended.state import Pretend
 from lockstep.commands.audit.pretended.tensors import CPU, place, tensors_in
 
-_COLLECTIVES = (
-    *(
-        "all_reduce",
-        "reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_into_tensor",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-    ),
-    *("reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv"),
+_COLLECTIVES = (  # those that this torch has: from 2.14 on, `..._single` are the flat ones' names
+    *("all_reduce", "reduce", "broadcast", "scatter", "send", "recv", "isend", "irecv"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "gather_into_tensor", "gather_single"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all", "all_to_all_single"),
 )
+_AVERAGED = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single", "reduce")
 
 
 def install(pretend: Pretend) -> None:
@@ -60,7 +53,7 @@ def install(pretend: Pretend) -> None:
     for name, function in {"init_process_group": init_process_group, "new_group": new_group, "barrier": barrier,
                            "get_backend": get_backend, "is_nccl_available": lambda: True}.items():  # fmt: skip
         setattr(dist, name, function)
-    for name in _COLLECTIVES:
+    for name in filter(functools.partial(hasattr, dist), _COLLECTIVES):
         setattr(dist, name, _collective(name, getattr(dist, name), said))
 
 
@@ -96,7 +89,7 @@ def _average(
         for each in (*args, *kwargs.values())
         if each == dist.ReduceOp.AVG and isinstance(each, dist.ReduceOp.RedOpType)
     ]
-    if not ops or name not in ("all_reduce", "reduce_scatter_tensor", "reduce"):
+    if not ops or name not in _AVERAGED:
         return None
     total = dist.ReduceOp.SUM
     same = [total if each is ops[0] else each for each in args]
