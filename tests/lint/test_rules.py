@@ -8,6 +8,7 @@ import pytest
 from lockstep.commands.lint.check import check
 from lockstep.commands.lint.rule import RULES
 from tests.lint.field import FIELD
+from tests.lint.followed import FOLLOWED
 from tests.lint.launches import LAUNCHES
 from tests.lint.mutations import OWN, RIGHT, WRONG
 from tests.lint.orders import ORDERS
@@ -19,7 +20,7 @@ from tests.lint.values import VALUES
 HERE = Path(__file__).parent
 SCRIPTS = sorted((HERE / "right").glob("*.py"))
 EVERY = frozenset(RULES)
-PROGRAMS = [*FIELD, *VALUES, *PROCESSES, *LAUNCHES, *ORDERS, *STRANGERS]
+PROGRAMS = [*FIELD, *VALUES, *PROCESSES, *LAUNCHES, *ORDERS, *STRANGERS, *FOLLOWED]
 
 
 def codes_in(text: str, folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.objects import bases, class_behind
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.source import Function
-from lockstep.commands.lint.words import COMMON
+from lockstep.commands.lint.words import COMMON, PREPARE, SAME
 
 
 @remembered
@@ -135,6 +135,19 @@ def called(program: Program, call: ast.Call) -> list[Function]:
     """The local functions that a call may run at once: one, or the callbacks' hooks of its name."""
     found = callee(program, call)
     return [*([found] if found is not None else []), *(hook for hook, _ in hooks(program, call, found))]
+
+
+def given_back(program: Program, call: ast.Call, path: tuple[int, ...]) -> ast.expr | None:
+    """What a library's call hands back of what it is given: `net` of net.to(device), and of prepare(net, loader)[0]."""
+    name, place = last_name(call.func), path[0] if path else 0
+    method = call.func if isinstance(call.func, ast.Attribute) else None
+    if name in PREPARE and method is not None and place < len(call.args) and (path or len(call.args) == 1):
+        return call.args[place]
+    if name not in SAME or path:
+        return None
+    owned = method is not None and not qualified(program, method)
+    inner = method.value if owned and method is not None else next(iter(call.args), None)
+    return None if isinstance(inner, ast.Starred) else inner
 
 
 def lambdas(program: Program, call: ast.Call) -> list[ast.Lambda]:

@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.calls import callee, definition, method
-from lockstep.commands.lint.program import Program, files_of, remembered
+from lockstep.commands.lint.calls import callee, definition, instance_of, lineage, method
+from lockstep.commands.lint.program import Program, files_of, last_name, remembered
 from lockstep.commands.lint.source import Binding, Function, Source
 from lockstep.commands.lint.tree import children, text_of, walk
 
@@ -153,12 +153,17 @@ def _expression(way: _Walk, node: ast.AST, frame: _Frame, under: Under) -> Itera
             for part in [*node.args, *node.keywords]:
                 yield from _expression(way, part, frame, under)
             yield Step(node, _conditions(frame, under))
+            for factory in _fields(way.program, node):
+                yield from _factory(way, factory, frame, under)
             for function in _run_by(way.program, node):
                 yield from _run(way, function, frame, under)
         case ast.Name() | ast.Attribute():
             if isinstance(node, ast.Attribute):
                 yield from _expression(way, node.value, frame, under)
             yield Step(node, _conditions(frame, under))
+            shown = _property(way.program, node) if isinstance(node, ast.Attribute) else None
+            if shown is not None:
+                yield from _run(way, shown, frame, under)
         case _:
             for child in children(node):
                 yield from _expression(way, child, frame, under)
@@ -172,6 +177,41 @@ def _run_by(program: Program, call: ast.Call) -> Iterator[Function]:
     elif isinstance(owner := definition(program, call.func), ast.ClassDef):
         after = method(program, owner, "__post_init__")
         yield from [after] if after is not None else []
+
+
+def _fields(program: Program, call: ast.Call) -> Iterator[ast.keyword]:
+    """The default factories that the making of a dataclass's object runs: of the fields that the call doesn't give."""
+    owner = definition(program, call.func)
+    if not isinstance(owner, ast.ClassDef) or call.args or callee(program, call) is not None:
+        return
+    given = {each.arg for each in call.keywords}
+    for field_ in [each for one in lineage(program, owner) for each in one.body if isinstance(each, ast.AnnAssign)]:
+        match field_:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=keywords)) if not given & {name, None}:
+                yield from (each for each in keywords if each.arg == "default_factory")
+
+
+def _factory(way: _Walk, factory: ast.keyword, frame: _Frame, under: Under) -> Iterator[Step]:
+    """What a default factory runs: a lambda's body, a local function; a library's stands for itself."""
+    local = definition(way.program, factory.value)
+    if isinstance(factory.value, ast.Lambda):
+        yield from _expression(way, factory.value.body, frame, under)
+    elif isinstance(local, Function):
+        yield from _run(way, local, frame, under)
+    else:
+        yield Step(factory, _conditions(frame, under))
+
+
+def _property(program: Program, node: ast.Attribute) -> Function | None:
+    """The property of a local class's object that is read here."""
+    known = [each for each in program.methods.get(node.attr, []) if any(map(_shows, each.decorator_list))]
+    owner = instance_of(program, node.value) if known else None
+    found = method(program, owner, node.attr) if owner is not None else None
+    return found if found in known else None
+
+
+def _shows(decorator: ast.expr) -> bool:
+    return last_name(decorator) in ("property", "cached_property")
 
 
 def _conditions(frame: _Frame, under: Under) -> Under:

@@ -4,19 +4,19 @@ import ast
 from collections.abc import Iterator
 
 from lockstep.commands.lint.around import class_of, function_of
-from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.calls import callee, given_back
 from lockstep.commands.lint.ddp import asks_for_wrapper, is_ddp, is_wrapper
 from lockstep.commands.lint.filled import filled_elsewhere
 from lockstep.commands.lint.owners import kinds
 from lockstep.commands.lint.parts import entries, members, of_self, turns
 from lockstep.commands.lint.pieces import at, cut, number
-from lockstep.commands.lint.program import Program, bindings, last_name, qualified
-from lockstep.commands.lint.reaching import holding, reaching
+from lockstep.commands.lint.program import Program, bindings, last_name
+from lockstep.commands.lint.reaching import holding, last_above, reaching
 from lockstep.commands.lint.results import returns, yielded
 from lockstep.commands.lint.sites import argument, default, sites
 from lockstep.commands.lint.source import Binding, Function
 from lockstep.commands.lint.tree import text_of, walk
-from lockstep.commands.lint.words import PREPARE, SAME
+from lockstep.commands.lint.ways import exported
 
 DEPTH = 14  # names, calls and returns followed in a row
 _BEGUN: list[ast.AST] = []  # stands for the origins of what is being followed: a circle adds nothing
@@ -72,7 +72,10 @@ def _origins(program: Program, node: ast.AST, depth: int) -> Iterator[ast.AST]:
             made = [each for each in origins(program, value, depth + 1) if isinstance(each, ast.DictComp)]
             for each in made:  # all entries are made by one expression
                 yield from origins(program, each.value, depth + 1)
-            if not made:
+            known = [] if made else last_above(program.owner.get(node), node)
+            for binding in known:
+                yield from _along(program, binding.value or node, binding.path, depth)
+            if not made and not known:
                 yield node
         case _:
             yield node
@@ -124,15 +127,11 @@ def _of_item(program: Program, binding: Binding, depth: int) -> Iterator[ast.AST
 
 def _imported(program: Program, node: ast.Name, depth: int) -> Iterator[ast.AST]:
     """A value that another local file's top binds."""
-    source = program.owner[node]
     for binding in bindings(program, node, node.id):
-        name = binding.target.partition(":")[2]
-        for other in program.sources:
-            if name and other is not source and other.path.stem == binding.target.partition(":")[0].rpartition(".")[2]:
-                for each in other.names.get(other.tree, {}).get(name, []):
-                    if each.kind == "value" and each.value is not None:
-                        yield from _along(program, each.value, each.path, depth)
-                        return
+        for each in exported(program, binding, program.owner[node]):
+            if each.kind == "value" and each.value is not None:
+                yield from _along(program, each.value, each.path, depth)
+                return
     yield node
 
 
@@ -241,15 +240,5 @@ def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int
         for made in origins(program, call.args[0], depth + 1):
             yield from _inner(program, made, depth) or [made]
         return
-    if name in PREPARE and call.args and isinstance(call.func, ast.Attribute):
-        place = path[0] if path else 0
-        if place < len(call.args) and (path or len(call.args) == 1):
-            yield from origins(program, call.args[place], depth + 1)
-            return
-    if name in SAME and not path:
-        method = isinstance(call.func, ast.Attribute) and not qualified(program, call.func)
-        inner = call.func.value if method and isinstance(call.func, ast.Attribute) else next(iter(call.args), None)
-        if inner is not None and not isinstance(inner, ast.Starred):
-            yield from origins(program, inner, depth + 1)
-            return
-    yield call
+    inner = given_back(program, call, path)
+    yield from [call] if inner is None else origins(program, inner, depth + 1)

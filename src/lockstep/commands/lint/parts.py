@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from lockstep.commands.lint.around import above, class_of, function_of
 from lockstep.commands.lint.calls import definition, descendants, lineage, method
+from lockstep.commands.lint.pieces import of_field
 from lockstep.commands.lint.program import Program, bindings, last_name, remembered
 from lockstep.commands.lint.settled import set_elsewhere
 from lockstep.commands.lint.source import Binding
@@ -87,7 +88,7 @@ def _shown(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:
 def _of_class(program: Program, owner: ast.ClassDef, name: str) -> list[Part]:
     for each in lineage(program, owner):
         bound = program.owner[each].names.get(each, {}).get(name, [])
-        found = [(one.value, one.path) for one in bound if one.kind == "value" and one.value is not None]
+        found = [(of_field(one.value), one.path) for one in bound if one.kind == "value" and one.value is not None]
         if found:
             return found
     return []

@@ -24,6 +24,18 @@ def at(parts: Sequence[_Part], place: int) -> _Part | None:
     return parts[place] if -len(parts) <= place < len(parts) else None
 
 
+def of_field(value: ast.AST) -> ast.AST:
+    """What a dataclass's field holds by default: of field(default=x) and field(default_factory=lambda: x) the x."""
+    match value:
+        case ast.Call(func=ast.Name(id="field") | ast.Attribute(attr="field"), keywords=keywords):
+            for each in keywords:
+                if each.arg == "default":
+                    return each.value
+                if each.arg == "default_factory" and isinstance(each.value, ast.Lambda):
+                    return each.value.body
+    return value
+
+
 def cut(program: Program, made: ast.AST, piece: ast.Slice) -> ast.Tuple | None:
     """The tuple that `[1:]` makes of one that is written out; the same node each time that it is asked for."""
     if not isinstance(made, ast.Tuple | ast.List) or any(isinstance(each, ast.Starred) for each in made.elts):

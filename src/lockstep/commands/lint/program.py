@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lockstep.commands.lint.meant import mark
+from lockstep.commands.lint.renamed import rename
 from lockstep.commands.lint.source import Binding, Function, Source, parse
 
 _Given = ParamSpec("_Given")
@@ -113,7 +114,7 @@ def load(path: Path, parsed: dict[Path, Source | None]) -> Program | None:
 def _read(path: Path, parsed: dict[Path, Source | None]) -> Source | None:
     if path not in parsed:
         try:
-            parsed[path] = mark(parse(path, path.read_text(encoding="utf-8-sig")))
+            parsed[path] = mark(rename(parse(path, path.read_text(encoding="utf-8-sig"))))
         except (SyntaxError, ValueError, OSError, RecursionError):
             parsed[path] = None
     return parsed[path]
@@ -186,8 +187,8 @@ def qualified(program: Program, node: ast.AST) -> str:
 
 
 def _qualified(program: Program, node: ast.AST) -> str:
-    if (made := node.__dict__.get("filled")) is not None:
-        return qualified(program, made.args[0])  # make = partial(DataLoader, ...)
+    if (other := node.__dict__.get("stands_for")) is not None:
+        return qualified(program, other)  # make = partial(DataLoader, ...)
     match node:
         case ast.Name(id=name):
             found = bindings(program, node, name)

@@ -5,6 +5,7 @@ import ast
 from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.program import Program
 from lockstep.commands.lint.source import Binding, Source
+from lockstep.commands.lint.tree import text_of
 
 
 def reaching(program: Program, name: ast.AST, found: list[Binding]) -> list[Binding]:
@@ -66,6 +67,20 @@ def holding(program: Program, found: list[Binding], node: ast.AST) -> list[Bindi
         if source.parents[each.node] in functions:
             break
     return kept or found
+
+
+def last_above(source: Source | None, node: ast.Subscript) -> list[Binding]:
+    """What `nets[k]` was set to last above a place of the same function, by the same words; nothing, or one."""
+    found = source.attributes.get(text_of(node), []) if source is not None and node in source.scopes else []
+    known = [
+        each
+        for each in found
+        if source is not None
+        and function_of(source, each.node) is function_of(source, node)
+        and (getattr(each.node, "end_lineno", 0) or 0) < node.lineno
+        and not exclude(source, each.node, node)
+    ]
+    return [each for each in known[-1:] if each.kind == "value"]
 
 
 def exclude(source: Source, one: ast.AST, other: ast.AST) -> bool:

@@ -90,43 +90,7 @@ def parse(path: Path, text: str) -> Source:
     for node in source.nodes:
         if type(node) in _BINDING:
             _bind(source, node)
-    _rename(source)
     return source
-
-
-def _rename(source: Source) -> None:
-    """Calls of `from torch.utils.data import DataLoader as Loader` keep the name it has where it comes from."""
-    renamed = {}
-    for name, found in source.names.get(source.tree, {}).items():
-        real = found[0].target.rpartition(":")[2]
-        if len(found) == 1 and found[0].kind == "import" and ":" in found[0].target and real != name:
-            renamed[name] = real
-    filled = _filled(source) if "partial(" in source.text else {}
-    for node in source.of(ast.Call) if renamed or filled else []:
-        for each in [node.func, *node.args[:1]]:
-            if isinstance(each, ast.Name) and each.id in renamed:
-                each.__dict__["imported"] = renamed[each.id]
-        if filled and isinstance(node.func, ast.Name | ast.Attribute) and text_of(node.func) in filled:
-            made = filled[text_of(node.func)]
-            inner = made.args[0]
-            node.func.__dict__["filled"] = made
-            written = inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")
-            node.func.__dict__["imported"] = renamed.get(written, written)
-
-
-def _filled(source: Source) -> dict[str, ast.Call]:
-    """The names and attributes that are bound once in a file, to `partial(f, ...)` of something that has a name."""
-    bound: dict[str, list[Binding]] = {}
-    for names in [*source.names.values(), source.attributes]:
-        for name, found in names.items():
-            bound.setdefault(name, []).extend(found)
-    partials = {}
-    for name, found in bound.items():
-        match [each.value for each in found if not each.path]:
-            case [ast.Call(func=ast.Name(id="partial") | ast.Attribute(attr="partial"), args=[first, *_]) as made]:
-                if isinstance(first, ast.Name | ast.Attribute) and len(found) == 1:
-                    partials[name] = made
-    return partials
 
 
 def _place(source: Source, top: ast.AST, scope: ast.AST) -> None:

@@ -1,7 +1,7 @@
 """A place in a program together with the calls that lead there: what the parameters around it hold."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,7 +10,7 @@ from lockstep.commands.lint.calls import definition, instance_of
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.sites import Site, argument, default, sites
-from lockstep.commands.lint.source import Binding, Function, parameters
+from lockstep.commands.lint.source import Binding, Function, Source, parameters
 from lockstep.commands.lint.tree import text_of
 
 MOST = 24  # possibilities of one value, and ways that lead to a function
@@ -62,13 +62,16 @@ def entered(site: Site, outer: Made) -> dict[ast.AST, Made]:
 
 def imported(program: Program, binding: Binding) -> ast.AST | None:
     """The value that another local file's top binds to a name, once."""
+    found = list(exported(program, binding, None))
+    return found[0].value if [(each.kind, each.path) for each in found] == [("value", ())] else None
+
+
+def exported(program: Program, binding: Binding, importer: Source | None) -> Iterator[Binding]:
+    """What the tops of other local files bind to an imported name."""
     module, _, name = binding.target.partition(":")
     for source in program.sources:
-        if name and source.path.stem == module.rpartition(".")[2]:
-            found = source.names.get(source.tree, {}).get(name, [])
-            if len(found) == 1 and found[0].kind == "value" and not found[0].path:
-                return found[0].value
-    return None
+        if name and source is not importer and source.path.stem == module.rpartition(".")[2]:
+            yield from source.names.get(source.tree, {}).get(name, [])
 
 
 def _shown(program: Program, known: Binding) -> list[Binding]:

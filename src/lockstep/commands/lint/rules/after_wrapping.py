@@ -8,6 +8,7 @@ from lockstep.commands.lint.program import Program, bindings
 from lockstep.commands.lint.reaching import exclude, reaching
 from lockstep.commands.lint.several import wrapped, wraps
 from lockstep.commands.lint.sites import argument, sites
+from lockstep.commands.lint.source import Source
 from lockstep.commands.lint.tree import text_of, walk
 
 
@@ -37,8 +38,19 @@ def _same(program: Program, one: ast.expr, other: ast.expr) -> bool:
     if isinstance(one, ast.Name):
         first, last = (set(reaching(program, each, bindings(program, each, one.id))) for each in (one, other))
         return bool(first) and first == last
-    owned = isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self"
-    return owned and class_of(home, one) is class_of(home, other) and len(home.attributes.get(text_of(one), [])) == 1
+    if not (isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute) and text_of(one.value) == "self"):
+        return False
+    held = _held(home, one)
+    return class_of(home, one) is class_of(home, other) and bool(held) and held == _held(home, other)
+
+
+def _held(home: Source, node: ast.Attribute) -> set[ast.AST]:
+    """The assignment that an attribute has its value from: the last one above in its function, else those elsewhere."""
+    known = [each.node for each in home.attributes.get(text_of(node), []) if node not in walk(each.node)]
+    here = [each for each in known if function_of(home, each) is function_of(home, node)]
+    above_it = [each for each in here if getattr(each, "lineno", 0) < node.lineno]
+    straight = [each for each in above_it if home.parents[each] is function_of(home, node)]
+    return set(above_it[above_it.index(straight[-1]) :]) if straight else set(known)
 
 
 def where(program: Program, call: ast.Call, model: ast.expr) -> ast.Call:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee
+from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.parts import attribute_bindings
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
@@ -26,6 +27,7 @@ _MAKERS = {
     *("torch.tensor", "torch.zeros", "torch.ones", "torch.empty", "torch.full", "torch.arange", "torch.rand"),
     *("torch.randn", "torch.randint", "torch.from_numpy", "torch.Tensor", "torch.FloatTensor", "torch.LongTensor"),
 }
+_JOINING = {"torch.stack", "torch.cat", "torch.concat", "torch.hstack", "torch.vstack"}
 _STAYING = {"float", "double", "long", "int", "half", "clone", "detach", "contiguous", "sum", "mean", "view", "reshape"}
 
 
@@ -168,6 +170,27 @@ def _sets_device(node: ast.With) -> bool:
     return any(isinstance(each, ast.Call) and last_name(each.func) == "device" for each in calls)
 
 
+def _listed(program: Program, node: ast.expr) -> list[ast.expr]:
+    """What a list holds that is written out, made by a comprehension, or appended to; nothing where that isn't all."""
+    match node:
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return list(parts)
+        case ast.ListComp(elt=part):
+            return [part]
+        case ast.Name(id=name):
+            found = reaching(program, node, bindings(program, node, name))
+            if [type(each.value) for each in found] != [ast.List]:
+                return []
+            home, listed = program.owner[node], found[0].value
+            names = [each for each in own_nodes(program, node) if isinstance(each, ast.Name) and each.id == name]
+            above_it = [each for each in names if isinstance(each.ctx, ast.Load) and each.lineno < node.lineno]
+            uses = [home.parents[home.parents[each]] for each in above_it]
+            added = [each for each in uses if isinstance(each, ast.Call) and last_name(each.func) == "append"]
+            whole = isinstance(listed, ast.List) and len(added) == len(uses)
+            return [*listed.elts, *(each.args[0] for each in added)] if whole and isinstance(listed, ast.List) else []
+    return []
+
+
 @remembered
 def _made_on_cpu(program: Program, node: ast.expr) -> bool:
     """Whether a tensor is torch.tensor(...) and the like without a device; a parameter, by any call that gives it."""
@@ -176,6 +199,11 @@ def _made_on_cpu(program: Program, node: ast.expr) -> bool:
             return True
         case ast.Call(func=ast.Attribute(value=owner, attr=name), args=[], keywords=[]) if name in _STAYING:
             return _made_on_cpu(program, owner)
+        case ast.BinOp(left=left, right=ast.Constant() | ast.Call(func=ast.Name(id="len" | "float" | "int"))):
+            return _made_on_cpu(program, left)
+        case ast.Call(args=[first, *_]) if qualified(program, node.func) in _JOINING:
+            parts = _listed(program, first)
+            return bool(parts) and all(_made_on_cpu(program, each) for each in parts)
         case ast.Call():
             places = [each.value for each in node.keywords if each.arg == "device"]
             placed = spread(node) or not all(constant(program, each) == "cpu" for each in places)
@@ -198,6 +226,6 @@ def _made_on_cpu(program: Program, node: ast.expr) -> bool:
                 return any(each is not None and _made_on_cpu(program, each) for each in given_ones)
             known_all = len(values) == len(bound) > 0
             return known_all and all(
-                isinstance(each, ast.Call | ast.Name) and _made_on_cpu(program, each) for each in values
+                isinstance(each, ast.Call | ast.Name | ast.BinOp) and _made_on_cpu(program, each) for each in values
             )
     return False

@@ -3,14 +3,15 @@
 import ast
 from collections.abc import Iterator
 
+from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.program import Program, qualified
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_fabric import managed
 from lockstep.commands.lint.rules.groups import groups
 from lockstep.commands.lint.rules.windows import accumulations
 from lockstep.commands.lint.several import wrapped
-from lockstep.commands.lint.source import Source
-from lockstep.commands.lint.tree import text_of
+from lockstep.commands.lint.source import Function, Source
+from lockstep.commands.lint.tree import text_of, walk
 
 
 @rule(
@@ -27,7 +28,7 @@ def no_no_sync(program: Program) -> Iterator[Hit]:
     """Accumulation with DDP in a program that never says no_sync."""
     several = wrapped(program) or managed(program)
     by_it = any(_of_accelerate(program, call) for call in program.named.get("accumulate", []))
-    if not program.whole or not several or by_it or any(map(_spares, program.sources)):
+    if not program.whole or not several or by_it or any(_spares(program, each) for each in program.sources):
         return
     for each in accumulations(program):
         yield Hit(each.backward, f"every {text_of(each.every)} passes")
@@ -49,11 +50,29 @@ _SPARING = {
 }
 
 
-def _spares(source: Source) -> bool:
-    """Whether a file leaves out the reduction in a pass: by a name, or by a name in a text, as for getattr."""
+def _spares(program: Program, source: Source) -> bool:
+    """Whether a file leaves out the reduction in a pass: by a name, or by a name in a text, as for getattr.
+
+    What stands in a function that nothing ever names leaves out nothing.
+    """
     said = any(name in source.text for name in _SPARING)
     for node in source.of(ast.Attribute, ast.Name, ast.Constant) if said else []:
         name = node.value if isinstance(node, ast.Constant) else getattr(node, "attr", getattr(node, "id", ""))
-        if isinstance(name, str) and name in _SPARING:
+        if isinstance(name, str) and name in _SPARING and not _idle(program, function_of(source, node)):
             return True
     return False
+
+
+def _idle(program: Program, function: Function | None) -> bool:
+    """Whether a function, and no method, is named nowhere outside of itself."""
+    if function is None or not isinstance(program.owner[function].parents[function], ast.Module):
+        return False
+    own = set(walk(function))
+    return not function.decorator_list and not any(
+        function.name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", ""))
+        or function.name in (getattr(node, "name", ""), getattr(node, "asname", ""), "*")
+        for source in program.sources
+        if function.name in source.text
+        for node in source.of(ast.Name, ast.Attribute, ast.Constant, ast.alias)
+        if node not in own
+    )

@@ -27,7 +27,7 @@ _SILENT = sys.stdlib_module_names | {
 }
 
 
-def too_early(program: Program) -> Iterator[ast.Call]:
+def too_early(program: Program) -> Iterator[ast.AST]:
     """What needs the group and is reached, under no condition, before anything that may begin one."""
     if not any(program.named.get(name) for name in ("init_process_group", "init_device_mesh")):
         return
@@ -36,9 +36,9 @@ def too_early(program: Program) -> Iterator[ast.Call]:
         asked: list[Step] = []
         for step in passed(program, start):
             if _may_begin(program, step):
-                yield from (each.node for each in asked if _as_sure(each, step) and isinstance(each.node, ast.Call))
+                yield from (each.node for each in asked if _as_sure(each, step))
                 break
-            if step.node in known and not step.conditions and isinstance(step.node, ast.Call):
+            if step.node in known and not step.conditions:
                 yield step.node
             elif step.node in known:
                 asked.append(step)
@@ -102,11 +102,17 @@ def _users(program: Program) -> set[ast.AST]:
         found |= {
             call for call in program.named.get(name, []) if qualified(program, call.func) == f"torch.distributed.{name}"
         }
+    for call in program.named.get("field", []):  # field(default_factory=dist.get_rank), which each object calls
+        found |= {each for each in call.keywords if each.arg == "default_factory" and _asks(program, each.value)}
     for call in program.named.get("DistributedSampler", []):
         told = all(given(program, call, name, n) for name, n in (("num_replicas", 1), ("rank", 2)))
         if qualified(program, call.func).startswith("torch.utils.data.") and not told and not spread(call):
             found.add(call)
     return found
+
+
+def _asks(program: Program, node: ast.expr) -> bool:
+    return qualified(program, node) in ("torch.distributed.get_rank", "torch.distributed.get_world_size")
 
 
 def _may_begin(program: Program, step: Step) -> bool:

@@ -15,6 +15,7 @@ from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.after_wrapping import after_wrapping, where
 from lockstep.commands.lint.rules.averaged import evaluates_another
 from lockstep.commands.lint.rules.by_ignite import never_trains, training_mode
+from lockstep.commands.lint.rules.fresh import fresh_and_tested
 from lockstep.commands.lint.several import lightning
 from lockstep.commands.lint.sites import sites
 from lockstep.commands.lint.source import Function, Loop
@@ -90,6 +91,7 @@ def eval_missing(program: Program) -> Iterator[Hit]:
         without = not _evaluates(program, function, 0) or evaluates_another(program, loop)
         if without and _looks_like_evaluation(program, loop):
             yield Hit(_without_gradients(program, loop) or loop)
+    yield from (Hit(node) for node in dict.fromkeys(fresh_and_tested(program)))
 
 
 def _said_and_evaluated(program: Program) -> Iterator[Hit]:

@@ -12,9 +12,11 @@ from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.roles import constant, given
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.rules.by_accelerate import steps_of_all
+from lockstep.commands.lint.rules.by_timm import told_another_time
 from lockstep.commands.lint.rules.intervals import wrong_interval
 from lockstep.commands.lint.rules.lengths import Lengths, lengths, schedulers
-from lockstep.commands.lint.rules.stepping import Step, epoch_loops, steps
+from lockstep.commands.lint.rules.sharing import of_all_by_own_batch
+from lockstep.commands.lint.rules.stepping import Step, counts_batches, epoch_loops, steps
 from lockstep.commands.lint.rules.units import last_of
 from lockstep.commands.lint.rules.windows import accumulations
 from lockstep.commands.lint.several import distributed, library
@@ -33,6 +35,7 @@ from lockstep.commands.lint.source import Loop
 def scheduler_steps(program: Program) -> Iterator[Hit]:
     """step() per batch and per epoch; per batch with a count of epochs, and the other way; once a process."""
     yield from wrong_interval(program)
+    yield from told_another_time(program)
     for scheduler in schedulers(program):
         hit = _judged(program, scheduler)
         if hit is not None:
@@ -40,7 +43,11 @@ def scheduler_steps(program: Program) -> Iterator[Hit]:
 
 
 def _judged(program: Program, scheduler: ast.Call) -> Hit | None:
-    known = [each for each in steps(program, scheduler) if not each.told]
+    found, every = lengths(program, scheduler), steps(program, scheduler)
+    for step in every:
+        if step.told and counts_batches(program, step) and any(each.of_epochs for each in found.units):
+            return Hit(step.call, "told the batch, made for epochs")
+    known = [each for each in every if not each.told]
     for step in known:
         if step.loops and isinstance(step.loops[0], ast.For) and _runs_over_ranks(step.loops[0]):
             return Hit(step.call, "once for each process")
@@ -50,7 +57,6 @@ def _judged(program: Program, scheduler: ast.Call) -> Hit | None:
     in_epoch = [each for each in known if each.kind == "epoch"]
     if twice := _twice(in_batch, in_epoch):
         return twice
-    found = lengths(program, scheduler)
     shared = steps_of_all(program, scheduler, found, bool(in_batch), [each.call for each in in_epoch])
     if shared is not None:
         return shared
@@ -70,7 +76,8 @@ def _too_long(program: Program, found: Lengths, known: list[Step]) -> str:
         return ""
     plain = [each for each in found.units if not each.samples and not each.vague]
     whole = [each for each in plain if each.epochs == 1 and each.batches == 1]
-    if any(each.world == 1 for each in whole):
+    shared = whole and any(of_all_by_own_batch(program, size) for size in found.sizes)
+    if shared or any(each.world == 1 for each in whole):
         return "made for all processes' batches, stepped for one process's"
     if not whole or any(depends(program, size, _divides) for size in found.sizes):
         return ""

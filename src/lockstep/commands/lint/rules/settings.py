@@ -103,11 +103,19 @@ def written(program: Program, node: ast.AST, depth: int = 0) -> str:
             return f"{written(program, left, depth + 1)}/{written(program, right, depth + 1)}"
         case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod(), right=right):
             return _filled(program, r"%[sd]", text, right.elts if isinstance(right, ast.Tuple) else [right], depth)
-        case ast.Call(func=ast.Attribute(attr="format", value=ast.Constant(value=str(text))), args=args, keywords=[]):
+        case ast.Call(func=ast.Attribute(attr="format", value=pattern), args=args, keywords=keywords):
+            named = {each.arg: each.value for each in keywords}
+            text = re.sub(
+                r"\{([A-Za-z]\w*)\}", lambda m: _said(program, named.get(m[1]), depth), written(program, pattern)
+            )
             return _filled(program, r"\{\d?\}", text, args, depth)
         case ast.Call() as call:
             return _called(program, call, depth)
     return UNKNOWN
+
+
+def _said(program: Program, value: ast.expr | None, depth: int) -> str:
+    return UNKNOWN if value is None else written(program, value, depth + 1)
 
 
 def _filled(program: Program, mark: str, text: str, values: list[ast.expr], depth: int) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, loops, step_loops, ways
-from lockstep.commands.lint.program import Program, last_name, remembered
+from lockstep.commands.lint.program import Program, bindings, last_name, remembered
 from lockstep.commands.lint.rules.by_ignite import event_of
 from lockstep.commands.lint.rules.groups import is_update
 from lockstep.commands.lint.rules.intervals import stepped_by_hand
+from lockstep.commands.lint.rules.units import unit
 from lockstep.commands.lint.source import Loop
 from lockstep.commands.lint.tree import text_of
 
@@ -30,13 +31,13 @@ class Step:
 
 
 @remembered
-def steps(program: Program, scheduler: ast.Call) -> list[Step]:
+def steps(program: Program, scheduler: ast.Call, name: str = "step") -> list[Step]:
     """The calls that step a schedule, on each way of calls that leads there."""
-    return list(_steps(program, scheduler))
+    return list(_steps(program, scheduler, name))
 
 
-def _steps(program: Program, scheduler: ast.Call) -> Iterator[Step]:
-    for call in program.named.get("step", []):
+def _steps(program: Program, scheduler: ast.Call, name: str) -> Iterator[Step]:
+    for call in program.named.get(name, []):
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
         made, hook = stepped_by_hand(program, call)
         made = made or (_made(program, owner) if owner is not None else [])
@@ -86,6 +87,30 @@ def epoch_loops(program: Program) -> frozenset[Loop]:
     """The loops around those over batches."""
     around = {loop for outer in step_loops(program).values() for loop in outer}
     return frozenset(around - batch_loops(program))
+
+
+def counts_batches(program: Program, step: Step) -> bool:
+    """Whether a step in each batch is told a number of batches: epoch * len(loader) + i, or one that is counted up."""
+    told = [*step.call.args, *(each.value for each in step.call.keywords)][:1] if step.kind == "batch" else []
+    return any(unit(program, each).of_batches or _counted_up(program, each, step.loops) for each in told)
+
+
+def _counted_up(program: Program, number: ast.expr, around: tuple[Loop, ...]) -> bool:
+    """Whether each pass of the loop over batches adds one to a number that no loop sets back."""
+    source = program.owner[number]
+    found = bindings(program, number, number.id) if isinstance(number, ast.Name) else []
+    found = found or source.attributes.get(text_of(number), [])
+    batches = [loop for loop in around if loop in batch_loops(program)]
+    added = [each for each in found if each.kind == "aug"]
+    begun = [each for each in found if each.kind == "value"]
+    return (
+        len(added) == 1
+        and bool(begun)
+        and len(added) + len(begun) == len(found)
+        and isinstance(added[0].value, ast.Constant)
+        and any(loop in batches for path in loops(program, added[0].node) for loop in path)
+        and not any(path for each in begun for path in loops(program, each.node))
+    )
 
 
 def _updates(program: Program, test: ast.expr) -> bool:

@@ -9,6 +9,7 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import LOADERS, step_loops
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.ranks import is_world
+from lockstep.commands.lint.roles import loaders, of_loader
 
 _PER_EPOCH = re.compile(
     r"(step|iter|iteration|batche?|update)s?_?(per|in|each|an|of)_?(an_)?epoch|^(n|num|nb|number_of)_?batches$|^batches$"
@@ -129,12 +130,16 @@ def _of_call(program: Program, call: ast.Call, depth: int) -> Unit:
 def _length(program: Program, node: ast.expr) -> Unit:
     if is_loader(program, node):
         return Unit(batches=1)
-    name = last_name(node).lower()
-    return (
-        Unit(samples=1)
-        if re.search(r"(data)?set$|^data$|samples|images|_ds$|^ds$|sampler$", name)
-        else Unit(vague=True)
-    )
+    named = re.search(r"(data)?set$|^data$|samples|images|_ds$|^ds$|sampler$", last_name(node).lower())
+    return Unit(samples=1) if named or sets(program).intersection(origins(program, node)) else Unit(vague=True)
+
+
+@remembered
+def sets(program: Program) -> frozenset[ast.AST]:
+    """The data sets that loaders are given, by the calls that made them."""
+    given = [of_loader(program, each, "dataset") for each in loaders(program)]
+    made = [one for each in given if each is not None for one in origins(program, each)]
+    return frozenset(each for each in made if isinstance(each, ast.Call))
 
 
 def is_loader(program: Program, node: ast.expr) -> bool:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.calls import definition, method
+from lockstep.commands.lint.flow import option
 from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import inside, step_loops
 from lockstep.commands.lint.program import Program, last_name, qualified
@@ -79,7 +80,9 @@ def _straight(program: Program, made: ast.AST, depth: int = 0) -> bool:
     if name.startswith("torchvision.models.") or name == "timm.create_model":
         kind = name.rpartition(".")[2]
         named = kind in ("get_model", "create_model")
-        return bool(_MODELS.search(str(constant(program, given(program, made, "name", 0))) if named else kind))
+        return bool(_MODELS.search(_text(program, given(program, made, "name", 0)) if named else kind))
+    if (key := _looked_up(program, made.func)) is not None:
+        return bool(_MODELS.search(_text(program, key)))
     if isinstance(made.func, ast.Subscript):  # {"small": Small, "large": Large}[name]()
         kinds = [one for each in origins(program, made.func.value) if isinstance(each, ast.Dict) for one in each.values]
         owners = [definition(program, each) for each in kinds]
@@ -93,6 +96,24 @@ def _straight(program: Program, made: ast.AST, depth: int = 0) -> bool:
         local = [each for each in parts if not qualified(program, each.func).startswith("torch.nn.")]
         return len(parts) == len(made.args) and all(_straight(program, each, depth + 1) for each in local)
     return False
+
+
+def _looked_up(program: Program, function: ast.expr) -> ast.expr | None:
+    """The name in getattr(models, name), and in models.__dict__[name], of torchvision's models."""
+    match function:
+        case ast.Call(func=ast.Name(id="getattr"), args=[owner, key, *_]):
+            return key if qualified(program, owner) == "torchvision.models" else None
+        case ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__"), slice=key):
+            return key if qualified(program, owner) == "torchvision.models" else None
+    return None
+
+
+def _text(program: Program, node: ast.expr | None) -> str:
+    """A name that is written out, or that an option has by default."""
+    found = constant(program, node)
+    if found is ... and isinstance(node, ast.Attribute):
+        found = constant(program, option(program, node.attr)[1])
+    return found if isinstance(found, str) else ""
 
 
 def _forward_is_straight(program: Program, owner: ast.ClassDef, depth: int) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.around import above, function_of
-from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.calls import callee, definition, method
 from lockstep.commands.lint.depends import depends, entering
 from lockstep.commands.lint.guards import guarded
 from lockstep.commands.lint.learning import optimizer_calls
@@ -19,7 +19,7 @@ from lockstep.commands.lint.rules.after_wrapping import after_wrapping, where
 from lockstep.commands.lint.rules.by_fabric import unwrapped_calls
 from lockstep.commands.lint.several import wrapped, wraps
 from lockstep.commands.lint.source import Function
-from lockstep.commands.lint.tree import text_of, walk
+from lockstep.commands.lint.tree import calls, text_of, walk
 
 
 @rule(
@@ -137,7 +137,7 @@ def unwrapped_in_training(program: Program) -> Iterator[Hit]:
     for loop in step_loops(program):
         told = set[ast.Call]()
         for node in inside(program, loop):
-            past = _past(program, node) if isinstance(node, ast.Call) and node.args else []
+            past = _past(program, node) or _held_by(program, node) if isinstance(node, ast.Call) and node.args else []
             if not past or told & set(past) or guarded(program, node):
                 continue
             assert isinstance(node, ast.Call)
@@ -165,6 +165,20 @@ def _past(program: Program, node: ast.Call) -> list[ast.Call]:
     return [each for each in wrapped(program) if each.args and set(origins(program, each.args[0])) & set(made)]
 
 
+def _held_by(program: Program, node: ast.Call) -> list[ast.Call]:
+    """The wrappers that a local module's forward goes past, by a network that the module was given: step(x, y)."""
+    found = list[ast.Call]()
+    for made in origins(program, node.func) if isinstance(node.func, ast.Name | ast.Attribute) else []:
+        owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+        forward = method(program, owner, "forward") if isinstance(owner, ast.ClassDef) else None
+        for each in calls(forward) if forward is not None else []:
+            if wraps(program, each.func):
+                return []
+            owned = isinstance(each.func, ast.Attribute) and each.args and _holds(program, each.func)
+            found += _past(program, each) if owned and not _quietly(program, each) else []
+    return found
+
+
 def _holds(program: Program, node: ast.Attribute) -> bool:
     """Whether an attribute was assigned, and is no method."""
     return origins(program, node) != [node]
@@ -175,26 +189,33 @@ def _trains(program: Program, node: ast.Call, loop: ast.AST, past: list[ast.Call
 
     A method's result has to be what backward() starts from: others fill buffers or regularise.
     """
-    for outer in above(program.owner[node], node):
-        around: list[ast.AST] = list(outer.items) if isinstance(outer, ast.With) else []
-        around += outer.decorator_list if isinstance(outer, Function) else []
-        if any(re.search("no_grad|inference|eval", text_of(item)) for item in around):
-            return False
-    calls = [each for each in inside(program, loop) if isinstance(each, ast.Call)]
-    for each in calls:
+    if _quietly(program, node):
+        return False
+    within = [each for each in inside(program, loop) if isinstance(each, ast.Call)]
+    for each in within:
         if each.args and isinstance(each.func, ast.Name | ast.Attribute) and set(wraps(program, each.func)) & set(past):
             return False
     others = any(
-        each.args and isinstance(each.func, ast.Name | ast.Attribute) and wraps(program, each.func) for each in calls
+        each.args and isinstance(each.func, ast.Name | ast.Attribute) and wraps(program, each.func) for each in within
     )
     method = isinstance(node.func, ast.Attribute) and node.func.attr != "module" and not _holds(program, node.func)
     if not others and not method:
         return True
     return _optimized(program, past) and any(
         depends(program, each.func.value, lambda one: one is node)
-        for each in calls
+        for each in within
         if isinstance(each.func, ast.Attribute) and each.func.attr == "backward"
     )
+
+
+def _quietly(program: Program, node: ast.AST) -> bool:
+    """Whether gradients are switched off around a place."""
+    for outer in above(program.owner[node], node):
+        around: list[ast.AST] = list(outer.items) if isinstance(outer, ast.With) else []
+        around += outer.decorator_list if isinstance(outer, Function) else []
+        if any(re.search("no_grad|inference|eval", text_of(item)) for item in around):
+            return True
+    return False
 
 
 def _optimized(program: Program, past: list[ast.Call]) -> bool:
