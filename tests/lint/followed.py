@@ -304,3 +304,27 @@ if __name__ == "__main__":
     mp.spawn(main, args=(2, int(os.environ["PORT"])), nprocs=2)
 """
 pair("LS305", URL, "29500", "port")
+
+TABLE = """\
+class Schedules:
+    def __init__(self, cfg):
+        self.cfg = cfg
+    def build(self, opt, loader):
+        table = {"cosine": self.cosine, "step": self.falling}
+        return table[self.cfg.schedule](opt, len(loader))
+    def cosine(self, opt, n):
+        return torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=self.cfg.epochs * n)
+    def falling(self, opt, n):
+        return torch.optim.lr_scheduler.StepLR(opt, self.cfg.step_epochs * n)
+def main(cfg):
+    model = Net(); opt = torch.optim.SGD(model.parameters(), lr=cfg.lr)
+    loader = DataLoader(make(640), batch_size=8, shuffle=True)
+    schedule = Schedules(cfg).build(opt, loader)
+    for epoch in range(cfg.epochs):
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+        @@
+main(None)
+"""
+pair("LS210", TABLE, "schedule.step()", "pass")
+pair("LS210", TABLE.replace("table[self.cfg.schedule]", "table.get(self.cfg.schedule)"), "schedule.step()", "pass")

@@ -56,6 +56,13 @@ def _only(program: Program, node: ast.Name | ast.Attribute) -> Binding | None:
     return found[0] if len(found) == 1 else None
 
 
+def table(program: Program, holder: ast.AST) -> ast.Dict | None:
+    """The dictionary that is written out, here or where a name is bound once."""
+    only = _only(program, holder) if isinstance(holder, ast.Name | ast.Attribute) else None
+    made = only.value if only is not None and only.kind == "value" and not only.path else holder
+    return made if isinstance(made, ast.Dict) else None
+
+
 def _function(found: _Meaning) -> Function | None:
     return found if isinstance(found, Function) else None
 

@@ -2,7 +2,7 @@
 
 import ast
 
-from lockstep.commands.lint.aliases import by_value, hooks
+from lockstep.commands.lint.aliases import by_value, hooks, table
 from lockstep.commands.lint.around import class_of, function_of
 from lockstep.commands.lint.objects import bases, class_behind
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
@@ -132,9 +132,34 @@ def _callee(program: Program, call: ast.Call) -> Function | None:
 
 @remembered
 def called(program: Program, call: ast.Call) -> list[Function]:
-    """The local functions that a call may run at once: one, or the callbacks' hooks of its name."""
+    """The local functions that a call may run at once: one, those of a table, or the callbacks' hooks of its name."""
     found = callee(program, call)
-    return [*([found] if found is not None else []), *(hook for hook, _ in hooks(program, call, found))]
+    known = [found] if found is not None else chosen(program, call)
+    return [*known, *(hook for hook, _ in hooks(program, call, found))]
+
+
+@remembered
+def chosen(program: Program, call: ast.Call) -> list[Function]:
+    """The local functions of a table that is written out, of which a call runs one: TABLE[name](x), TABLE.get(name)(x).
+
+    Nothing where one of its entries is anything else.
+    """
+    match call.func:
+        case ast.Subscript(value=holder) | ast.Call(func=ast.Attribute(value=holder, attr="get"), args=[_]):
+            made = table(program, holder)
+        case _:
+            made = None
+    found = [_entry(program, each) for each in made.values] if made is not None else []
+    return list(dict.fromkeys(each for each in found if each is not None)) if None not in found else []
+
+
+def _entry(program: Program, node: ast.expr) -> Function | None:
+    """The local function, or the method of self, that a table's entry names."""
+    found = definition(program, node)
+    if found is None and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        own = class_of(program.owner[node], node) if node.value.id == "self" else None
+        found = _of_self(program, own, node.attr) if own is not None else None
+    return found if isinstance(found, Function) else None
 
 
 def given_back(program: Program, call: ast.Call, path: tuple[int, ...]) -> ast.expr | None:

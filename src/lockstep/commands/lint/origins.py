@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from lockstep.commands.lint.around import class_of, function_of
-from lockstep.commands.lint.calls import callee, given_back
+from lockstep.commands.lint.calls import callee, chosen, given_back
 from lockstep.commands.lint.ddp import asks_for_wrapper, is_ddp, is_wrapper
 from lockstep.commands.lint.filled import filled_elsewhere
 from lockstep.commands.lint.owners import kinds
@@ -221,6 +221,12 @@ def _inner(program: Program, made: ast.AST, depth: int) -> list[ast.AST]:
 
 def _of_call(program: Program, call: ast.Call, path: tuple[int, ...], depth: int) -> Iterator[ast.AST]:
     function, name = callee(program, call), last_name(call.func)
+    if function is None and (several := chosen(program, call)) and _goes_on(program, depth):
+        values = [each for one in several for each in returns(program, one) if each is not None]
+        for value in values:
+            yield from _along(program, value, path, depth + 1)
+        yield from [] if values else [call]
+        return
     if function is not None and function.name != "__init__" and _goes_on(program, depth):
         returned = [each for each in returns(program, function) if each is not None]
         for value in returned:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.commands.lint.aliases import filled, hooks
-from lockstep.commands.lint.calls import callee, definition
+from lockstep.commands.lint.calls import callee, chosen, definition
 from lockstep.commands.lint.program import Program, bindings, last_name
 from lockstep.commands.lint.source import Function, parameters
 
@@ -45,6 +45,8 @@ def _sites(program: Program, call: ast.Call) -> Iterator[Site]:
             through = isinstance(definition(program, call.func.value), ast.ClassDef)
             bound_here = not through or any(last_name(each) == "classmethod" for each in function.decorator_list)
         yield Site(call, function, _spread(program, call, function, int(bound_here)), int(bound_here))
+    for one in chosen(program, call) if function is None else ():
+        yield Site(call, one, list(call.args), int(isinstance(program.owner[one].parents[one], ast.ClassDef)))
     yield from (Site(call, hook, given, 1) for hook, given in hooks(program, call, function))
     name = last_name(call.func)
     keywords = {each.arg: each.value for each in call.keywords}
