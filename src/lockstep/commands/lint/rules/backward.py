@@ -70,7 +70,7 @@ def _idle(program: Program, function: Function | None) -> bool:
     own = set(walk(function))
     return not function.decorator_list and not any(
         function.name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", ""))
-        or function.name in (getattr(node, "name", ""), getattr(node, "asname", ""), "*")
+        or function.name in (getattr(node, "name", ""), getattr(node, "asname", ""))
         for source in program.sources
         if function.name in source.text
         for node in source.of(ast.Name, ast.Attribute, ast.Constant, ast.alias)

@@ -1,6 +1,7 @@
 """Models that are made anew for a test: their weights are loaded, and eval() is said to another object, or to none."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from lockstep.commands.lint.around import above, function_of
@@ -10,7 +11,7 @@ from lockstep.commands.lint.places import calls_in, collects, evaluation_loops, 
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified
 from lockstep.commands.lint.results import returns
 from lockstep.commands.lint.source import Function, Loop
-from lockstep.commands.lint.tree import walk
+from lockstep.commands.lint.tree import text_of, walk
 
 _MAKERS = ("torchvision.models.", "timm.create_model", "timm.models.")
 _MODES = ("eval", "train", "apply", "modules", "named_modules", "children")
@@ -43,9 +44,17 @@ def _is_fresh(program: Program, node: ast.expr | None, depth: int = 0) -> bool:
             owner = definition(program, node.func)
             if isinstance(owner, ast.ClassDef):
                 own = method(program, owner, "forward") is not None and method(program, owner, "train") is None
-                return own and not any(isinstance(e, ast.Call) and last_name(e.func) in _MODES for e in walk(owner))
+                says = any(isinstance(each, ast.Call) and last_name(each.func) in _MODES for each in walk(owner))
+                return own and not says and _changes(program, owner)
             return qualified(program, node.func).startswith(_MAKERS)
     return False
+
+
+def _changes(program: Program, owner: ast.ClassDef) -> bool:
+    """Whether a local module has anything in it that changes with the mode, by itself or by what it is made of."""
+    parts = [definition(program, each.func) for each in walk(owner) if isinstance(each, ast.Call)]
+    texts = map(text_of, [owner, *(each for each in parts if isinstance(each, ast.ClassDef))])
+    return any(re.search(r"[Dd]ropout|[Bb]atch_?[Nn]orm|models\.|timm|hub\.|Transformer", text) for text in texts)
 
 
 def _tests(program: Program, model: ast.Name) -> Iterator[ast.AST]:
@@ -85,5 +94,5 @@ def _judges(program: Program, function: Function) -> bool:
     nodes = set(inside(program, function))
     loops = [each for each in evaluation_loops(program) if each in nodes]
     silent = _is_quiet(function) or any(isinstance(e, ast.With) and any(quiet(i) for i in e.items) for e in nodes)
-    said = any(isinstance(each, ast.Attribute) and each.attr in ("eval", "train") for each in nodes)
+    said = any(isinstance(each, ast.Call) and re.search("eval|train", last_name(each.func)) for each in nodes)
     return bool(loops) and silent and not said and not any(collects(program, each) for each in loops)

@@ -44,8 +44,9 @@ def scheduler_steps(program: Program) -> Iterator[Hit]:
 
 def _judged(program: Program, scheduler: ast.Call) -> Hit | None:
     found, every = lengths(program, scheduler), steps(program, scheduler)
-    for step in every:
-        if step.told and counts_batches(program, step) and any(each.of_epochs for each in found.units):
+    counts = not (found.converted or found.of_function)
+    for step in every if counts and any(each.of_epochs for each in found.units) else ():
+        if step.told and counts_batches(program, step):
             return Hit(step.call, "told the batch, made for epochs")
     known = [each for each in every if not each.told]
     for step in known:

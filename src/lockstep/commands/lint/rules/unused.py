@@ -80,9 +80,11 @@ def _straight(program: Program, made: ast.AST, depth: int = 0) -> bool:
     if name.startswith("torchvision.models.") or name == "timm.create_model":
         kind = name.rpartition(".")[2]
         named = kind in ("get_model", "create_model")
-        return bool(_MODELS.search(_text(program, given(program, made, "name", 0)) if named else kind))
+        key = given(program, made, "name", 0) if named else ast.Constant(kind)
+        by_option = _chosen(program, key) if name.startswith("torchvision.") else constant(program, key)
+        return bool(_MODELS.search(str(by_option)))
     if (key := _looked_up(program, made.func)) is not None:
-        return bool(_MODELS.search(_text(program, key)))
+        return bool(_MODELS.search(_chosen(program, key)))
     if isinstance(made.func, ast.Subscript):  # {"small": Small, "large": Large}[name]()
         kinds = [one for each in origins(program, made.func.value) if isinstance(each, ast.Dict) for one in each.values]
         owners = [definition(program, each) for each in kinds]
@@ -108,10 +110,11 @@ def _looked_up(program: Program, function: ast.expr) -> ast.expr | None:
     return None
 
 
-def _text(program: Program, node: ast.expr | None) -> str:
-    """A name that is written out, or that an option has by default."""
+def _chosen(program: Program, node: ast.expr | None) -> str:
+    """A name that is written out, or that an option has by default in a program that minds no model's second output."""
     found = constant(program, node)
-    if found is ... and isinstance(node, ast.Attribute):
+    minds = any(re.search("inception|googlenet|aux", source.lower) for source in program.sources)
+    if found is ... and isinstance(node, ast.Attribute) and not minds:
         found = constant(program, option(program, node.attr)[1])
     return found if isinstance(found, str) else ""
 
