@@ -328,3 +328,92 @@ main(None)
 """
 pair("LS210", TABLE, "schedule.step()", "pass")
 pair("LS210", TABLE.replace("table[self.cfg.schedule]", "table.get(self.cfg.schedule)"), "schedule.step()", "pass")
+
+DECLARED = """\
+import argparse
+parser = argparse.ArgumentParser()
+for name, default in (("--@@", 0), ("--epochs", 3)):
+    parser.add_argument(name, type=int, default=default)
+args = parser.parse_args()
+def main():
+    torch.cuda.set_device(LOCAL)
+    dist.init_process_group("nccl")
+    DDP(Net().cuda())
+    dist.destroy_process_group()
+main()
+"""
+FOLLOWED.append(("LS304", {"train": DECLARED.replace("@@", "local_rank").replace("LOCAL", "args.local_rank")}))
+STARTED = 'int(os.environ["LOCAL_RANK"])'
+FOLLOWED.append(("", {"train": DECLARED.replace("@@", "local_rank").replace("LOCAL", STARTED)}))
+
+PORT = """\
+BASE = 29500
+def main():
+    os.environ["MASTER_PORT"] = str(@@)
+    dist.init_process_group("gloo")
+    DDP(Net())
+    dist.destroy_process_group()
+main()
+"""
+pair("LS305", PORT, "BASE + 2 * 11", 'BASE + int(os.environ["JOB"]) % 1000')
+
+WRITER = """\
+class Silent:
+    def add(self, name, value):
+        pass
+class Writer(Silent):
+    def add(self, name, value):
+        REDUCED
+        print(name, value)
+def main():
+    dist.init_process_group("gloo")
+    writer = Writer() if dist.get_rank() == 0 else None
+    loss = torch.ones(1)
+    BEFORE
+    if writer is not None:
+        writer.add("loss", loss)
+    dist.destroy_process_group()
+main()
+"""
+FOLLOWED.append(("LS308", {"train": WRITER.replace("REDUCED", "dist.all_reduce(value)").replace("BEFORE", "pass")}))
+FOLLOWED.append(("", {"train": WRITER.replace("REDUCED", "pass").replace("BEFORE", "dist.all_reduce(loss)")}))
+
+COLLATE = """\
+class Collate:
+    def __init__(self, device):
+        self.device = device
+    def __call__(self, batch):
+        x, y = zip(*batch)
+        return torch.stack(x).to(self.device), torch.stack(y)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+for x, y in DataLoader(make(64), batch_size=8, num_workers=4, collate_fn=Collate(@@)):
+    print(x.to(device), y)
+"""
+pair("LS315", COLLATE, "device", '"cpu"')
+pair("LS315", COLLATE, '"cuda"', "torch.device('cpu')")
+
+CHILD = """\
+import multiprocessing
+def work(rank):
+    @@
+def main():
+    model = Net().cuda()
+    child = multiprocessing.Process(target=work, args=(0,))
+    child.start(); print(model); child.join()
+if __name__ == "__main__":
+    main()
+"""
+pair("LS315", CHILD, 'print(torch.ones(1, device="cuda"))', 'print("written by", rank)')
+
+ALL_SUMS = """\
+def main():
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    stats = {"right": torch.tensor(3)@@, "seen": torch.tensor(4)@@}
+    for each in stats.values():
+        dist.all_reduce(each)
+    print(stats)
+    dist.destroy_process_group()
+main()
+"""
+pair("LS316", ALL_SUMS, "", ".cuda()")

@@ -1,8 +1,10 @@
 """What plays which part in a program: loaders, their samplers and data sets, wrapped models, the frameworks in use."""
 
 import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from lockstep.commands.lint.aliases import filled
 from lockstep.commands.lint.calls import definition, method
@@ -17,6 +19,12 @@ _DATASETS = re.compile(
     r"^torchvision\.datasets\.|^datasets\.(MNIST|FashionMNIST|KMNIST|EMNIST|QMNIST|CIFAR10|CIFAR100|SVHN|STL10|ImageFolder"
     r"|Caltech\w+|Flowers102|Food101|OxfordIIITPet|CelebA|Places365|StanfordCars|FGVCAircraft|DTD|GTSRB|USPS|VOC\w+)$"
 )
+_WORKED: dict[type[ast.operator], Callable[[int, int], int]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
+}
+_KINDS: dict[str, Callable[[Any], object]] = {"int": int, "float": float, "str": str}
+_DEEP, _MANY = 4, 4  # operations within operations; ways to one value
 _POSITIONS = {"dataset": 0, "batch_size": 1, "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5}
 
 
@@ -112,11 +120,26 @@ def drops(program: Program, sampler: ast.Call) -> bool:
     return any(constant(program, given(program, each, "drop_last", 5)) is True for each in [sampler, *made])
 
 
-def constant(program: Program, node: ast.expr | None) -> object:
-    """A value that is written out, wherever it comes from; Ellipsis where there is none, or more than one."""
-    made = origins(program, node) if node else []
-    values = {(type(each.value), each.value) if isinstance(each, ast.Constant) else (None, ...) for each in made}
-    return values.pop()[1] if len(values) == 1 else ...
+def constant(program: Program, node: ast.expr | None, depth: int = 0) -> object:
+    """A value that is written out or worked out of such, wherever it comes from; Ellipsis for none, or several."""
+    made = origins(program, node) if node and depth < _DEEP else []
+    found = [_worked_out(program, each, depth if len(made) < _MANY else _DEEP) for each in made]
+    values = {(type(each), each) for each in found}
+    return found[0] if len(values) == 1 else ...
+
+
+def _worked_out(program: Program, made: ast.AST, depth: int) -> Any:
+    """The value of a constant, of whole numbers added and multiplied, and of int(), float() and str() of one."""
+    match made:
+        case ast.Constant(value=value):
+            return value
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _WORKED:
+            one, other = constant(program, left, depth + 1), constant(program, right, depth + 1)
+            return _WORKED[type(op)](one, other) if type(one) is type(other) is int and other else ...
+        case ast.Call(func=ast.Name(id="int" | "float" | "str" as name), args=[inner], keywords=[]):
+            found = constant(program, inner, depth + 1)
+            return _KINDS[name](found) if type(found) in (int, float) else ...
+    return ...
 
 
 @remembered

@@ -8,7 +8,7 @@ from lockstep.commands.lint.around import above, function_of
 from lockstep.commands.lint.calls import callee
 from lockstep.commands.lint.flow import own_nodes
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.parts import attribute_bindings
+from lockstep.commands.lint.parts import attribute_bindings, turns
 from lockstep.commands.lint.program import Program, bindings, last_name, qualified, remembered
 from lockstep.commands.lint.reaching import reaching
 from lockstep.commands.lint.results import returns
@@ -224,6 +224,9 @@ def _made_on_cpu(program: Program, node: ast.expr) -> bool:
                 known = sites(program, function) if isinstance(function, Function) else []
                 given_ones = [argument(site, name) for site in known]
                 return any(each is not None and _made_on_cpu(program, each) for each in given_ones)
+            if [each.kind for each in bound] == ["item"] and bound[0].value is not None:
+                taken = list(turns(bound[0].value, bound[0].path, lambda each: origins(program, each)))
+                return bool(taken) and all(isinstance(e, ast.expr) and _made_on_cpu(program, e) for e, _ in taken)
             known_all = len(values) == len(bound) > 0
             return known_all and all(
                 isinstance(each, ast.Call | ast.Name | ast.BinOp) and _made_on_cpu(program, each) for each in values

@@ -56,13 +56,24 @@ def _forks(program: Program) -> set[ast.AST]:
         if (
             name == "os.fork"
             or (name.endswith("start_processes") and way == "fork")
-            or (name.endswith("multiprocessing.Process") and not anew)
+            or (name.endswith("multiprocessing.Process") and not anew and _may_use_cuda(program, call))
             or (last == "Process" and "fork" in ways)
             or (pooled and not anew and _mapped_on_cuda(program))
             or (last == "notebook_launcher" and name.startswith("accelerate"))
         ):
             found.add(call)
     return found
+
+
+def _may_use_cuda(program: Program, process: ast.Call) -> bool:
+    """Whether a process runs what nobody knows, or something of torch."""
+    target = given(program, process, "target", 1)
+    run = definition(program, target) if target is not None else None
+    return run is None or any(
+        isinstance(each, ast.Call)
+        and (last_name(each.func) in ("to", "cuda") or qualified(program, each.func).startswith("torch."))
+        for each in inside(program, run)
+    )
 
 
 def _mapped_on_cuda(program: Program) -> bool:
@@ -95,7 +106,11 @@ def _workers_on_cuda(program: Program) -> Iterator[tuple[ast.Call, str]]:
         for made in origins(program, collate) if collate is not None else []:
             filled = isinstance(made, ast.Call) and last_name(made.func) == "partial" and made.args
             each = made.args[0] if isinstance(made, ast.Call) and filled else made
-            run.append((definition(program, each) or each, "collate_fn"))
+            owner = definition(program, made.func) if isinstance(made, ast.Call) else None
+            called = (
+                method(program, owner, "__call__") if isinstance(owner, ast.ClassDef) else definition(program, each)
+            )
+            run.append((called or each, "collate_fn"))
     told = set[ast.AST]()
     for function, what in run:
         for node in walk(definition(program, function) or function):
@@ -168,4 +183,10 @@ def _starts_cuda(program: Program, call: ast.Call) -> bool:
 
 
 def _is_gpu(program: Program, node: ast.expr) -> bool:
-    return any("cuda" in (text := text_of(each)) and "cpu" not in text for each in origins(program, node))
+    for made in origins(program, node):
+        if isinstance(made, ast.Call) and qualified(program, made.func) == "torch.device" and made.args:
+            if made.args[0] is not node and _is_gpu(program, made.args[0]):
+                return True
+        elif "cuda" in (text := text_of(made)) and "cpu" not in text:
+            return True
+    return False

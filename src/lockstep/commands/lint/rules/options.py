@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.commands.lint.around import function_of
 from lockstep.commands.lint.calls import callee, definition
 from lockstep.commands.lint.origins import origins
-from lockstep.commands.lint.program import Program, last_name
+from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.rule import Hit, rule
 from lockstep.commands.lint.source import Binding, Function, Source, parameters
 from lockstep.commands.lint.tree import text_of, walk
@@ -32,7 +32,8 @@ def local_rank_argument(program: Program) -> Iterator[Hit]:
         return
     read = any(re.search(r"(?<!def )(\.|\[['\"])local_rank\b", source.text) for source in program.sources)
     for call in [call for name in _DECLARES for call in program.named.get(name, [])]:
-        names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+        texts = [each for part in call.args for each in origins(program, part)]
+        names = [str(each.value) for each in texts if isinstance(each, ast.Constant)]
         asked = {"--local_rank", "--local-rank"} & set(names) or (
             last_name(call.func).startswith("DEFINE") and "local_rank" in names
         )
@@ -56,10 +57,8 @@ def _is_told(program: Program) -> bool:
                     return True
                 case ast.Constant(value=str(text)) if re.fullmatch(r"--local[_-]rank[= ]?", text):
                     parent = source.parents[node]
-                    told = isinstance(parent, ast.Call) and (
-                        last_name(parent.func) in _DECLARES or callee(program, parent) is not None
-                    )
-                    if not told:
+                    handed = isinstance(parent, ast.Call) and callee(program, parent) is not None
+                    if not handed and node not in _names_of_options(program):
                         return True  # the program starts processes with it
                 case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in _TOLD:
                     return True
@@ -68,6 +67,13 @@ def _is_told(program: Program) -> bool:
             if any(value is not None and not _same(program, value) for value in known):
                 return True
     return False
+
+
+@remembered
+def _names_of_options(program: Program) -> frozenset[ast.AST]:
+    """The texts that options are declared by, wherever they stand: `for name in ("--lr", "--local_rank"): ...`."""
+    declared = [call for name in _DECLARES for call in program.named.get(name, [])]
+    return frozenset(made for call in declared for part in call.args for made in (part, *origins(program, part)))
 
 
 def _is_prose(source: Source, node: ast.AST) -> bool:
