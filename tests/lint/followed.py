@@ -417,3 +417,44 @@ def main():
 main()
 """
 pair("LS316", ALL_SUMS, "", ".cuda()")
+
+OWN_LENGTH = """\
+def main(args):
+    dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    train = make(6400); sampler = DistributedSampler(train)
+    own = args.batch_size // world
+    loader = DataLoader(train, batch_size=own, sampler=sampler)
+    model = DDP(Net()); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    s = torch.optim.lr_scheduler.CosineAnnealingLR(opt, len(@@) // own * args.epochs)
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step(); s.step()
+    dist.destroy_process_group()
+main(None)
+"""
+pair("LS210", OWN_LENGTH, "train", "sampler")
+
+UNSURE = """\
+class Drop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.drop = nn.Linear(10, 2), nn.Dropout(0.5)
+    def forward(self, x):
+        return self.drop(self.fc(x))
+def main():
+    model = Drop(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(make(64), 8, shuffle=True):
+        opt.zero_grad(); F.cross_entropy(model(x), y).backward(); opt.step()
+    torch.save(model.state_dict(), "a.pt")
+def @@(times):
+    net = Drop(); right = 0
+    net.load_state_dict(torch.load("a.pt", map_location="cpu", weights_only=True))
+    with torch.no_grad():
+        for x, y in DataLoader(make(32), 8):
+            right += (torch.stack([net(x) for _ in range(times)]).mean(0).argmax(1) == y).sum()
+    return right
+main(); print(@@(8))
+"""
+pair("LS214", UNSURE, "accuracy", "mc_dropout")

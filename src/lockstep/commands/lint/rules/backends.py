@@ -226,7 +226,9 @@ def _made_on_cpu(program: Program, node: ast.expr) -> bool:
                 return any(each is not None and _made_on_cpu(program, each) for each in given_ones)
             if [each.kind for each in bound] == ["item"] and bound[0].value is not None:
                 taken = list(turns(bound[0].value, bound[0].path, lambda each: origins(program, each)))
-                return bool(taken) and all(isinstance(e, ast.expr) and _made_on_cpu(program, e) for e, _ in taken)
+                return bool(taken) and all(
+                    isinstance(e, ast.expr) and not path and _made_on_cpu(program, e) for e, path in taken
+                )
             known_all = len(values) == len(bound) > 0
             return known_all and all(
                 isinstance(each, ast.Call | ast.Name | ast.BinOp) and _made_on_cpu(program, each) for each in values

@@ -14,6 +14,8 @@ from lockstep.commands.lint.source import Function, Loop
 from lockstep.commands.lint.tree import text_of, walk
 
 _MAKERS = ("torchvision.models.", "timm.create_model", "timm.models.")
+# functions that mean to run a model in training mode: for its uncertainty, for batch norm's statistics
+ON_PURPOSE = re.compile(r"mc_|monte|uncert|bn|norm|calib|recal|stochastic|adapt|warm|dropout|collect|stat|ema|swa")
 _MODES = ("eval", "train", "apply", "modules", "named_modules", "children")
 
 
@@ -61,6 +63,8 @@ def _tests(program: Program, model: ast.Name) -> Iterator[ast.AST]:
     """The tests of a name's model in its own function; none where its mode may be said, or it goes elsewhere."""
     source, home = program.owner[model], function_of(program.owner[model], model)
     found = list[ast.AST]()
+    if home is not None and ON_PURPOSE.search(home.name.lower()):
+        return
     for node in walk(home) if home is not None else [e for e in source.nodes if function_of(source, e) is None]:
         if not isinstance(node, ast.Name) or node.id != model.id or isinstance(node.ctx, ast.Store):
             continue
@@ -95,4 +99,5 @@ def _judges(program: Program, function: Function) -> bool:
     loops = [each for each in evaluation_loops(program) if each in nodes]
     silent = _is_quiet(function) or any(isinstance(e, ast.With) and any(quiet(i) for i in e.items) for e in nodes)
     said = any(isinstance(each, ast.Call) and re.search("eval|train", last_name(each.func)) for each in nodes)
+    said = said or bool(ON_PURPOSE.search(function.name.lower()))
     return bool(loops) and silent and not said and not any(collects(program, each) for each in loops)

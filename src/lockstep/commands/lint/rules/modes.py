@@ -15,7 +15,7 @@ from lockstep.commands.lint.rule import Edit, Hit, insert, rule
 from lockstep.commands.lint.rules.after_wrapping import after_wrapping, where
 from lockstep.commands.lint.rules.averaged import evaluates_another
 from lockstep.commands.lint.rules.by_ignite import never_trains, training_mode
-from lockstep.commands.lint.rules.fresh import fresh_and_tested
+from lockstep.commands.lint.rules.fresh import ON_PURPOSE, fresh_and_tested
 from lockstep.commands.lint.several import lightning
 from lockstep.commands.lint.sites import sites
 from lockstep.commands.lint.source import Function, Loop
@@ -106,16 +106,13 @@ def _said_and_evaluated(program: Program) -> Iterator[Hit]:
         yield Hit(node if isinstance(node, ast.stmt) else statement_of(program.owner[node], node))
 
 
-_ON_PURPOSE = re.compile(r"mc_|monte|uncert|bn|norm|calib|recal|stochastic|adapt|warm|dropout|collect|stat|ema|swa")
-
-
 def _judges(program: Program, one: Pass, uses: list[Use]) -> bool:
     """Whether a pass without backward is an evaluation, and its function no update of batch norm's statistics."""
     function = function_of(program.owner[one.loop], one.loop)
     name = function.name.lower() if function is not None else ""
     text = text_of(function) if function is not None else program.owner[one.loop].text
     named = re.search(r"eval|test|valid", name)
-    if collects(program, one.loop) or (_ON_PURPOSE.search(name) and not named):
+    if collects(program, one.loop) or (ON_PURPOSE.search(name) and not named):
         return False
     measured = re.search(r"argmax|topk|acc|correct|\.max\(|metric|score|loss", text)
     return bool(measured) and (bool(named) or not any(use.gradients for use in uses))
@@ -137,7 +134,8 @@ def _looks_like_evaluation(program: Program, loop: ast.AST) -> bool:
     text = text_of(function) if function else text_of(loop)
     around = [item.context_expr for each in above(source, loop) if isinstance(each, ast.With) for item in each.items]
     text += "".join(map(text_of, [*around, *_decorators(program, function)]))
-    return not collects(program, loop) and (
+    sampled = function is not None and re.search(r"mc_|monte|uncert|stochastic", function.name.lower())
+    return not (collects(program, loop) or sampled) and (
         "no_grad" in text
         or "inference_mode" in text
         or bool(function and re.search(r"eval|test|valid", function.name.lower()))

@@ -9,7 +9,7 @@ from lockstep.commands.lint.origins import origins
 from lockstep.commands.lint.places import LOADERS, step_loops
 from lockstep.commands.lint.program import Program, last_name, remembered
 from lockstep.commands.lint.ranks import is_world
-from lockstep.commands.lint.roles import loaders, of_loader
+from lockstep.commands.lint.roles import SHARDING, loaders, of_loader
 
 _PER_EPOCH = re.compile(
     r"(step|iter|iteration|batche?|update)s?_?(per|in|each|an|of)_?(an_)?epoch|^(n|num|nb|number_of)_?batches$|^batches$"
@@ -130,8 +130,11 @@ def _of_call(program: Program, call: ast.Call, depth: int) -> Unit:
 def _length(program: Program, node: ast.expr) -> Unit:
     if is_loader(program, node):
         return Unit(batches=1)
+    made = origins(program, node)
+    if any(isinstance(each, ast.Call) and last_name(each.func) in SHARDING for each in made):
+        return Unit(samples=1, world=-1)  # a sampler's: those of one process
     named = re.search(r"(data)?set$|^data$|samples|images|_ds$|^ds$|sampler$", last_name(node).lower())
-    return Unit(samples=1) if named or sets(program).intersection(origins(program, node)) else Unit(vague=True)
+    return Unit(samples=1) if named or sets(program).intersection(made) else Unit(vague=True)
 
 
 @remembered
