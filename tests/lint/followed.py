@@ -458,3 +458,35 @@ def @@(times):
 main(); print(@@(8))
 """
 pair("LS214", UNSURE, "accuracy", "mc_dropout")
+
+DECORATED = """\
+import functools
+def on_first(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args) if FIRST else None
+    return inner
+def grouped(backend):
+    def decorate(function):
+        def inner(*args):
+            dist.init_process_group(backend)
+            function(*args)
+            dist.destroy_process_group()
+        return inner
+    return decorate
+@on_first
+def tell(text):
+    print(text)
+@@
+@grouped("gloo")
+def work():
+    DDP(Net())
+    tell(dist.get_world_size())
+work()
+"""
+ASKS, KNOWS = "dist.get_rank() == 0", 'os.environ["RANK"] == "0"'
+pair("LS307", DECORATED.replace("FIRST", ASKS), 'tell("beginning")', 'print("beginning")')
+pair("LS307", DECORATED.replace("@@", 'tell("beginning")').replace("FIRST", "@@"), ASKS, KNOWS)
+
+OPTIONS_LENGTH = LENGTH.replace("cfg.batch_size", 'cfg["batch"]').replace("cfg.epochs", 'cfg["epochs"]')
+pair("LS210", OPTIONS_LENGTH, 'len(train) // cfg["batch"]', 'len(train) // (cfg["batch"] * world)')

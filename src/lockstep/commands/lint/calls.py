@@ -185,3 +185,15 @@ def lambdas(program: Program, call: ast.Call) -> list[ast.Lambda]:
 def instance_of(program: Program, node: ast.AST) -> ast.ClassDef | None:
     """The local class of an object, where the name or attribute was bound to what the class returns."""
     return class_behind(program, node, definition)
+
+
+def property_of(program: Program, node: ast.Attribute) -> Function | None:
+    """The property of a local class's object that is read here."""
+    known = [
+        each
+        for each in program.methods.get(node.attr, [])
+        if any(last_name(mark) in ("property", "cached_property") for mark in each.decorator_list)
+    ]
+    owner = instance_of(program, node.value) if known else None
+    found = method(program, owner, node.attr) if owner is not None else None
+    return found if found in known else None

@@ -4,8 +4,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lockstep.commands.lint.calls import callee, definition, instance_of, lineage, method
-from lockstep.commands.lint.program import Program, files_of, last_name, remembered
+from lockstep.commands.lint.aliases import made_inside
+from lockstep.commands.lint.calls import callee, definition, lineage, method, property_of
+from lockstep.commands.lint.program import Program, files_of, remembered
 from lockstep.commands.lint.source import Binding, Function, Source
 from lockstep.commands.lint.tree import children, text_of, walk
 
@@ -161,7 +162,7 @@ def _expression(way: _Walk, node: ast.AST, frame: _Frame, under: Under) -> Itera
             if isinstance(node, ast.Attribute):
                 yield from _expression(way, node.value, frame, under)
             yield Step(node, _conditions(frame, under))
-            shown = _property(way.program, node) if isinstance(node, ast.Attribute) else None
+            shown = property_of(way.program, node) if isinstance(node, ast.Attribute) else None
             if shown is not None:
                 yield from _run(way, shown, frame, under)
         case _:
@@ -202,18 +203,6 @@ def _factory(way: _Walk, factory: ast.keyword, frame: _Frame, under: Under) -> I
         yield Step(factory, _conditions(frame, under))
 
 
-def _property(program: Program, node: ast.Attribute) -> Function | None:
-    """The property of a local class's object that is read here."""
-    known = [each for each in program.methods.get(node.attr, []) if any(map(_shows, each.decorator_list))]
-    owner = instance_of(program, node.value) if known else None
-    found = method(program, owner, node.attr) if owner is not None else None
-    return found if found in known else None
-
-
-def _shows(decorator: ast.expr) -> bool:
-    return last_name(decorator) in ("property", "cached_property")
-
-
 def _conditions(frame: _Frame, under: Under) -> Under:
     return (*frame.conditions, *under, *([frame.left] if frame.left is not None else []))
 
@@ -226,7 +215,12 @@ def _run(way: _Walk, function: Function, frame: _Frame, under: Under) -> Iterato
     way.seen.add((function, not conditions))
     for decorator in function.decorator_list:
         local = definition(way.program, decorator.func if isinstance(decorator, ast.Call) else decorator)
-        if local is not None:  # what stands around the function runs with it
+        plain = isinstance(local, Function) and not isinstance(decorator, ast.Call)
+        inner = made_inside(way.program, local) if plain and isinstance(local, Function) else None
+        if inner is not None and (inner, not conditions) not in way.seen:  # it is called in the function's place
+            way.seen.add((inner, not conditions))
+            yield from _block(way, inner.body, _Frame(frame.depth + 1, conditions), ())
+        elif local is not None:  # what stands around the function runs with it
             yield from (Step(each, (*conditions, local)) for each in walk(local) if isinstance(each, ast.Call))
     yield from _block(way, function.body, _Frame(frame.depth + 1, conditions), ())
 

@@ -211,7 +211,10 @@ def _made_on_cpu(program: Program, node: ast.expr) -> bool:
             back = returns(program, maker) if maker is not None and maker.name != "__init__" else []
             if back:
                 return all(each is not None and _made_on_cpu(program, each) for each in back)
-            return qualified(program, node.func) in _MAKERS and not placed
+            listed = qualified(program, node.func) == "torch.as_tensor" and isinstance(
+                next(iter(node.args), None), ast.List
+            )
+            return (listed or qualified(program, node.func) in _MAKERS) and not placed
         case ast.Attribute(attr=name):
             set_to = [each for each in attribute_bindings(program, name) if each.kind != "aug"]
             inner = [each.value if each.kind == "value" and not each.path else None for each in set_to]

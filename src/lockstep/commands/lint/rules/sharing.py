@@ -8,6 +8,7 @@ from lockstep.commands.lint.parts import attribute_bindings
 from lockstep.commands.lint.program import Program, last_name
 from lockstep.commands.lint.ranks import is_world
 from lockstep.commands.lint.roles import of_loader, sharding, training_loaders
+from lockstep.commands.lint.tree import text_of
 
 
 def of_all_by_own_batch(program: Program, size: ast.expr) -> bool:
@@ -40,7 +41,10 @@ def _taken_by(program: Program, length: ast.AST, batch: ast.expr) -> bool:
 def _same(program: Program, one: ast.expr, other: ast.expr) -> bool:
     """Whether two expressions are one number: made in one place, or an option's value that nothing sets anew."""
     first, second = origins(program, one), origins(program, other)
-    plain = all(isinstance(each, ast.Attribute) for each in (*first, *second))
+    plain = all(isinstance(each, ast.Attribute | ast.Subscript) for each in (*first, *second))
     if plain and len(first) == len(second) == 1:
-        return ast.dump(first[0]) == ast.dump(second[0]) and not attribute_bindings(program, last_name(first[0]))
+        text = text_of(first[0])
+        anew = any(text in source.attributes for source in program.sources)
+        named = attribute_bindings(program, last_name(first[0])) if isinstance(first[0], ast.Attribute) else []
+        return text == text_of(second[0]) and not anew and not named
     return first == second
