@@ -1,6 +1,6 @@
 """What `lockstep lint` finds in the corpus: floors, which only ever rise; and not one false alarm in a right script.
 
-The rules were written with the open part in view. Of the held-out part, whose authors had not seen them, they find 91
+The rules were written with the open part in view. Of the held-out part, whose authors had not seen them, they find 92
 of 125 faults; on first sight there were 3 false alarms in 2 of its 28 right scripts, which were mended.
 """
 
@@ -11,7 +11,7 @@ from tests.lint.corpus.score import also, codes, lockstep_lint, score
 from tests.lint.test_corpus_files import KEYWORDS
 from tests.lint.test_rules import EVERY
 
-FLOORS = {"open": 628, "held out": 91}
+FLOORS = {"open": 628, "held out": 92}
 
 
 @pytest.mark.slow
