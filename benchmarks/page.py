@@ -53,8 +53,8 @@ AIMS = {  # what a result was meant to be, and why it is not where it is not
     "against": "The older tree drew dropout and its like by rank, so that they changed with the number of processes; "
     "now they are keyed by sample. Aims: four "
     "processes at most 1.3 times as long to their first step as one (met), a checkpoint of ResNet-50 with "
-    "AdamW at most 50 ms (met but for the longest), exact mode 1.05 times DDP (met here), the step 1.05 times the loop "
-    "by hand (met) and the whole loop 1.2 times (met here). This processor computes no bf16 of its own.",
+    "AdamW at most 50 ms (met), exact mode 1.05 times DDP (met here), the step 1.05 times the loop by hand "
+    "(met) and the whole loop 1.2 times (missed).",
     "data": "Aim: 10 times torchvision's way, and no slower than a DataLoader on a folder.",
     "photos": "Aims: from the second epoch on at least 50 times as fast as stored photos of 12 megapixels, and 3 "
     "times as a DataLoader on 500x375; a first epoch with the cache at most 1.1 times as long as one without it.",

@@ -68,8 +68,12 @@ def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> Use
 
 
 def reason(error: BaseException) -> str:
-    """What somebody's error says, in one line: without colours and addresses, with its type where it says little."""
+    """What somebody's error says, in one line: without colours and addresses, with its type where it says little.
+
+    What would move a terminal's cursor, as an error that quotes a damaged file may, is written as Python writes it.
+    """
     line = re.sub(r"\x1b\[[0-9;]*m| ?<_io\.[^>]*>", "", str(error)).strip().partition("\n")[0]
+    line = line if line.isprintable() else repr(line)[1:-1]
     says = re.search("[A-Za-z]{3}", line) and not isinstance(error, KeyError)
     return line if says else f"{type(error).__name__} {line}".strip()
 

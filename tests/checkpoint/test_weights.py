@@ -185,6 +185,16 @@ def test_no_bytes_do_anything_but_fail(octets: bytes, tmp_path_factory: pytest.T
         load(nn.Linear(2, 2), path)
 
 
+def test_what_a_damaged_file_holds_moves_no_cursor(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    for kind in (r"a\n", r"a\u001b[2J", r"a\rb\u0007"):
+        header = f'{{"w": {{"dtype": "{kind}", "shape": [1], "data_offsets": [0, 4]}}}}'.encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        with pytest.raises(UserError, match="is damaged or not a safetensors file: ") as told:
+            load(_model(), path)
+        assert told.value.message.isprintable()
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no weights at"):
         load(_model(), tmp_path / "nowhere")

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lockstep.errors import UserError
+from lockstep.errors import UserError, reason
 
 FORMAT = 1
 MODEL, OPTIMIZER, EMA, STATE, MANIFEST = (
@@ -89,7 +89,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             for name in parse_json((file.metadata() or {}).get("complex", "[]").encode(), path.name):
                 tensors[name] = torch.view_as_complex(tensors[name])
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
-        raise Damaged(f"{path.name}: {error}") from error
+        raise Damaged(f"{path.name}: {reason(error)}") from error
     return tensors
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lockstep.checkpoint.format import octets
-from lockstep.errors import UserError
+from lockstep.errors import UserError, reason
 from lockstep.parallel.sharded import whole
 from lockstep.parallel.strategy import unwrap
 from lockstep.processes.files import atomic_write, write_error
@@ -132,7 +132,7 @@ def read(path: str | Path, ours: bool = False) -> dict[str, Tensor]:
             raise SafetensorError("its contents are not those that it was written with")
     except (OSError, SafetensorError) as error:
         remedy = "Take another checkpoint, or export or download the file again."
-        raise UserError(f"{path} is damaged or not a safetensors file: {error}", remedy) from error
+        raise UserError(f"{path} is damaged or not a safetensors file: {reason(error)}", remedy) from error
     return tensors
 
 

@@ -48,7 +48,7 @@ __all__ = [
     "split_commas",
 ]
 
-_MOST = 10**9  # epochs, and samples in a batch: beyond it their products leave the whole numbers of 64 bits
+_MOST = 10**9  # samples in a batch, of whose repeats and classes numbers of 64 bits are made
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class Config(Settings):
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"--epochs {self.epochs} trains nothing", "Use 1 or more.")
         require(self.batch_size >= 1, f"--batch-size {self.batch_size} is empty", "Use 1 or more.")
-        for flag, value in {"epochs": self.epochs, "batch-size": self.batch_size}.items():
-            require(value <= _MOST, f"--{flag} is too large", f"Use {_MOST:,} at most.")
+        require(self.batch_size <= _MOST, "--batch-size is too large", f"Use {_MOST:,} at most.")
         require(
             0 <= self.accumulate <= self.batch_size,
             f"--accumulate {self.accumulate} cuts a batch of {self.batch_size} into empty pieces",

@@ -64,15 +64,20 @@ def _spares(program: Program, source: Source) -> bool:
 
 
 def _idle(program: Program, function: Function | None) -> bool:
-    """Whether a function, and no method, is named nowhere outside of itself."""
+    """Whether a helper, which is no method and runs no backward(), is named nowhere outside of itself."""
     if function is None or not isinstance(program.owner[function].parents[function], ast.Module):
         return False
     own = set(walk(function))
-    return not function.decorator_list and not any(
-        function.name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", ""))
-        or function.name in (getattr(node, "name", ""), getattr(node, "asname", ""))
-        for source in program.sources
-        if function.name in source.text
-        for node in source.of(ast.Name, ast.Attribute, ast.Constant, ast.alias)
-        if node not in own
+    trains = any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in own)
+    return (
+        not trains
+        and not function.decorator_list
+        and not any(
+            function.name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", ""))
+            or function.name in (getattr(node, "name", ""), getattr(node, "asname", ""))
+            for source in program.sources
+            if function.name in source.text
+            for node in source.of(ast.Name, ast.Attribute, ast.Constant, ast.alias)
+            if node not in own
+        )
     )
