@@ -107,7 +107,7 @@ def test_ranks_with_faults_that_are_replayed_and_not_copied(tmp_path: Path) -> N
     for part in (
         "40 samples a step of 240, 4 epochs",
         "LS101 line",
-        "LS104: a rank's part of the test set is taken for the whole (a rank evaluated 45 of 90 samples)",
+        "LS104 line 50: a rank's part of the test set is taken for the whole (a rank evaluated 45 of 90 samples)",
         "(gradients are 2 times those of the mean)",
         "--batch-norm groups:10",
         "learning rates of all epochs: equal",
