@@ -6,9 +6,11 @@ import re
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -169,6 +171,48 @@ if __name__ == "__main__":
 def test_a_failure_is_told_though_another_rank_hears_nothing(tmp_path: Path) -> None:
     ended = run_script(tmp_path, DEAF)
     assert (ended.code, ended.out, ended.orphans) == (0, "rank 1: ValueError: bad luck\n", ()), ended.text
+
+
+STOPPED = """
+import os, signal, sys
+import lockstep
+from lockstep.config import Recovery
+
+def main(world):
+    world.barrier()
+    if world.rank == 1 and not os.path.exists("once"):
+        open("once", "x").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return world.rank
+
+if __name__ == "__main__":
+    recovery = Recovery(max_restarts=int(sys.argv[1]), hang_timeout=float(sys.argv[2]))
+    print(lockstep.launch(main, nproc=3, recovery=recovery))
+"""
+
+
+def test_a_rank_that_is_stopped_when_the_others_have_ended(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, STOPPED, "1", "2")
+    assert (ended.code, ended.out, ended.orphans) == (0, "[0, 1, 2]\n", ()), ended.text
+    told, again = ended.err.splitlines()
+    assert re.fullmatch(
+        r"lockstep: rank 1 \(pid \d+\) is stopped by a signal \(SIGSTOP, Ctrl-Z\), and other ranks have ended; killed "
+        r"after 2 s",
+        told,
+    )
+    assert again.startswith("lockstep: rank 1: no progress for --hang-timeout"), again
+    assert again.endswith("; restart 1 of 1 on 3 process(es)"), again
+
+
+def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(STOPPED)
+    command = Command(sys.executable, "script.py", "0", "4", cwd=tmp_path, warm=True)
+    command.until(lambda: "stopped" in [psutil.Process(pid).status() for pid in command.workers()], 60)
+    time.sleep(2)
+    (stopped,) = command.workers()  # the others have ended
+    os.kill(stopped, signal.SIGCONT)
+    ended = command.end(60)
+    assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

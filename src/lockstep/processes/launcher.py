@@ -81,7 +81,7 @@ def _supervise(
     """Start the workers, and again where one of them was killed or hung; with one less where that got nowhere."""
     restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
     require_descriptors(count)
-    warm, reached = WarmProcess(fn, args, execution), progress()
+    warm, reached = WarmProcess(fn, args, execution, recovery.hang_timeout), progress()
     try:
         with signals.noted(recovery.on_hangup) as notes:
             for attempt in itertools.count(1):
@@ -97,7 +97,7 @@ def _supervise(
                     print(message, file=sys.stderr, flush=True)
                     restarting(str(failed), count)
                     if not warm.process.is_alive():
-                        warm = WarmProcess(fn, args, execution)
+                        warm = WarmProcess(fn, args, execution, recovery.hang_timeout)
     finally:
         warm.close()
     raise AssertionError("unreachable")

@@ -98,9 +98,14 @@ def state(pid: int, since: int = 0) -> str:
     return text or GONE
 
 
+def stopped(pid: int, since: int = 0) -> bool:
+    """True for a process that a signal has stopped, not a debugger. `since`: its `born`, where known."""
+    return _status(pid, since) == psutil.STATUS_STOPPED
+
+
 def wake(pid: int, since: int) -> None:
     """Let a process of this machine go on that a signal stopped. `since`: its `born`."""
-    if _status(pid, since) == psutil.STATUS_STOPPED:
+    if stopped(pid, since):
         with suppress(OSError):  # it ended meanwhile
             os.kill(pid, signal.SIGCONT)
 

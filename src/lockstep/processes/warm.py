@@ -3,18 +3,23 @@
 Importing torch takes a process seconds of a core. The warm process is forked from the launcher, where that has no
 threads that a fork would lose and no accelerator, whose driver bears no fork; otherwise a fresh interpreter imports
 anew, once for all workers and all restarts. The kernel ends it with its launcher, and the workers with it.
+
+It also looks after what nobody else does: a worker that a signal has stopped when others have ended, for no rank is
+left that waits for it in a collective and would report that.
 """
 
 import atexit
 import ctypes
 import gc
+import math
 import os
 import pickle
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, resource_tracker
@@ -26,8 +31,8 @@ from typing import Any
 import torch
 
 from lockstep.config import Execution
-from lockstep.errors import EXIT_FAILURE, PeerError
-from lockstep.processes import signals
+from lockstep.errors import EXIT_FAILURE, EXIT_HANG, PeerError
+from lockstep.processes import proc, signals
 from lockstep.processes.failures import SHUTDOWN_S, failure_of
 from lockstep.processes.output import unbreakable_output
 from lockstep.processes.sending import Work, pickled
@@ -35,6 +40,7 @@ from lockstep.processes.world import join
 
 _LINUX = sys.platform == "linux"
 _DIE_WITH_PARENT, _ENDING_S = 1, 0.05  # of prctl(2); what a thread that was joined takes to leave the kernel's list
+_LOOK_S = 0.5  # between two looks at the workers that are left
 _STOPS = (PeerError, SystemExit, KeyboardInterrupt)  # what a signal raises in a worker: signals.raise_on_stop
 UNGUARDED = 97  # the exit code of a process that met launch() when it imported the main script
 
@@ -74,8 +80,10 @@ class Ended:
 class WarmProcess:
     """The warm process as its launcher sees it: send Start and Signal, receive Said and Ended."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution) -> None:
-        task = (signal.pthread_sigmask(signal.SIG_BLOCK, ()), Work(fn, args), execution)
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, hang_timeout: float
+    ) -> None:
+        task = (hang_timeout, signal.pthread_sigmask(signal.SIG_BLOCK, ()), Work(fn, args), execution)
         if _LINUX and torch.accelerator.current_accelerator(check_available=True) is None:
             self._start("fork", task)
             if _single_threaded():
@@ -127,7 +135,7 @@ def _called(name: str) -> None:
         Path("/proc/self/comm").write_text(name)
 
 
-def _serve(launcher: Connection, pid: int, mask: set[int], *task: Any) -> None:
+def _serve(launcher: Connection, pid: int, hang_timeout: float, mask: set[int], *task: Any) -> None:
     """What the warm process does: start workers, pass on what they say and how they end, signal them."""
     _die_with(pid)
     _called("lockstep warm")
@@ -135,8 +143,13 @@ def _serve(launcher: Connection, pid: int, mask: set[int], *task: Any) -> None:
     context: Any = get_context("fork" if _LINUX else "spawn")
     workers: dict[int, BaseProcess] = {}
     pipes: dict[int, Connection] = {}
+    looks, most, some_ended = Counter[int](), math.ceil(hang_timeout / _LOOK_S), False
     while True:
-        ready = wait([launcher, *pipes.values(), *(worker.sentinel for worker in workers.values())])
+        sources: list[Any] = [launcher, *pipes.values(), *(worker.sentinel for worker in workers.values())]
+        some_ended = some_ended and bool(workers)
+        ready = wait(sources, _LOOK_S if some_ended and most else None)
+        if not ready:
+            _kill_stopped(workers, looks, most)
         for rank in [rank for rank, pipe in pipes.items() if pipe in ready]:
             try:
                 launcher.send(Said(rank, pipes[rank].recv_bytes()))
@@ -145,7 +158,8 @@ def _serve(launcher: Connection, pid: int, mask: set[int], *task: Any) -> None:
         for rank in [rank for rank, worker in workers.items() if worker.sentinel in ready and rank not in pipes]:
             worker = workers.pop(rank)
             worker.join()
-            launcher.send(Ended(rank, worker.exitcode or 0))
+            some_ended, hung = True, looks.pop(rank, 0) >= most > 0
+            launcher.send(Ended(rank, EXIT_HANG if hung else worker.exitcode or 0))
         if launcher not in ready:
             continue
         match launcher.recv():
@@ -160,6 +174,18 @@ def _serve(launcher: Connection, pid: int, mask: set[int], *task: Any) -> None:
                         with suppress(OSError):  # it is about to end
                             pipes[rank].send(reason)
                     os.kill(worker.pid or 0, number)
+
+
+def _kill_stopped(workers: Mapping[int, BaseProcess], looks: Counter[int], most: int) -> None:
+    """Kill the workers that so many looks in a row have found stopped. A debugger may hold one as long as it likes."""
+    for rank, worker in workers.items():
+        pid = worker.pid or 0
+        if looks[rank] < most:
+            looks[rank] = looks[rank] + 1 if proc.stopped(pid) else 0
+            if looks[rank] == most:
+                what = f"is {proc.state(pid)}, and other ranks have ended; killed after {most * _LOOK_S:g} s"
+                print(f"lockstep: rank {rank} (pid {pid}) {what}", file=sys.stderr, flush=True)
+                os.kill(pid, signal.SIGKILL)
 
 
 def _work(pipe: Connection, pid: int, rank: int, environ: dict[str, str], mask: set[int], *task: Any) -> None:
