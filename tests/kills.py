@@ -151,7 +151,7 @@ class Run:
         self.tally.strikes[f"{number.name} {whom}"] += 1
         self.tally.strikes[f"in {moment}"] += 1
         if number == signal.SIGSTOP:
-            self.go_on(whom == "rank" and moment != "start")  # there --collective-timeout would find it, in minutes
+            self.go_on(whom == "rank")
             return None
         if whom != "rank":
             asked = (143,) if self.asked else ()

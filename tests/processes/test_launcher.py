@@ -178,39 +178,52 @@ import os, signal, sys
 import lockstep
 from lockstep.config import Recovery
 
-def main(world):
-    world.barrier()
-    if world.rank == 1 and not os.path.exists("once"):
+MOMENT, RESTARTS, HANG_TIMEOUT = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+
+def stop_once(rank):
+    if rank == 1 and not os.path.exists("once"):
         open("once", "x").close()
         os.kill(os.getpid(), signal.SIGSTOP)
+
+def main(world):
+    world.barrier()
+    if MOMENT == "end":
+        stop_once(world.rank)
     return world.rank
 
 if __name__ == "__main__":
-    recovery = Recovery(max_restarts=int(sys.argv[1]), hang_timeout=float(sys.argv[2]))
+    if MOMENT == "start":
+        import lockstep.processes.world as world
+        ranks = world.launcher_ranks
+        def stopping(environ):
+            found = ranks(environ)
+            stop_once(found[0])
+            return found
+        world.launcher_ranks = stopping
+    recovery = Recovery(max_restarts=RESTARTS, hang_timeout=HANG_TIMEOUT)
     print(lockstep.launch(main, nproc=3, recovery=recovery))
 """
 
 
-def test_a_rank_that_is_stopped_when_the_others_have_ended(tmp_path: Path) -> None:
-    ended = run_script(tmp_path, STOPPED, "1", "2")
+@pytest.mark.parametrize("moment", [pytest.param("start", marks=pytest.mark.slow), "end"])
+def test_a_rank_that_is_stopped_where_no_other_one_watches_it(tmp_path: Path, moment: str) -> None:
+    ended = run_script(tmp_path, STOPPED, moment, "1", "0.5")
     assert (ended.code, ended.out, ended.orphans) == (0, "[0, 1, 2]\n", ()), ended.text
     told, again = ended.err.splitlines()
-    assert re.fullmatch(
-        r"lockstep: rank 1 \(pid \d+\) is stopped by a signal \(SIGSTOP, Ctrl-Z\), and other ranks have ended; killed "
-        r"after 2 s",
-        told,
+    assert re.sub(r"pid \d+", "pid 7", told) == (
+        "lockstep: rank 1 (pid 7) is stopped by a signal (SIGSTOP, Ctrl-Z); killed after 5.5 s (--hang-timeout)"
     )
     assert again.startswith("lockstep: rank 1: no progress for --hang-timeout"), again
     assert again.endswith("; restart 1 of 1 on 3 process(es)"), again
 
 
-def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hang_timeout", ["0", "0.1"])
+def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_timeout: str) -> None:
     (tmp_path / "script.py").write_text(STOPPED)
-    command = Command(sys.executable, "script.py", "0", "4", cwd=tmp_path, warm=True)
-    command.until(lambda: "stopped" in [psutil.Process(pid).status() for pid in command.workers()], 60)
+    command = Command(sys.executable, "script.py", "end", "0", hang_timeout, cwd=tmp_path, warm=True)
+    command.until(lambda: [psutil.Process(pid).status() for pid in command.workers()] == [psutil.STATUS_STOPPED], 60)
     time.sleep(2)
-    (stopped,) = command.workers()  # the others have ended
-    os.kill(stopped, signal.SIGCONT)
+    os.kill(*command.workers(), signal.SIGCONT)
     ended = command.end(60)
     assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 

@@ -4,8 +4,8 @@ Importing torch takes a process seconds of a core. The warm process is forked fr
 threads that a fork would lose and no accelerator, whose driver bears no fork; otherwise a fresh interpreter imports
 anew, once for all workers and all restarts. The kernel ends it with its launcher, and the workers with it.
 
-It also looks after what nobody else does: a worker that a signal has stopped when others have ended, for no rank is
-left that waits for it in a collective and would report that.
+It also ends a worker that a signal has stopped for too long. In training the other ranks' heartbeat is quicker, and
+says more; there is none yet while they start, and none any more where they have ended.
 """
 
 import atexit
@@ -40,7 +40,7 @@ from lockstep.processes.world import join
 
 _LINUX = sys.platform == "linux"
 _DIE_WITH_PARENT, _ENDING_S = 1, 0.05  # of prctl(2); what a thread that was joined takes to leave the kernel's list
-_LOOK_S = 0.5  # between two looks at the workers that are left
+_LOOK_S = 0.5  # between two looks at what the workers do
 _STOPS = (PeerError, SystemExit, KeyboardInterrupt)  # what a signal raises in a worker: signals.raise_on_stop
 UNGUARDED = 97  # the exit code of a process that met launch() when it imported the main script
 
@@ -143,11 +143,10 @@ def _serve(launcher: Connection, pid: int, hang_timeout: float, mask: set[int], 
     context: Any = get_context("fork" if _LINUX else "spawn")
     workers: dict[int, BaseProcess] = {}
     pipes: dict[int, Connection] = {}
-    looks, most, some_ended = Counter[int](), math.ceil(hang_timeout / _LOOK_S), False
+    looks, most = Counter[int](), math.ceil((hang_timeout + SHUTDOWN_S) / _LOOK_S)
     while True:
         sources: list[Any] = [launcher, *pipes.values(), *(worker.sentinel for worker in workers.values())]
-        some_ended = some_ended and bool(workers)
-        ready = wait(sources, _LOOK_S if some_ended and most else None)
+        ready = wait(sources, _LOOK_S if workers and hang_timeout else None)
         if not ready:
             _kill_stopped(workers, looks, most)
         for rank in [rank for rank, pipe in pipes.items() if pipe in ready]:
@@ -158,7 +157,7 @@ def _serve(launcher: Connection, pid: int, hang_timeout: float, mask: set[int], 
         for rank in [rank for rank, worker in workers.items() if worker.sentinel in ready and rank not in pipes]:
             worker = workers.pop(rank)
             worker.join()
-            some_ended, hung = True, looks.pop(rank, 0) >= most > 0
+            hung = looks.pop(rank, 0) >= most
             launcher.send(Ended(rank, EXIT_HANG if hung else worker.exitcode or 0))
         if launcher not in ready:
             continue
@@ -183,7 +182,7 @@ def _kill_stopped(workers: Mapping[int, BaseProcess], looks: Counter[int], most:
         if looks[rank] < most:
             looks[rank] = looks[rank] + 1 if proc.stopped(pid) else 0
             if looks[rank] == most:
-                what = f"is {proc.state(pid)}, and other ranks have ended; killed after {most * _LOOK_S:g} s"
+                what = f"is {proc.state(pid)}; killed after {most * _LOOK_S:g} s (--hang-timeout)"
                 print(f"lockstep: rank {rank} (pid {pid}) {what}", file=sys.stderr, flush=True)
                 os.kill(pid, signal.SIGKILL)
 
