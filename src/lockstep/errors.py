@@ -78,5 +78,10 @@ def reason(error: BaseException) -> str:
     return line if says else f"{type(error).__name__} {line}".strip()
 
 
+def refusal(error: BaseException) -> str:
+    """What the system says, without number and path, for a message that names the path; of other errors `reason`."""
+    return getattr(error, "strerror", None) or reason(error)
+
+
 class PeerError(Exception):
     """This rank stops because another one failed; the other one's message is the one to read."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import bare, first, fit, note_of, read, state_tensors
-from lockstep.errors import UserError, reason
+from lockstep.errors import UserError, reason, refusal
 from lockstep.parallel.strategy import unwrap
 from lockstep.processes.files import named
 
@@ -35,7 +35,7 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
         by_torch = path.is_file() and not _looks_like_safetensors(path)
         found: Any = _read_torch(path) if by_torch else read(path)
     except OSError as error:
-        raise UserError(f"can't read {path}: {error.strerror or error}", "Is it yours to read?") from error
+        raise UserError(f"can't read {path}: {refusal(error)}", "Is it yours to read?") from error
     for name in _NESTS:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]

@@ -26,7 +26,7 @@ from lockstep.checkpoint.format import (
     read_tensors,
 )
 from lockstep.checkpoint.store import name_of, set_aside, steps
-from lockstep.errors import UserError
+from lockstep.errors import UserError, refusal
 
 _MAX_MANIFEST = 1 << 16  # bytes; four files need 700
 _MAX_STATE = 1 << 28
@@ -130,7 +130,7 @@ def verify(path: Path, digest: str | None = None) -> Loaded:
         if error.errno in _DAMAGE:
             raise Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from error
         raise UserError(
-            f"can't read the checkpoint {path}: {error.strerror or error}",
+            f"can't read the checkpoint {path}: {refusal(error)}",
             "Give this user the right to read it, or bring its storage back.",
         ) from error
     except RecursionError as error:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.arrays import Array, Ids
-from lockstep.errors import UserError
+from lockstep.errors import UserError, refusal
 from lockstep.processes.files import atomic_write
 
 _MAGIC = b"lockstep-cache-1"
@@ -158,7 +158,7 @@ def _mapped(cache: Cache, number: int) -> tuple[Array, Ids, Array]:
         pages = np.memmap(cache.path(number), np.uint8, "c", offset=_head_bytes(len(table)))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{cache.path(number)} can't be read: {getattr(error, 'strerror', None) or error}",
+            f"{cache.path(number)} can't be read: {refusal(error)}",
             "Start the run again: what is missing is decoded again.",
         ) from error
     return pages, _starts(table), table

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import UserError, reason
+from lockstep.errors import UserError, reason, refusal
 
 _PATH = ("path", "file", "image", "filename", "file_name", "filepath", "image_path")
 COLUMNS = {"path": _PATH, "label": ("label", "class", "target", "class_name"), "split": ("split",)}
@@ -47,7 +47,7 @@ def read_rows(file: Path, named: dict[str, str]) -> list[Row]:
         rows = []
     except OSError as error:
         raise UserError(
-            f"the table {file} can't be read: {error.strerror or reason(error)}",
+            f"the table {file} can't be read: {refusal(error)}",
             "Name a file: --dataset table:FILE.csv.",
         ) from error
     if not rows:

@@ -16,7 +16,7 @@ from lockstep.data.arrays import Ids
 from lockstep.data.decoding import decode, decode_shrunk, packed, resized, short_side_to, shrunk
 from lockstep.data.folder import EXTENSIONS, centre_crop
 from lockstep.data.layout import image_files
-from lockstep.errors import UserError
+from lockstep.errors import UserError, refusal
 
 _LUMA = (19595, 38470, 7471)  # of 65,536: ITU-R BT.601, rounded as Pillow does
 READ, BROKEN = 0, 1
@@ -125,8 +125,9 @@ def _pixels(picture: Any, decode_size: int) -> Tensor:
         data = Path(picture).read_bytes()
         return decode_shrunk(data, decode_size) if decode_size else decode(data)
     except Exception as error:  # whatever a decoder makes of a broken file
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{picture} can't be read as an image: {reason}", "Replace or remove the file.") from error
+        raise UserError(
+            f"{picture} can't be read as an image: {refusal(error)}", "Replace or remove the file."
+        ) from error
 
 
 def find(names: Iterable[str], follow_links: bool = False) -> tuple[str, ...]:

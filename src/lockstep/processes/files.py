@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import UserError
+from lockstep.errors import UserError, refusal
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _ROOM = "Free some space there (or raise the quota), keep fewer checkpoints, or continue in another folder."
@@ -34,8 +34,7 @@ def named(text: str) -> Path:
         path = Path(text).expanduser()
         path.exists()  # raises for a name that is too long, and behind a folder that is closed to this user
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user's home
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{text} can't be looked up: {reason}", "Is it the path that was meant?") from error
+        raise UserError(f"{text} can't be looked up: {refusal(error)}", "Is it the path that was meant?") from error
     return path
 
 
@@ -108,4 +107,4 @@ def finite(value: Any) -> Any:
 def write_error(path: Path, error: Exception, what: str = "") -> UserError:
     """The error for a write below `path` that the system refused: what, where, the system's reason, what to do."""
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "Is its folder there, yours, and not full?")
-    return UserError(f"can't write {what}{path}: {getattr(error, 'strerror', None) or error}", remedy)
+    return UserError(f"can't write {what}{path}: {refusal(error)}", remedy)

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO, cast
 
+from lockstep.errors import refusal
+
 _CLEAR = "\r\x1b[K"  # back to the line's start, and the rest of it erased
 
 _broken: list[str] = []
@@ -113,7 +115,7 @@ class _Stream:
                 _elsewhere.pop()()
                 self._stream.flush()
                 return
-        _broken.append(f"{getattr(self._stream, 'name', 'output')}: {getattr(error, 'strerror', None) or error}")
+        _broken.append(f"{getattr(self._stream, 'name', 'output')}: {refusal(error)}")
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

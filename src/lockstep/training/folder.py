@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lockstep.config import Config
 from lockstep.config.evaluation import Evaluation as Evaluation  # also for who uses this file
 from lockstep.config.fields import require
-from lockstep.errors import UserError, unknown
+from lockstep.errors import UserError, refusal, unknown
 from lockstep.processes.lock import LOCK, hold
 from lockstep.processes.world import World
 
@@ -91,9 +91,8 @@ def claim_folder(config: Config) -> Path:
             )
         (folder / "weights").mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError, RecursionError) as error:  # of a zero byte in its name, and of a thousand folders
-        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"the run folder {folder} can't be written: {reason}", "Name another folder with --out."
+            f"the run folder {folder} can't be written: {refusal(error)}", "Name another folder with --out."
         ) from error
     return folder
 
