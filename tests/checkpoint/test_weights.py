@@ -221,13 +221,20 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(
     with pytest.raises(UserError, match="can't write"):
         save(_model(), tmp_path / "no-folder" / "w", {})
 
-    def full(*_: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    for said, told, remedy in (
+        ("Error while serializing: I/O error: No space left on device (os error 28)", "No space left", "Free some"),
+        ("something\nand more", "something", "Is its folder there"),
+    ):
 
-    monkeypatch.setattr(weights, "save_file", full)
-    with pytest.raises(UserError, match=r"w\.safetensors: No space left on device\n") as told:
-        save(_model(1), path, {})
-    assert told.value.remedy.startswith("Free some space there")
+        def fails(*_: Any, said: str = said) -> None:
+            raise SafetensorError(said)
+
+        monkeypatch.setattr(weights, "save_file", fails)
+        with pytest.raises(UserError, match=rf"w\.safetensors: {told}") as refused:
+            save(_model(1), path, {})
+        assert refused.value.remedy.startswith(remedy)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])

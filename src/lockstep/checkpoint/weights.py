@@ -66,7 +66,11 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
 
 
 def write_sealed(tensors: dict[str, Tensor], path: Path, note: Mapping[str, str]) -> None:
-    """Write tensors on the CPU with a note that vouches for both; equal ones make equal files. Raises OSError."""
+    """Write tensors on the CPU with a note that vouches for both; equal ones make equal files.
+
+    Raises:
+        OSError: for whatever safetensors could not do, with the system's number where it tells that.
+    """
     rest = {name: value for name, value in note.items() if name != _SEAL}
     path.touch()
     mode = path.stat().st_mode  # by the umask: safetensors would make a file that is for this user alone
@@ -75,7 +79,7 @@ def write_sealed(tensors: dict[str, Tensor], path: Path, note: Mapping[str, str]
     except SafetensorError as error:
         refused = re.search(r"\(os error (\d+)\)", str(error))
         if refused is None:
-            raise
+            raise OSError(reason(error)) from error
         raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
     path.chmod(stat.S_IMODE(mode))
     _sort_metadata(path)
