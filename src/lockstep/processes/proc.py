@@ -32,17 +32,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def threads_each(asked: int, local_size: int) -> int:
-    """CPU threads of each of so many processes on this host: --threads, or an equal part of the cores.
-
-    Raises:
-        UserError: for so many that they only wait for each other: 257 on 2 cores took over a minute for 3 steps.
-    """
+def require_threads(asked: int) -> None:
+    """Refuse --threads that only wait for each other: 257 on 2 cores took over a minute for 3 steps."""
     if asked > _MOST_THREADS_A_CORE * cores():
         raise UserError(
             f"--threads {asked} are too many for {cores()} core(s)",
             f"Use {_MOST_THREADS_A_CORE * cores()} at most; 0 shares the cores out.",
         )
+
+
+def threads_each(asked: int, local_size: int) -> int:
+    """CPU threads of each of so many processes on this host: --threads, or an equal part of the cores.
+
+    Raises:
+        UserError: for too many (`require_threads`).
+    """
+    require_threads(asked)
     return asked or max(1, cores() // local_size)
 
 

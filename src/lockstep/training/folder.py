@@ -32,7 +32,7 @@ def check(config: Config) -> None:
     from lockstep.data.sources import DATASETS
     from lockstep.parallel.data_parallel import require_gpus
     from lockstep.processes.devices import devices
-    from lockstep.processes.proc import threads_each
+    from lockstep.processes.proc import require_threads
     from lockstep.training import timm_parts
     from lockstep.training.precision import configure
     from lockstep.watch import mirrors
@@ -66,7 +66,7 @@ def check(config: Config) -> None:
 
         transforms(config.data.augment, config.seed, (3, 224, 224), (0.5, 0.5, 0.5))
     mirrors.check(config.execution.log)
-    threads_each(config.execution.threads, 1)
+    require_threads(config.execution.threads)
     if config.execution.strategy == "dp":
         require_gpus(available)
     if available[0].type == "cpu":  # asking a GPU would start its driver here, in the launcher, beside the workers
