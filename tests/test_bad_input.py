@@ -317,6 +317,11 @@ def test_code_that_ends_the_program_is_no_end_of_a_run(
     message = refused(capsys, f"train --nproc 1 --loader resident {flags} --out run")
     assert "ended the program, exit code 0" in message
     assert ("mine.py, line" in message) == ("mine" in flags)
+    assert (place / "run").exists() == ("Leaver" in flags), "the others end before there is a run"
+    if "Leaver" in flags:
+        end = read(place / "run/journal.jsonl")[-1]
+        assert (end["kind"], end["status"]) == ("end", "failed")
+        assert message == f"lockstep: {end['error']}\n"
 
 
 def test_an_empty_class_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from lockstep.config.objects import load_object
+from lockstep.config.objects import is_of_a_signal, load_object
 from lockstep.errors import EXIT_HANG, PeerError, UserError
 from lockstep.processes.failures import (
     Failure,
@@ -45,6 +45,13 @@ def test_each_kind_of_error_has_its_code_and_words() -> None:
         assert (said.rank, said.message, said.cause, said.code) == (rank, message, cause, code)
         assert bool(said.trace) == isinstance(error, ValueError)
     assert failure_of(SystemExit(0), 0) is None
+
+
+def test_an_exit_is_of_a_signal_by_its_code() -> None:
+    stops = (KeyboardInterrupt(), *(SystemExit(128 + n) for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)))
+    assert all(map(is_of_a_signal, stops))
+    others = (None, ValueError("bad luck"), *(SystemExit(code) for code in (None, 0, 1, 128, 255, -1, "I give up")))
+    assert not any(map(is_of_a_signal, others))
 
 
 def test_the_cause_is_told_whoever_ended_first() -> None:

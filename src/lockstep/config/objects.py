@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,20 +22,30 @@ def without_exit(fn: Callable[..., _T], *args: Any) -> _T:
     try:
         return fn(*args)
     except SystemExit as ended:
-        if _is_of_a_signal(ended):
+        if is_of_a_signal(ended):
             raise
-        frames = traceback.extract_tb(ended.__traceback__)
-        place = next(frame for frame in reversed(frames) if not frame.filename.endswith("_sitebuiltins.py"))
-        raise UserError(
-            f"{place.filename}, line {place.lineno}: {place.line or place.name} ended the program, exit code "
-            f"{ended.code or 0}",
-            "What a run calls has to return or to raise an error: leave sys.exit() and exit() out of it.",
-        ) from ended
+        raise exit_error(ended) from ended
 
 
-def _is_of_a_signal(ended: SystemExit) -> bool:
-    """Whether a handler of lockstep.processes.signals raised it: as the shell has it, 128 and the signal's number."""
-    return isinstance(ended.code, int) and ended.code > 128
+def exit_error(ended: SystemExit) -> UserError:
+    """The error for code that ended the program, naming the line that did."""
+    frames = traceback.extract_tb(ended.__traceback__)
+    place = next(frame for frame in reversed(frames) if not frame.filename.endswith("_sitebuiltins.py"))
+    return UserError(
+        f"{place.filename}, line {place.lineno}: {place.line or place.name} ended the program, exit code "
+        f"{ended.code or 0}",
+        "What a run calls has to return or to raise an error: leave sys.exit() and exit() out of it.",
+    )
+
+
+def is_of_a_signal(error: BaseException | None) -> bool:
+    """Whether Ctrl-C or a handler of lockstep.processes.signals raised it: 128 and the signal's number, as shells do.
+
+    Code that calls exit(143) itself looks the same.
+    """
+    if isinstance(error, SystemExit):
+        return isinstance(error.code, int) and error.code - 128 in signal.valid_signals()
+    return isinstance(error, KeyboardInterrupt)
 
 
 def load_object(path: str, kind: str) -> Any:
@@ -58,7 +69,7 @@ def load_object(path: str, kind: str) -> Any:
     try:
         value: Any = importlib.import_module(module_name)
     except SystemExit as ended:
-        if _is_of_a_signal(ended):
+        if is_of_a_signal(ended):
             raise
         raise UserError(
             f"--{kind} {path}: importing {module_name} ended the program, exit code {ended.code or 0}",

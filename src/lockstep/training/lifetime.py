@@ -10,6 +10,7 @@ from pathlib import Path
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.writer import Writer
 from lockstep.config import Config
+from lockstep.config.objects import exit_error, is_of_a_signal
 from lockstep.data.duplicates import duplicates
 from lockstep.errors import UserError
 from lockstep.parallel.sharded import is_sharded
@@ -97,7 +98,7 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             live.note_written()
         state = live.state
         done = over(live.config, state)
-        stopped = live.stop or isinstance(raised, KeyboardInterrupt | SystemExit)
+        stopped = live.stop or is_of_a_signal(raised)
         end = EndRecord(
             kind="end",
             status="completed" if done and raised is None else "interrupted" if stopped else "failed",
@@ -113,7 +114,7 @@ def _until_its_end(live: Session) -> Iterator[Session]:
             peak_memory_gib=live.peak_memory_gib,
         )
         if raised is not None and not stopped:
-            end["error"] = str(raised)
+            end["error"] = str(exit_error(raised) if isinstance(raised, SystemExit) else raised)
         if end["skipped"]:
             live.bar.write(f"{end['skipped']} step(s) left out, whose gradients were not finite")
         live.journal.write(end)
