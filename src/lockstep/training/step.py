@@ -15,15 +15,16 @@ from lockstep.draws.intercept import keyed
 from lockstep.draws.keyed import Draws
 from lockstep.parallel.batchnorm import step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
-from lockstep.parallel.modules import Kept, keep_gradients
+from lockstep.parallel.modules import keep_gradients
 from lockstep.parallel.norms import announced, end_step
-from lockstep.parallel.sharded import is_sharded, local, whole
+from lockstep.parallel.sharded import is_sharded, local
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.training import checks, engine
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
+from lockstep.training.skipping import Skipping, finite
 from lockstep.training.stand_ins import StandIns
 
 _NOTHING, _HOST = nullcontext(), torch.device("cpu")
@@ -94,11 +95,10 @@ class TrainStep:
         self._bare, self._sharded = unwrap(model), is_sharded(model)
         self._stand_ins = StandIns()
         self._check_gradients = not find_unused_parameters
-        self._skip_nonfinite = skip_nonfinite
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
         self.withheld: list[nn.Parameter] = []  # whose gradients are not used, as those of layers trained later
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
-        self._skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self._skipping = Skipping(skip_nonfinite, device)
         if schedule is not None:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
@@ -109,7 +109,7 @@ class TrainStep:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
-        before = Kept(self.model.modules()) if self._skip_nonfinite else None
+        before = self._skipping.before(self.model)
         versions = [p._version for p in self.parameters] if self.passes_write is None else []
         found = self._accumulate(batch)
         if versions:
@@ -123,12 +123,9 @@ class TrainStep:
             parameter.grad = None
         summed = self._summed(found, batch)
         self._divide()
-        # the same on all ranks, as gradients are after their reduction
-        self.left_out = before is not None and not bool(torch.isfinite(whole(self._norm())))
-        if before is not None and self.left_out:
-            before.restore()
+        self.left_out = self._skipping.undone(before, self.parameters)
         if self.left_out and self.scaler is None:
-            self._skipped += 1
+            self._skipping.count += 1
         else:  # fp16's scaler leaves the step out as well, and lowers its scale
             self._update(batch.step)
         for parameter in self.parameters:  # a fortieth of the time of optimizer.zero_grad, which does the same
@@ -136,13 +133,10 @@ class TrainStep:
         self.sync.updated(batch.step)
         return summed
 
-    def _norm(self) -> Tensor:
-        return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-
     @property
     def skipped(self) -> int:
         """Steps left out because a gradient was not finite, the scaler's of fp16 among them; waits for the device."""
-        return int(self._skipped)
+        return int(self._skipping.count)
 
     def _divide(self) -> None:
         """What could not be done before the gradients' sum: multiply by N for fp16, divide by a denominator."""
@@ -166,7 +160,7 @@ class TrainStep:
         else:
             # after the all-reduce an overflow of one rank is in every rank's gradients, so all skip the same step
             self.scaler.unscale_(self.optimizer)
-            self._skipped += ~torch.isfinite(whole(self._norm()))
+            self._skipping.count += ~finite(self.parameters)
             self._clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()
