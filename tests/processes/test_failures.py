@@ -37,7 +37,7 @@ def test_each_kind_of_error_has_its_code_and_words() -> None:
         (ValueError("bad luck"), 1, "ValueError: bad luck", True),
         (SystemExit("I give up"), 1, "SystemExit: I give up", True),
         (SystemExit(3), 3, "SystemExit: 3", True),
-        (SystemExit(128 + signal.SIGTERM), 143, "SystemExit: 143", False),
+        (SystemExit(128 + signal.SIGTERM), 143, "ended by SIGTERM", False),
         (KeyboardInterrupt(), 130, "KeyboardInterrupt", False),
     ]
     for rank, (error, code, message, cause) in enumerate(cases):

@@ -228,6 +228,39 @@ def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_
     assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 
 
+MEETING = """
+import os, signal, sys
+import lockstep
+from lockstep.config import Recovery
+from lockstep.processes.world import World
+
+class Struck(World):
+    def largest(self, values):  # what the ranks do together first, when all are connected
+        if self.rank == 1 and not os.path.exists("once"):
+            open("once", "x").close()
+            os.kill(os.getpid(), int(sys.argv[1]))
+        return super().largest(values)
+
+def main(world):
+    return world.rank
+
+if __name__ == "__main__":
+    import lockstep.processes.world
+    lockstep.processes.world.World = Struck
+    print(lockstep.launch(main, nproc=3, recovery=Recovery(max_restarts=1)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGTERM, "ended"), pytest.param(signal.SIGKILL, "killed", marks=pytest.mark.slow)]
+)
+def test_a_rank_that_is_lost_while_they_meet_is_started_again(tmp_path: Path, number: signal.Signals, how: str) -> None:
+    ended = run_script(tmp_path, MEETING, str(int(number)))
+    assert (ended.code, ended.out, ended.orphans) == (0, "[0, 1, 2]\n", ()), ended.text
+    assert ended.err.startswith(f"lockstep: rank 1: {how} by {number.name}"), ended.text
+    assert ended.err.endswith("; restart 1 of 1 on 3 process(es)\n"), ended.text
+
+
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 JOINING = """
 import lockstep
@@ -244,6 +277,7 @@ def test_under_torchrun_the_same_call_joins(tmp_path: Path) -> None:
     assert sorted(re.findall(r"\[\(.*?\)\]", ended.out)) == ["[(0, 2, 3)]", "[(1, 2, 3)]"]
 
 
+@pytest.mark.slow
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
     argv = (*TORCHRUN, "-m", "lockstep", "train", "--epochs", "1", "--out", "run")
     ended = Command(sys.executable, *argv, cwd=tmp_path, warm=True).end(120)

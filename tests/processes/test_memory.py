@@ -31,6 +31,7 @@ def pages_faulted(how: str, **environment: str) -> tuple[str, int]:
     return kept, int(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_memory_that_a_step_freed_is_there_for_the_next() -> None:
     _, without = pages_faulted("plain", THP_MEM_ALLOC_ENABLE="0")

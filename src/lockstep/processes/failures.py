@@ -48,7 +48,9 @@ def failure_of(error: BaseException, rank: int) -> Failure | None:
         if not error.code:
             return None
         code = error.code if isinstance(error.code, int) else EXIT_FAILURE
-        return Failure(rank, message, code, cause=code not in _SIGNALLED)
+        if code in _SIGNALLED:
+            return Failure(rank, f"ended by {signal.Signals(code - 128).name}", code, cause=False)
+        return Failure(rank, message, code)
     return Failure(rank, message, EXIT_FAILURE, "".join(traceback.format_exception(error)))
 
 
@@ -57,14 +59,18 @@ def last_line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()
 
 
+def is_peer_gone(error: BaseException) -> bool:
+    """True for what torch raises when the process at the other end of a connection has ended."""
+    signs = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")  # gloo's and NCCL's
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
 def is_peer_loss(error: BaseException) -> bool:
     """True for what a collective raises when the rank at the other end is gone or silent."""
     import torch.distributed as dist
 
-    signs = ("closed by peer", "reset by peer", "Broken pipe", "imed out", "remote process exited")  # gloo's and NCCL's
-    return isinstance(error, (PeerError, dist.DistNetworkError)) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-    )
+    silent = isinstance(error, RuntimeError) and "imed out" in str(error)
+    return isinstance(error, (PeerError, dist.DistNetworkError)) or silent or is_peer_gone(error)
 
 
 def first_failure(ended: Mapping[int, int], told: Sequence[Failure]) -> WorkerFailed:

@@ -16,9 +16,10 @@ from torch.distributed import Store
 from torch.distributed.rendezvous import rendezvous
 
 from lockstep.config import Execution
-from lockstep.errors import PeerError, UserError
+from lockstep.errors import PeerError, UserError, reason
 from lockstep.processes.devices import device_identity, rank_device, require_apart
 from lockstep.processes.environment import JOB, launcher_ranks
+from lockstep.processes.failures import is_peer_gone
 from lockstep.processes.listening import LOOPBACK, keep_to_loopback
 from lockstep.processes.memory import keep_freed
 from lockstep.processes.output import status
@@ -140,6 +141,7 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
 
     Raises:
         UserError: for a torn environment, a missing device, or a group that does not come together.
+        PeerError: where another rank went away before all had met.
     """
     rank, size, local_rank, local_size = launcher_ranks(environ) or (0, 1, 0, 1)
     device = rank_device(execution, local_rank, local_size)
@@ -166,6 +168,8 @@ def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -
         if device.type != "cpu" and backend != "gloo":
             require_apart(world.gather(device_identity(device)))
     except (dist.DistError, RuntimeError, ValueError) as error:
+        if is_peer_gone(error):  # it had come, and was killed or told to end: no mistake in what was given here
+            raise PeerError(f"while they met: {reason(error)}") from error
         raise UserError(
             f"rank {rank} of {size} could not meet the others at "
             f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}",
