@@ -43,14 +43,15 @@ hypothesis.settings.load_profile("lockstep")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Share the whole suite out over two processes, file by file: alone it leaves half of two cores idle.
+    """Share the whole suite, or all that is slow, out over two processes, file by file: alone it leaves cores idle.
 
     Not where files or other markers are named: those tests may be few, or want the machine to themselves.
     """
     option = config.option
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and option.markexpr.startswith("not slow")
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    many = whole and option.markexpr.startswith(("not slow", "slow"))
     alone = option.usepdb or option.collectonly or proc.cores() < 2 or "PYTEST_XDIST_WORKER" in os.environ
-    if whole and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
+    if many and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
         option.numprocesses, option.dist = 2, "loadfile"
 
 

@@ -469,6 +469,7 @@ def test_an_interrupt_of_the_launcher_alone(running: Any) -> None:
     assert_interrupted(command.end(30), journal, 130)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_workers_start(place: Path) -> None:
     command = lockstep("train", "--nproc", "2", "--out", "run", cwd=place, fresh=True)
     command.until(lambda: len(command.workers()) == 2)

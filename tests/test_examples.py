@@ -72,6 +72,7 @@ def _code(page: str) -> str:
     return re.findall(r"```python\n(import torch,.*?)```", (ROOT / page).read_text(), re.DOTALL)[0]
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
     net = "def MyNet():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
     script = tmp_path / "script.py"

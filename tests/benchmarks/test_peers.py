@@ -110,6 +110,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "not installed (benchmarks/peers/requirements.txt): other" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_side_that_fails_says_why() -> None:
     peer = Peer("torn", "no_such_module", Task("linear", 8), sys.executable, {})
     try:
@@ -149,6 +150,7 @@ def test_overhead_at_a_tiny_size() -> None:
     assert made["sides"]["TrainStep"]["apart_in_float64"] <= 1e-12
 
 
+@pytest.mark.slow
 def test_features_at_a_tiny_size() -> None:
     made = features.measure("made", rounds=1, steps=2)
     assert [line[0] for line in made["tables"][0]["rows"]] == list(features.SIDES)

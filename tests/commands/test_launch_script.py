@@ -79,6 +79,7 @@ def test_a_recipe_as_it_is_needs_no_flags(name: str) -> None:
     assert TARGETS["slurm"][0].of(recipe(name)).train_flags() == []
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(NAMES, st.sampled_from(["", "imgs", "--odd"]), st.integers(2, 99), st.booleans(), st.sampled_from(["", "3,5"]))
 @example("a b'$(id)\"", "--odd", 3, True, "")

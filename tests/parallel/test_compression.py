@@ -115,7 +115,7 @@ def test_powersgd_sends_a_gradient_of_the_rank_asked_for(ranks: list[dict[str, A
     assert found["weights"] == ranks[1][f"powersgd:{rank}"]["weights"]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_powersgd_on_several_buckets_beside_other_collectives(n: int) -> None:
     """Each bucket sends three times, from callbacks: nothing else, the next bucket neither, may come between."""
     ranks = run_ranks(all_deep, n, timeout=120)

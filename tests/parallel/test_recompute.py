@@ -91,6 +91,7 @@ def both(world: World) -> dict[str, str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_is_the_same_to_the_bit() -> None:
     assert run_ranks(both, 3, timeout=300) == [{}] * 3
 

@@ -63,6 +63,7 @@ def agree(losses: dict[str, list[float]], count: int) -> None:
     assert len(set(losses["script"])) == count, "the losses would agree if nothing moved"
 
 
+@pytest.mark.slow
 def test_a_plain_script_with_dropout_and_stairs(tmp_path: Path) -> None:
     said, losses = reproduced(tmp_path, scripts.PLAIN, "--steps", "4", "--compare", "1")
     agree(losses, 4)

@@ -51,6 +51,7 @@ def digests(world: World, names: list[str]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_one_digest_for_each_transform_on_any_number_of_processes() -> None:
     alone = run_ranks(digests, 1, list(CONFIGS), timeout=120)[0]
     assert len(set(alone.values())) == len(SPECS) + 1

@@ -90,6 +90,7 @@ def journal_of(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [{**r, "time": 0} for r in read(folder / "journal.jsonl") if r["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_the_same_step_with_the_same_bits_on_any_number_of_ranks_and_through_a_resume(
     tmp_path: Path,
 ) -> None:

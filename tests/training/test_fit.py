@@ -79,6 +79,7 @@ def test_it_doubles_until_a_step_fits_on_every_rank_and_changes_nothing_that_is_
     assert sum(r["kind"] == "fit" for r in records) == 1
 
 
+@pytest.mark.slow
 def test_what_never_fits_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def never(*_: Any) -> float:
         raise torch.OutOfMemoryError("pretended")

@@ -132,6 +132,7 @@ def test_scheduled_rates_keep_their_ratio() -> None:
     assert len(run.step.optimizer.param_groups) == 3
 
 
+@pytest.mark.slow
 def test_groups_come_back_from_a_checkpoint_on_other_numbers_of_processes(tmp_path: Path) -> None:
     cases = [(with_groups("adamw"), 1, 8, 3), (with_groups("muon"), 3, 7, 1)]
     jobs: dict[int, list[tuple[Any, ...]]] = {1: [], 2: [], 3: []}

@@ -250,6 +250,7 @@ def weights_sha256(folder: Path) -> str:
     return end["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_run_from_published_weights_knows_them_and_goes_on_without_their_file(
     hub: Path, photos: Path, tmp_path: Path
 ) -> None:

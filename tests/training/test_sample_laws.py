@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -130,6 +131,7 @@ def everything(world: World) -> dict[Any, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_one_result_on_any_number_of_ranks() -> None:
     alone = run_ranks(everything, 1, timeout=240)[0]
     digests = [alone["exact", name][0] for name in CASES]

@@ -58,6 +58,7 @@ def same_run(folder: Path, whole: Path) -> None:
         np.testing.assert_allclose(ours[name], values, atol=2e-4, rtol=2e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_passes_between_strategies_and_numbers_of_processes(tmp_path: Path) -> None:
     whole, there, back, pieces = (str(tmp_path / name) for name in ("whole", "there", "back", "pieces"))
     run_ranks(all_of, 2, [(DDP, whole), (DDP, there, 6), (FSDP, back, 7), (STAGES, pieces, 4)], timeout=120)
@@ -115,6 +116,7 @@ ADAMW = dataclasses.replace(LOCAL, optim=OptimConfig(optimizer="adamw", lr=0.01)
 PRIVATE = dataclasses.replace(ADAMW, link=dataclasses.replace(DILOCO.link, inner_state="private"))
 
 
+@pytest.mark.slow
 def test_a_resumed_local_run_is_the_one_that_went_through(tmp_path: Path) -> None:
     """Stopped where the ranks have common weights: every third step, and each epoch's end (5, 10)."""
     cases = [
