@@ -1,5 +1,7 @@
 """A script that hangs ends with who waits where, and which call is never made."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from lockstep.commands.audit import launch
 from lockstep.commands.audit.findings.hangs import apart, lines
 from lockstep.commands.audit.plan import Plan
 from lockstep.commands.audit.records import Record
+from lockstep.commands.audit.starter import _work
 from lockstep.commands.audit.waiting import stacks
 
 SCRIPT = """
@@ -104,6 +107,29 @@ def test_stacks_are_the_users_lines_and_what_they_called(tmp_path: Path) -> None
     (tmp_path / "12.stack").write_text(f"Stack (most recent call first):\n{text}" * 2)
     (tmp_path / "13.stack").write_text("")
     assert stacks(tmp_path, str(tmp_path)) == {12: {"stack": ["a.py:9"], "inside": ["inner", "all_reduce"]}}
+
+
+def test_who_is_asked_at_its_end_ends_as_it_would(tmp_path: Path) -> None:
+    ending = (  # as the interpreter does it, when others still see a process
+        "import faulthandler, os, sys\n"
+        "from lockstep.commands.audit import plan, waiting\n"
+        "waiting.install(plan.Plan('', (), '', '', sys.argv[1], 1))\n"
+        "os.kill(os.getpid(), waiting.SIGNAL)\n"
+        "faulthandler.unregister(waiting.SIGNAL)\n"
+        "os.kill(os.getpid(), waiting.SIGNAL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", ending, str(tmp_path)], timeout=60)
+    assert ended.returncode == 0
+    (stack,) = tmp_path.glob("*.stack")
+    assert "Stack (most recent call first)" in stack.read_text()
+
+
+def test_the_work_of_a_process_that_has_ended_is_not_taken_back() -> None:
+    """Else what the others do then looks like waiting, until they have done as much."""
+    before = _work()
+    burning = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burning], timeout=60, check=True)
+    assert _work() - before > 0.2
 
 
 def _ran(folder: Path, mode: str, nproc: int) -> Record:

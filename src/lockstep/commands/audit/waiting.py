@@ -26,6 +26,7 @@ def install(plan: Plan) -> None:
     """Have this process write its stack, to a file of its own in the folder of events, whenever it is asked to."""
     path = Path(plan.events) / f"{os.getpid()}.registering"
     _keep.append(path.open("w", encoding="utf-8"))
+    signal.signal(SIGNAL, signal.SIG_IGN)  # what faulthandler puts back when the interpreter ends: else it would kill
     faulthandler.register(SIGNAL, file=_keep[-1], all_threads=False)
     path.rename(path.with_suffix(".stack"))  # who has one may be asked: without a handler the signal would kill
 
