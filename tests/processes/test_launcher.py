@@ -223,7 +223,8 @@ def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_
     command = Command(sys.executable, "script.py", "end", "0", hang_timeout, cwd=tmp_path, warm=True)
     command.until(lambda: [psutil.Process(pid).status() for pid in command.workers()] == [psutil.STATUS_STOPPED], 60)
     time.sleep(2)
-    os.kill(*command.workers(), signal.SIGCONT)
+    (stopped,) = command.workers()
+    os.kill(stopped, signal.SIGCONT)
     ended = command.end(60)
     assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 
