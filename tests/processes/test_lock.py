@@ -35,6 +35,17 @@ def test_who_comes_second_is_told_who_has_it(tmp_path: Path) -> None:
         hold(tmp_path).__enter__()
 
 
+def test_who_comes_before_the_holder_has_said_its_name_waits_for_that(tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("w") as file:
+        assert try_lock(file.fileno())
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": "2026-01-01 00:00:00"})
+        timer = threading.Timer(0.2, (tmp_path / LOCK).write_text, (holder,))
+        timer.start()
+        with pytest.raises(UserError, match=rf"is in use by another run: process {os.getpid()} on .*, since 2026"):
+            hold(tmp_path).__enter__()
+        timer.join()
+
+
 def test_who_comes_after_a_kill_waits_for_what_the_killed_one_leaves(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

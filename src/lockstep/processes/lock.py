@@ -17,6 +17,7 @@ from lockstep.processes.files import write_error
 
 LOCK = "run.lock"
 _POLL_S = 0.05
+_NAMED_S = 1.0  # from having the lock to having written who has it: as a rule microseconds
 _ORPHANS_S = 10.0  # that the workers of a killed launcher may take to end, on a busy machine
 
 
@@ -94,7 +95,9 @@ def try_lock(descriptor: int, seconds: float = 0.0) -> bool:
 
 
 def _holder(path: Path) -> str:
-    found = _read(path)
+    until = time.monotonic() + _NAMED_S
+    while not (found := _read(path)) and time.monotonic() < until:
+        time.sleep(_POLL_S)
     return f": process {found['pid']} on {found['host']}, since {found['since']}" if found else ""
 
 
