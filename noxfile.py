@@ -31,9 +31,37 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Links and anchors of all pages in both languages, and that what they say of flags and steps is true; seconds."""
-    files = ["tests/test_docs.py", "tests/test_docs_zh.py", "tests/test_docs_commands.py", "tests/test_pages.py"]
-    session.run("pytest", "--durations=0", "--durations-min=5", *files, "tests/test_contributing.py")
+    """That the pages are true: links, flags, commands, programs and what they print, in both languages; minutes.
+
+    `-- -m "not slow"` leaves out what trains.
+    """
+    _part(session, "tests/docs")
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """The benchmarks' own tests, which measure nothing; a minute."""
+    _part(session, "tests/benchmarks")
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """`lockstep audit` on the scripts that it is held to; minutes. `-- -m "not slow"`: a smoke test."""
+    _part(session, "tests/audit")
+
+
+@nox.session
+def reproduce(session: nox.Session) -> None:
+    """`lockstep reproduce` on scripts; minutes. `-- -m "not slow"`: a smoke test."""
+    _part(session, "tests/reproduce")
+
+
+@nox.session
+def linter(session: nox.Session) -> None:
+    """The package lockstep-lint."""
+    session.run(
+        "pytest", "-c", "packages/lockstep_lint/pyproject.toml", "packages/lockstep_lint/tests", *session.posargs
+    )
 
 
 @nox.session
@@ -73,6 +101,12 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def hostile(session: nox.Session) -> None:
+    """Random hostile models, losses, optimizers and sets, judged by runs on 1, 2 and 3 processes; minutes."""
+    session.run(sys.executable, "-m", "tests.hostile", *(session.posargs or ["--count", "50"]))
+
+
+@nox.session
 def exhaustive(session: nox.Session) -> None:
     """All families of torchvision and timm, 10,000 damaged run folders, 1,000 kills; hours."""
     session.run(sys.executable, "-m", "tests.training.families")
@@ -107,6 +141,12 @@ def bench(session: nox.Session) -> None:
         session.error(f"there is no benchmark {name!r}, only {', '.join(scripts)}")
     session.run(sys.executable, str(scripts[name]), *arguments)
     session.run(sys.executable, str(BENCHMARKS / "page.py"))
+
+
+def _part(session: nox.Session, folder: str) -> None:
+    """All tests of a folder that need no special machine."""
+    markers = [] if "-m" in session.posargs else ["-m", "not integration and not gpu and not realdata"]
+    session.run("pytest", "-rs", folder, *markers, *session.posargs)
 
 
 def _marked(session: nox.Session, markers: str) -> None:

@@ -24,8 +24,8 @@ from typing import Any
 
 from common import print_table, ratio, show, table, write
 
-from lockstep.commands.shared.measured import watch_others
-from lockstep.processes.signals import sigterm_raises
+from lockstep.commands.measuring import watch_others
+from lockstep.distributed.signals import sigterm_raises
 
 TREE = Path(__file__).parents[1]
 PARTS = ("overhead", "throughput", "exact", "checkpoint", "start")

@@ -10,7 +10,6 @@ table and writes benchmarks/results/checkpoint-DEVICE.json.
 """
 
 import argparse
-import inspect
 import os
 import platform
 import shutil
@@ -28,8 +27,8 @@ from torch import nn
 
 from lockstep import models
 from lockstep.checkpoint.writer import Writer
-from lockstep.processes.devices import device_name
-from lockstep.processes.files import fsync
+from lockstep.distributed.devices import device_name
+from lockstep.distributed.files import fsync
 
 
 def torch_save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -76,12 +75,6 @@ NETS = {  # model, side of its images, optimizer
 }
 
 
-def save_overlapped(writer: Writer, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """As `train` does it; a commit from before it copied beside the next step has no such argument."""
-    how: dict[str, Any] = {"overlap": True} if "overlap" in inspect.signature(writer.save).parameters else {}
-    writer.save(step, model, optimizer, state={"step": step}, **how)
-
-
 def measure(net: str, folder: Path, repeats: int, steps: int, batch: int, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(0)
     name, side, kind = NETS[net]
@@ -125,8 +118,8 @@ def measure(net: str, folder: Path, repeats: int, steps: int, batch: int, device
         for way in ("lockstep", "torch.save") if repeat % 2 else ("torch.save", "lockstep"):
             train(steps, during, writer)
             quiet.append(timed(device, whole_step))
-            if way == "lockstep":  # its stall is in the records: the call, and what the next update waits
-                save_overlapped(writer, repeat, model, optimizer)
+            if way == "lockstep":  # its stall is in the records
+                writer.save(repeat, model, optimizer, state={"step": repeat})
             else:
                 took = timed(device, lambda: torch_save(folder / "torch", repeat, model, optimizer))  # noqa: B023
                 stalls[way] += [took] if repeat >= 2 else []

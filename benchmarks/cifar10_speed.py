@@ -18,7 +18,7 @@ from typing import Any
 
 from common import RESULTS, interval, print_table, table, write
 
-from lockstep.watch.journal import end_of, read
+from lockstep.monitoring.journal import end_of, read
 
 
 def run(seed: int, flags: list[str]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lockstep.commands.shared.measured import cpu_name
-from lockstep.commands.shared.measured import interval as interval
+from lockstep.commands.measuring import interval as interval
+from lockstep.distributed.proc import cpu_model
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -50,7 +50,7 @@ def environment() -> dict[str, Any]:
     versions = {name: found for name in names if (found := _version(name))}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {
-        "cpu": cpu_name(),
+        "cpu": f"{cpu_model()} ({torch.backends.cpu.get_cpu_capability()})",
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "device": torch.get_device_module(accelerator).get_device_name() if accelerator else "cpu",
         "python": platform.python_version(),

@@ -27,14 +27,12 @@ from torchvision.transforms import functional, v2
 
 from lockstep.config import DataConfig
 from lockstep.data import sources
-from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
 from lockstep.data.decoding import decode
-from lockstep.data.layout import load_folders
-from lockstep.data.loaders import TrainLoader
+from lockstep.data.image_sets import ArraySet
+from lockstep.data.loaders import TrainLoader, resident, streaming
 from lockstep.data.order import Order
-from lockstep.data.readers import resident, streaming
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from lockstep.randomness import integers_np, stream
 
 CPU = torch.device("cpu")
@@ -184,7 +182,8 @@ _TUNED = v2.Compose(
 
 
 def _lockstep(root: Path, workers: int) -> Callable[[], Iterable[object]]:
-    images, _ = load_folders(root, SIZE, 0, resized_crop=True)
+    chosen = DataConfig(dataset="folder", image_size=SIZE, resized_crop=True)
+    images, _ = sources.load(chosen, root, 0, World.single())
     augment = Augment(images.mean, images.std, 0, flip=True)
     order, read = Order(len(images), BATCH, 0), streaming(images, CPU, workers)
     epochs = TrainLoader(images, order, augment, World.single(), read).epochs(10**6)

@@ -24,8 +24,7 @@ from peers.task import Task, data_dir, dataset, image_set
 from lockstep import World, recipe
 from lockstep.config import Config
 from lockstep.training import loop
-from lockstep.training.session import Session
-from lockstep.training.window import Window
+from lockstep.training.session import Session, Window
 
 SIDES = {  # name -> (journal and progress, --checkpoint-every)
     "off": (False, "0"),

@@ -35,8 +35,8 @@ from torchvision import transforms
 from lockstep import recipe, train
 from lockstep.config import Config, Precision
 from lockstep.data import sources
-from lockstep.data.arrays import ArraySet
-from lockstep.processes.world import World
+from lockstep.data.image_sets import ArraySet
+from lockstep.distributed.world import World
 from lockstep.training.assemble import Run, assemble, build_model, load_data
 from lockstep.training.precision import autocast, configure
 
@@ -212,7 +212,7 @@ def measure_ladder(part: Part) -> None:
 
 def _rung(config: Config, options: dict[str, Any], batch: int, tiny: bool) -> Config:
     fields = {key: value for key, value in options.items() if key != "precision"}
-    model = replace(config.model, **{"channels_last": False, **({"model": "lenet5"} if tiny else {}), **fields})
+    model = replace(config.model, **{"channels_last": False, **({"model": "mlp"} if tiny else {}), **fields})
     precision = options.get("precision", "fp32")
     data = replace(config.data, drop_last=True)  # one shape: a short batch would be compiled again
     return replace(config, model=model, precision=precision, data=data, batch_size=batch)
@@ -362,7 +362,7 @@ def measure_training(
     part.columns = ["side", "s/epoch", "epochs", "seconds", "top-1", "tutorials' way over it"]
     config = replace(part.config(name), batch_size=16 if part.tiny else batch, epochs=1 if part.tiny else epochs)
     if part.tiny:
-        config = replace(config, model=replace(config.model, model="lenet5" if name == "cifar10" else "mnist_net"))
+        config = replace(config, model=replace(config.model, model="mlp" if name == "cifar10" else "mnist_net"))
     config = replace(config, optim=replace(config.optim, warmup_epochs=0.0))
     precisions: list[Precision] = ["fp32", "bf16", "tf32"] if part.device.type == "cuda" else ["fp32", "bf16"]
     sides: dict[str, Callable[[], dict[str, Any]]] = {

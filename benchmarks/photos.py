@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 import data
 from lockstep.config import Config, DataConfig, Execution
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from lockstep.training.assemble import load_data, train_loader
 
 SHORT = 256

@@ -36,7 +36,7 @@ KEPT = "LOCKSTEP_RARE_PART"  # of the images, for a trial
 def long_tailed(data_dir: Path) -> Any:
     """The data set that runs name as rare:long_tailed."""
     from lockstep.data.official import OFFICIAL, load_official
-    from lockstep.processes.world import World
+    from lockstep.distributed.world import World
 
     train, val = load_official(OFFICIAL["cifar10"], data_dir, World.single())
     part = float(os.environ.get(KEPT, "1"))
@@ -48,14 +48,14 @@ def long_tailed(data_dir: Path) -> Any:
 
 def run(seed: int, epochs: int, flags: list[str], tiny: bool) -> dict[str, float]:
     """One run in a process of its own; its last evaluation."""
-    from lockstep.watch.journal import read
+    from lockstep.monitoring.journal import read
 
     here = Path(__file__).parent
     environ = os.environ | {KEPT: "0.05" if tiny else "1"}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory(prefix="lockstep-rare-") as folder:
         command = ["-m", "lockstep", "train", "cifar10", "--dataset", "rare:long_tailed", "--seed", str(seed)]
-        command += ["--epochs", str(epochs), "--eval-every", str(epochs), "--checkpoint-every", "0", "--no-probe"]
+        command += ["--epochs", str(epochs), "--eval-every", str(epochs), "--checkpoint-every", "0", "--law", "off"]
         subprocess.run([sys.executable, *command, *flags, "--out", folder], check=True, env=environ)
         last: Any = [record for record in read(Path(folder, "journal.jsonl")) if record["kind"] == "eval"][-1]
     return {name: last[name] for name in ("macro_f1", "macro_recall", "top1")}

@@ -1,7 +1,7 @@
-"""What sending less, or less often, gives on a link of 100 Mbit/s: ResNet-18 on CIFAR-10, two hosts, one thread each.
+"""What sending less gives on a link of 100 Mbit/s: ResNet-18 on CIFAR-10, two hosts, one thread each.
 
     python benchmarks/slow_link.py --data-dir DIR                        all variants, about 20 minutes on two cores
-    python benchmarks/slow_link.py --data-dir DIR --variants powersgd    those whose name holds the word
+    python benchmarks/slow_link.py --data-dir DIR --variants bf16        those whose name holds the word
     python benchmarks/slow_link.py --quick                               try it out: digits, a minute; writes nothing
 
 The hosts are two network namespaces, both ends of the link behind a token bucket: that needs root, `ip` and `tc`. Every
@@ -31,9 +31,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "plain DDP": (),
     "--compress fp16": ("--compress", "fp16"),
     "--compress bf16": ("--compress", "bf16"),
-    "--compress powersgd:4": ("--compress", "powersgd:4"),
-    "--sync-every 8": ("--sync-every", "8"),
-    "--sync-every 8, DiLoCo": ("--sync-every", "8", "--outer-lr", "0.7", "--outer-momentum", "0.9"),
 }
 FULL = ("cifar10", "--batch-size", "128", "--fraction", "0.164", "--warmup-epochs", "0.2", "--precision", "bf16")
 QUICK = ("digits", "--batch-size", "16", "--fraction", "0.72", "--warmup-epochs", "0.2")

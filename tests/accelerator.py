@@ -64,6 +64,14 @@ class _Module(_DummyBackendModule):
     def manual_seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
+    def get_rng_state(self, device: torch.device) -> Tensor:
+        del device
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: torch.device) -> None:
+        del device
+        torch.set_rng_state(state)
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 

@@ -6,21 +6,24 @@ from typing import Any, get_args
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from lockstep.commands import COMMANDS
+from lockstep.commands.shared.arguments import HelpAsked, Source
 from lockstep.config import (
     LOG_MIRRORS,
     OPTIMIZERS,
-    ChooseConfig,
+    CommConfig,
     Config,
     DataConfig,
     Execution,
-    LinkConfig,
     ModelConfig,
     OptimConfig,
     Precision,
     SamplesConfig,
     ScheduleName,
+    SelectionConfig,
 )
-from lockstep.config.choose import Metric
+from lockstep.config.fields import Flag, flag_names
+from lockstep.config.optim import Metric
 from lockstep.errors import UserError
 
 
@@ -59,8 +62,6 @@ samples = st.builds(
     balance=st.sampled_from(["none", "equal", "sqrt"]),
     mixup=floats(0),
     cutmix=floats(0),
-    mix_prob=floats(0, 1),
-    mix_switch=floats(0, 1),
 )
 models = st.builds(
     ModelConfig,
@@ -83,7 +84,7 @@ optims = st.builds(
     milestones=tuples(floats(0)),
     gamma=floats(0, exclude_min=True),
     scale_lr=st.sampled_from(["linear", "sqrt", "none"]),
-    base_batch_size=st.integers(0, 10**6),
+    base_batch_size=st.integers(1, 10**6),
     clip_norm=floats(0),
     label_smoothing=floats(0, 1, exclude_max=True),
     loss=st.sampled_from(["cross-entropy", "bce", "focal", "focal:0.5"]),
@@ -93,7 +94,7 @@ optims = st.builds(
     decay_norms=st.sampled_from(["auto", "yes"]),
 )
 chosen_by = st.builds(
-    ChooseConfig,
+    SelectionConfig,
     keep_best=st.sampled_from(get_args(Metric)),
     patience=st.integers(1, 99),
     min_delta=floats(0),
@@ -124,28 +125,18 @@ def _configs(draw: st.DrawFn) -> Config:
         "samples": draw(samples),
         "model": draw(models),
         "optim": draw(optims),
-        "choose": draw(chosen_by),
+        "selection": draw(chosen_by),
         "execution": draw(executions),
     }
     batch_size = draw(st.integers(8, 10**6))
     numbers = {"epochs": draw(counts), "batch_size": batch_size, "seed": draw(st.integers(0, 2**63 - 1))}
-    match draw(st.sampled_from(["plain", "fsdp", "stages", "compressed", "local"])):
+    match draw(st.sampled_from(["plain", "fsdp", "stages", "compressed"])):
         case "fsdp":
             parts |= {"execution": replace(parts["execution"], strategy="fsdp")}
         case "stages":
             parts |= {"execution": replace(parts["execution"], model_parallel=draw(st.integers(2, 9)))}
         case "compressed":
-            parts |= {"link": LinkConfig(draw(st.sampled_from(["fp16", "bf16", "powersgd:4"])))}
-        case "local":
-            outer: dict[str, Any] = {
-                "outer_lr": draw(floats(0, exclude_min=True)),
-                "outer_momentum": draw(floats(0, 0.99)),
-            }
-            parts |= {"link": LinkConfig(sync_every=draw(st.integers(2, 99)), **outer)}
-            parts |= {
-                "optim": replace(parts["optim"], ema=0.0, ema_warmup=False),
-                "model": replace(parts["model"], batch_norm="auto"),
-            }
+            parts |= {"comm": CommConfig(draw(st.sampled_from(["fp16", "bf16"])))}
     try:
         chosen: dict[str, Any] = {
             "precision": draw(st.sampled_from(get_args(Precision))),
@@ -158,3 +149,14 @@ def _configs(draw: st.DrawFn) -> Config:
 
 
 configs = _configs()
+
+
+def flags_of_command(words: str) -> dict[str, Flag]:
+    """The flags of a command, by each of their names: those of the dataclass that its help is about."""
+    name, *rest = words.split()
+    try:
+        COMMANDS[name].run([*rest, "--help"])
+    except HelpAsked as asked:
+        with_source = "RECIPE" in COMMANDS[name].arguments and name != "show"
+        return {**flag_names(asked.default), **(flag_names(Source) if with_source else {})}
+    return {}

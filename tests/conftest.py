@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from lockstep.processes import proc
+from lockstep.distributed import proc
 from tests import warm
 
 # A test that runs inside somebody's job must not take it for its own, nor find data that a stranger's machine lacks.

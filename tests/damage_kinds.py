@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint.format import MANIFEST, FileRecord, Manifest
-from lockstep.watch import journal
+from lockstep.monitoring import journal
 from tests.pickles import pickled
 
 _LOCK = "run.lock"  # a run leaves one where it was killed
@@ -215,7 +215,7 @@ def fields(case: Case) -> bool:
             record = _forged(case, json.loads(lines[number]))
             whole = isinstance(record, dict) and type(record.get("step")) is int
             if case.rng.random() < 0.5 and whole and isinstance(record.get("digest"), str):
-                record["seal"] = journal.seal(record["step"], record["digest"])
+                record["checksum"] = journal.checksum(record["step"], record["digest"])
             lines[number] = _text(record)
             if not isinstance(record, dict):
                 break
@@ -287,7 +287,7 @@ def _signed(case: Case, path: Path) -> bool:
     for line in log.read_text().splitlines():
         record = json.loads(line)
         if record["kind"] == "checkpoint" and record["step"] == step:
-            record |= {"digest": forged.digest, "seal": journal.seal(step, forged.digest)}
+            record |= {"digest": forged.digest, "checksum": journal.checksum(step, forged.digest)}
         kept.append(json.dumps(record))
     log.write_text("\n".join(kept) + "\n")
     return True

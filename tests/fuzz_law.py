@@ -10,8 +10,8 @@ A machine too slow for an answer is none.
 import argparse
 import contextlib
 import hashlib
-import importlib.util
 import io
+import math
 import random
 import re
 import signal
@@ -26,19 +26,19 @@ from typing import Any
 from unittest import mock
 
 from lockstep.commands.shared.arguments import planned
-from lockstep.commands.verify.plan import Plan
+from lockstep.commands.verify.command import verify
+from lockstep.commands.verify.plan import Plan, Variant
 from lockstep.commands.verify.report import Report
-from lockstep.commands.verify.run import verify
+from lockstep.commands.verify.trace import Job, trace_run
 from lockstep.config import Config
+from lockstep.distributed.failures import WorkerFailed
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.failures import WorkerFailed
-from lockstep.processes.world import World
 from tests import journals
 from tests.fuzz_draws import Drawn, draw
 from tests.fuzz_sets import write_pictures
 from tests.pool import Pool
 
-KEYED = importlib.util.find_spec("lockstep.draws") is not None  # draws in forward belong to a sample
 _REFUSED = re.compile(r"^lockstep\.errors\.UserError: (.*)$", re.MULTILINE)
 _SLOW = "no answer in"
 _SHARED_MEMORY = Path("/dev/shm")  # checkpoints wait for their disk
@@ -66,12 +66,12 @@ class TooSlow(Exception):
 def fuzz(seconds: float, seed: int, configurations: int, say: Callable[[str], None] = print) -> Tally:
     """Try configurations until the time is up, or so many."""
     tally, began = Tally(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as pictures, Pool(timeout=300) as pool:
-        write_pictures(Path(pictures))
+    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as scratch, Pool(timeout=300) as pool:
+        write_pictures(pictures := Path(scratch) / "pictures")
         while tally.drawn < configurations and time.monotonic() - began < seconds:
             number = tally.drawn
             tally.drawn += 1
-            drawn = draw(random.Random(f"{seed} {number}"), Path(pictures))
+            drawn = draw(random.Random(f"{seed} {number}"), pictures)
             try:
                 kind, wrong = tried(drawn, pool)
             except Refused as refused:
@@ -98,13 +98,18 @@ def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
     if magnified:
         wrong = []
     ends = {}
-    for n, trace in [(report.base.processes, report.base), *((c.other.processes, c.other) for c in report.comparisons)]:
+    threads = plan.config.execution.threads or 1
+
+    def config_for(processes: int) -> Config:
+        return plan.config.with_execution(nproc=processes, threads=threads)
+
+    for trace in (report.first, *(row.comparison.other for row in report.rows)):
+        n = trace.processes
         with _asked():
-            ends[n] = end = trained(pool, [(plan.config_for(n), 0)])
+            ends[n] = end = trained(pool, [(config_for(n), 0)])
         seen = {
             "weights_sha256": trace.weights_sha256,
             "ledger_sha256": trace.ledger[-1],
-            "file": trace.file_sha256,
             "top1": (trace.metrics or {}).get("top1"),
             "loss": (trace.metrics or {}).get("loss"),
         }
@@ -118,13 +123,11 @@ def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
     if drawn.exact and not unlike and not report.holds:
         wrong.append("verify says that it does not hold, and train leaves the same on every N")
     first, last = plan.nproc[0], plan.nproc[-1]
-    stop = drawn.stop if drawn.stop < len(report.base.loss) else 0
-    threaded = plan.config_for(first).with_execution(threads=drawn.threads)
-    sharded = plan.config_for(last).with_execution(strategy="fsdp" if drawn.fsdp else "ddp")
+    stop = drawn.stop if drawn.stop < len(report.first.loss) else 0
+    threaded = config_for(first).with_execution(threads=drawn.threads)
     for wanted, name, parts in (
-        (stop, "resumed", [(plan.config_for(first), stop), (plan.config_for(last), 0)]),
+        (stop, "resumed", [(config_for(first), stop), (config_for(last), 0)]),
         (drawn.threads, "threads", [(threaded, 0)]),
-        (drawn.fsdp, "fsdp", [(sharded, 0)]),
     ):
         if wanted:
             kind += f", {name}"
@@ -138,10 +141,16 @@ def tried(drawn: Drawn, pool: Pool) -> tuple[str, list[str]]:
 
 def _verified(drawn: Drawn, pool: Pool) -> tuple[Plan, Report]:
     with _asked(), contextlib.redirect_stderr(io.StringIO()):
-        args = [drawn.recipe, *drawn.flags, "--nproc", ",".join(map(str, drawn.nproc)), "--steps", "99"]
-        plan: Plan = planned("verify", Plan, lambda config: Plan(config=config), args, "{}")
+        args = [drawn.recipe, *drawn.flags, "--nproc", ",".join(map(str, drawn.nproc)), "--steps", "99", "--no-vary"]
+        plan: Plan = planned("verify", lambda config: Plan(config=config), args, "{}")
+        if not plan.config.execution.threads:
+            plan = replace(plan, config=plan.config.with_execution(threads=1))
+
+    def start(job: Job, _: Variant) -> None:
+        pool.start(trace_run, job, execution=job.config.execution)
+
     with _asked():
-        return plan, verify(plan, start=pool.start)
+        return plan, verify(plan, start=start)
 
 
 def _holds_by_sgd(drawn: Drawn, pool: Pool) -> bool:
@@ -163,18 +172,14 @@ def _holds_by_sgd(drawn: Drawn, pool: Pool) -> bool:
 
 def _of_verify(drawn: Drawn, report: Report) -> list[str]:
     """What verify found that is not by design."""
-    design: set[str] = set()
-    if not drawn.exact:
-        design = {"rounding"} | ({"batch statistics"} if drawn.local else set()) | (set() if KEYED else {"dropout"})
-        if "fp16" in drawn.flags:
-            design.add("overflow")  # a share's sum stays below the largest number where the whole batch's does not
     found = []
-    for n, causes in report.causes.items():
-        for cause in causes:
-            if not set(cause.suspects) <= design:
-                rows = next((c.rows for c in report.comparisons if c.other.processes == n), [])
-                first = "; ".join(f"{row.quantity} {row.detail}" for row in rows if not row.holds)
-                found.append(f"verify, N = {n}: {cause.name}: {cause.finding} [{first}]")
+    for row in report.differing():
+        local = drawn.local and not drawn.exact  # batch statistics of each rank's own samples
+        # fp16: a share's sum stays below the largest number where the whole batch's does not
+        overflow = "fp16" in drawn.flags and not math.isfinite(row.comparison.largest)
+        if not (local or overflow):
+            first = "; ".join(f"{each.quantity} {each.detail}" for each in row.comparison.rows if not each.holds)
+            found.append(f"verify, N = {row.variant.nproc}: {row.reason} [{first}]")
     return found
 
 

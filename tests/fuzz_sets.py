@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from lockstep.data.official import DIGITS, DIGITS_ROOT, load_official
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 
 PICTURES, CLASSES = 160, 4  # to train on
 

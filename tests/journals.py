@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, cast
 
-from lockstep.watch import journal
+from lockstep.monitoring import journal
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -27,9 +27,9 @@ from unittest import mock
 from safetensors.torch import load_file
 
 from lockstep.config import Config
+from lockstep.distributed.failures import WorkerFailed
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.failures import WorkerFailed
-from lockstep.processes.world import World
 from tests import journals
 from tests.matrix_axes import AXES, Choice, Combination, Say, pairs, several
 from tests.matrix_nets import BAD_STEP, ROUND, ByHand, awkward, by_hand, distance
@@ -80,15 +80,14 @@ def tried(pool: Pool, combination: Combination, sizes: tuple[int, ...]) -> list[
     runs = {n: _run(pool, config, n) for n in sizes}
     found = [f"N = {n}: {wrong}" for n, run in runs.items() for wrong in _against_hand(config, n, run)]
     found += _against_each_other(config, runs)
-    if config.link.powersgd_rank == 0:  # what it was to send later is in no checkpoint
-        n = sizes[-1]
-        local = config.link.sync_every > 1 or config.model.batch_norm == "local"
-        then = n if local else sizes[0]
-        resumed = _run(pool, config, n, then)
-        apart = distance(resumed.weights, runs[n].weights)
-        most = _tolerance(config) * _hand(config, 1).moved
-        if apart > most or resumed.end["ledger_sha256"] != runs[n].end["ledger_sha256"]:
-            found.append(f"stopped on {n} and resumed on {then}: {apart:.2g} apart, at most {most:.2g} expected")
+    n = sizes[-1]
+    local = config.model.batch_norm == "local"
+    then = n if local else sizes[0]
+    resumed = _run(pool, config, n, then)
+    apart = distance(resumed.weights, runs[n].weights)
+    most = _tolerance(config) * _hand(config).moved
+    if apart > most or resumed.end["ledger_sha256"] != runs[n].end["ledger_sha256"]:
+        found.append(f"stopped on {n} and resumed on {then}: {apart:.2g} apart, at most {most:.2g} expected")
     return found
 
 
@@ -120,14 +119,11 @@ def _against_hand(config: Config, n: int, run: Ran) -> Iterator[str]:
     """What a run should have come to."""
     if not all(value == value for value in run.losses):
         yield f"losses {run.losses}"
-    elif config.link.powersgd_rank and run.losses[-1] > run.losses[0]:
-        yield f"the loss does not fall: {run.losses}"
-    if config.link.powersgd_rank or config.model.group or (config.exact and n > 1):
+    if config.model.group or (config.exact and n > 1):
         return
-    local = config.link.sync_every > 1 or (config.model.batch_norm == "local" and n > 1)
-    if local and config.link.sync_every == 1:
+    if config.model.batch_norm == "local" and n > 1:
         return  # DDP over local statistics: the law is given up
-    hand = _hand(config, n if local else 1)
+    hand = _hand(config)
     ours, theirs = run.weights, hand.weights
     if config.exact:  # its buffers move once a step
         ours, theirs = ({k: v for k, v in w.items() if "running" not in k} for w in (ours, theirs))
@@ -146,31 +142,31 @@ def _against_each_other(config: Config, runs: dict[int, Ran]) -> Iterator[str]:
             yield f"the ledgers of N = {first[0]} and {n} differ"
         if config.exact and run.end["weights_sha256"] != first[1].end["weights_sha256"]:
             yield f"exact: N = {first[0]} and {n} end in other bits"
-        free = config.link.powersgd_rank or config.link.sync_every > 1 or config.model.batch_norm == "local"
+        free = config.model.batch_norm == "local"
         apart = 0.0 if free else distance(run.weights, first[1].weights)
-        most = _tolerance(config, n) * _hand(config, 1).moved
+        most = _tolerance(config, n) * _hand(config).moved
         if apart > most:
             yield f"N = {first[0]} and {n} end {apart:.2g} apart, at most {most:.2g} expected"
 
 
 def _tolerance(config: Config, n: int = 2) -> float:
-    sent = _SENT.get(config.link.compress, 0.0) if n > 1 else 0.0
+    sent = _SENT.get(config.comm.compress, 0.0) if n > 1 else 0.0
     return max(_ROUNDING[config.precision], sent)
 
 
 _kept: dict[str, ByHand] = {}
 
 
-def _hand(config: Config, ranks: int) -> ByHand:
+def _hand(config: Config) -> ByHand:
     """The loop by hand, once for all configs that it can't tell apart."""
     seen = (
-        config.precision, config.on_nonfinite != "stop", config.link, config.optim,
+        config.precision, config.on_nonfinite != "stop", config.comm, config.optim,
         config.accumulate, config.exact, config.model.model, config.data, config.samples,
-        config.model.channels_last, config.model.freeze, ranks,
+        config.model.channels_last, config.model.freeze,
     )  # fmt: skip
     key = repr(seen)
     if key not in _kept:
-        _kept[key] = by_hand(config, ranks)
+        _kept[key] = by_hand(config)
     return _kept[key]
 
 
@@ -194,8 +190,8 @@ def _run(pool: Pool, config: Config, n: int, resumed_on: int = 0) -> Ran:
 def _train(world: World, config: Config, folder: str, stop: int) -> None:
     """On each rank."""
     from lockstep.training.control import Agreement, Control
-    from lockstep.training.folder import check
     from lockstep.training.loop import train
+    from lockstep.training.run_folder import check
 
     agree = Control.agree
 

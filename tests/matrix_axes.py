@@ -19,12 +19,11 @@ AXES: dict[str, tuple[Any, ...]] = {
     "on_nonfinite": ("skip", "rollback"),
     "execution.strategy": ("fsdp", "single", "dp"),
     "execution.model_parallel": (2,),
-    "link.compress": ("fp16", "bf16", "powersgd:2"),
-    "link": ("local SGD", "DiLoCo", "DiLoCo, private"),
+    "comm.compress": ("fp16", "bf16"),
     "optim.ema": (0.7,),
     "optim.ema_warmup": (True,),
     "optim.clip_norm": (0.3,),
-    "optim.optimizer": ("adamw", "muon"),
+    "optim.optimizer": ("adamw", "timm:muon"),
     "optim.scale_lr": ("sqrt",),
     "accumulate": (2, 3),
     "model.find_unused_parameters": (True,),
@@ -39,7 +38,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "samples.mixup": (0.4,),
     "samples.cutmix": (1.0,),
     "tta": ("mirror",),
-    "execution.probe": (False,),
+    "execution.law": ("off", "strict"),
     "execution.loader": ("streaming",),
     "bad": (True,),  # an infinite image in an awkward step
 }
@@ -71,10 +70,6 @@ class Combination:
         # in float64 N may change nothing but its rounding; autocast would leave float64 as it is
         net = "net64" if chosen.get("precision", "fp32") == "fp32" else "net32"
         fields: dict[str, dict[str, Any]] = {"": {}, "model": {"model": f"{_NETS}:{net}{unused}"}}
-        if alone := chosen.pop("link", ""):
-            outer = {"outer_lr": 0.7, "outer_momentum": 0.5} if "DiLoCo" in alone else {}
-            inner = {"inner_state": "private"} if "private" in alone else {}
-            fields["link"] = {"sync_every": ROUND, **outer, **inner}
         if "data.augment" in chosen:
             fields["data"] = {"dataset": f"{_NETS}:stored"}
         if chosen.pop("bad", False):

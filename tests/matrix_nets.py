@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,17 +16,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
-from lockstep.data.arrays import ImageSet
-from lockstep.data.augment import Augment
-from lockstep.data.mixing import Mixing, pairs
-from lockstep.data.order import Order
-from lockstep.data.pieces import micro_batches
+from lockstep.data.augment import Augment, Mixing, pairs
+from lockstep.data.image_sets import ImageSet
+from lockstep.data.order import Order, micro_batches
 from lockstep.data.transforms import transforms
-from lockstep.draws.generators import piece_seed
-from lockstep.draws.intercept import keyed
-from lockstep.draws.keyed import Draws
-from lockstep.parallel import compression
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
+from lockstep.rng.draws import Draws
+from lockstep.rng.generators import pass_seed
+from lockstep.rng.intercept import keyed
 from lockstep.training import optimizers
 from lockstep.training.precision import autocast, scaler
 
@@ -130,7 +127,7 @@ def net32_unused(in_channels: int, num_classes: int) -> nn.Module:
 
 @contextmanager
 def awkward() -> Iterator[None]:
-    """Within: DDP has several buckets, PowerSGD begins at once, fp16 where it doesn't overflow, compile is quick."""
+    """Within: DDP has several buckets, fp16 where it doesn't overflow, compile is quick."""
     made, scaled, compiled = DistributedDataParallel.__init__, torch.amp.GradScaler, nn.Module.compile
 
     def small(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -145,7 +142,6 @@ def awkward() -> Iterator[None]:
         mock.patch.object(DistributedDataParallel, "__init__", small),
         mock.patch.object(dist, "_DEFAULT_FIRST_BUCKET_BYTES", int(_BUCKET_MB * 2**20)),  # the compiler's
         mock.patch.object(torch.amp, "GradScaler", lambda kind: scaled(kind, init_scale=_SCALE)),
-        mock.patch.object(compression, "PLAIN_STEPS", 2),
         mock.patch.object(nn.Module, "compile", quick),
     ):
         yield
@@ -161,8 +157,8 @@ class ByHand:
     left_out: list[int]
 
 
-def by_hand(config: Config, ranks: int = 1) -> ByHand:
-    """The run as plain torch has it: one loop, or so many that take steps alone and average every `sync_every`.
+def by_hand(config: Config) -> ByHand:
+    """The run as plain torch has it, on one process.
 
     Draws in forward are keyed as ever, or no two loops could be compared.
     """
@@ -174,32 +170,27 @@ def by_hand(config: Config, ranks: int = 1) -> ByHand:
     first = build_model(config, train_set)
     for name, parameter in first.named_parameters():
         parameter.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in config.model.freeze))
-    loops = [_Loop(copy.deepcopy(first), config, ranks, rank) for rank in range(ranks)]
+    loop = _Loop(copy.deepcopy(first), config)
     average = copy.deepcopy(first) if config.optim.ema else None
-    momentum = [torch.zeros_like(p.detach()) for p in first.parameters()]
-    common = [p.detach().clone() for p in first.parameters()]
     order, losses, out, counted = Order(SAMPLES, BATCH, config.seed), [], [], 0
     for number in range(EPOCHS * order.steps_per_epoch):
         ids = order.step(*divmod(number, order.steps_per_epoch))
-        before = [copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict())) for loop in loops]
+        weights, state = copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict()))
         rows, (epoch, t) = torch.from_numpy(ids), divmod(number, order.steps_per_epoch)
         images, labels = _mixed(config, _seen(config, train_set, pixels[rows], ids, epoch), targets[rows], epoch, t)
-        losses.append(sum(loop.step(number, ids, images, labels) for loop in loops) / len(ids))
-        if config.on_nonfinite != "stop" and not all(loop.finite for loop in loops):
+        losses.append(loop.step(number, ids, images, labels) / len(ids))
+        if config.on_nonfinite != "stop" and not loop.finite:
             out.append(number)
-            for loop, (weights, state) in zip(loops, before, strict=True):
-                loop.model.load_state_dict(weights)
-                loop.optimizer.load_state_dict(state)
+            loop.model.load_state_dict(weights)
+            loop.optimizer.load_state_dict(state)
         elif average is not None:
             most = (1 + counted) / (10 + counted) if config.optim.ema_warmup else 1.0
             decay = min(config.optim.ema, most) if counted else 0.0
             counted += 1
             with torch.no_grad():
-                for mine, p in zip(average.parameters(), loops[0].model.parameters(), strict=True):
+                for mine, p in zip(average.parameters(), loop.model.parameters(), strict=True):
                     mine.copy_(decay * mine + (1 - decay) * p)
-        if (number + 1) % config.link.sync_every == 0 or (number + 1) % order.steps_per_epoch == 0:
-            _exchange(loops, common, momentum, config)
-    result = loops[0].model
+    result = loop.model
     if average is not None:
         for mean, buffer in zip(average.buffers(), result.buffers(), strict=True):
             mean.copy_(buffer)
@@ -232,11 +223,10 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 class _Loop:
-    """One process of the loop by hand."""
+    """The loop by hand."""
 
-    def __init__(self, model: nn.Module, config: Config, ranks: int, rank: int) -> None:
-        self.model, self.config, self.ranks, self.finite = model, config, ranks, True
-        self.world = dataclasses.replace(World.single(), rank=rank, size=ranks)
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        self.model, self.config, self.finite = model, config, True
         self.optimizer = optimizers.build(model, config.optim, config.lr)
         host = torch.device("cpu")
         self.autocast, self.scaler = autocast(config.precision, host), scaler(config.precision, host)
@@ -245,7 +235,7 @@ class _Loop:
     def step(self, number: int, ids: np.ndarray, whole: Tensor, labels: Tensor) -> float:
         """Take one, of a global batch; returns the summed loss over this process's samples."""
         summed, exact = 0.0, self.config.exact
-        pieces = micro_batches(len(ids), exact or self.config.accumulate, self.world, 1)
+        pieces = micro_batches(len(ids), exact or self.config.accumulate, World.single(), 1)
         pieces = pieces if any(p.size for p in pieces) else ()
         self.optimizer.zero_grad()
         for piece in pieces:
@@ -253,12 +243,12 @@ class _Loop:
             if not len(mine):
                 continue
             images = whole[piece.rows]
-            torch.manual_seed(piece_seed(self.config.seed, number, piece.key))
+            torch.manual_seed(pass_seed(self.config.seed, number, piece.micro))
             with keyed(self.draws, self.model, number, mine, images):
                 with self.autocast():
                     outputs, targets = self.model(images), labels[piece.rows]
                     loss = F.cross_entropy(outputs, targets.to(outputs.dtype) if targets.ndim > 1 else targets)
-                weighted = loss * (len(mine) * self.ranks / len(ids))
+                weighted = loss * (len(mine) / len(ids))
                 (self.scaler.scale(weighted) if self.scaler else weighted).backward()
             summed += float(loss.detach()) * len(mine)
         for p in self.model.parameters():
@@ -276,38 +266,3 @@ class _Loop:
         else:
             self.optimizer.step()
         return summed
-
-
-@torch.no_grad()
-def _exchange(loops: list[_Loop], common: list[Tensor], momentum: list[Tensor], config: Config) -> None:
-    """Weights, buffers and the optimizers' states become their means; with an outer step, Nesterov's towards them."""
-    if config.link.sync_every == 1:
-        return
-    each: Callable[[Any], list[list[Tensor]]] = lambda of: [list(of(loop)) for loop in loops]  # noqa: E731
-    _level(each(lambda loop: loop.model.parameters()))
-    _level(each(lambda loop: (b for b in loop.model.buffers() if b.is_floating_point())))
-    if config.link.inner_state == "averaged":
-        _level(each(_state))
-    outer_lr, mu = config.link.outer_lr, config.link.outer_momentum
-    for i, start in enumerate(common):
-        mean = list(loops[0].model.parameters())[i]
-        way = start - mean
-        momentum[i].mul_(mu).add_(way)
-        new = start - outer_lr * (way + mu * momentum[i])
-        for loop in loops:
-            list(loop.model.parameters())[i].copy_(new)
-        start.copy_(new)
-
-
-def _state(loop: _Loop) -> Iterator[Tensor]:
-    for p in loop.model.parameters():
-        for key, value in sorted(loop.optimizer.state.get(p, {}).items()):
-            if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
-                yield value
-
-
-def _level(columns: list[list[Tensor]]) -> None:
-    for tensors in zip(*columns, strict=True):
-        mean = sum(tensors[1:], tensors[0]) / len(tensors)
-        for tensor in tensors:
-            tensor.copy_(mean)

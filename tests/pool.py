@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from lockstep.config import Execution
-from lockstep.processes.failures import WorkerFailed
-from lockstep.processes.world import World
+from lockstep.distributed.failures import WorkerFailed
+from lockstep.distributed.world import World
 from tests.ranks import RankFailed, Ranks
 
 

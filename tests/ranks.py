@@ -124,8 +124,10 @@ def _rank(
     pipe: Connection, env: dict[str, str], threads: int, timeout: float, fn: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     os.environ.update(env)
-    from lockstep.processes.world import join
+    from lockstep.distributed.warm import prepare
+    from lockstep.distributed.world import join
 
+    prepare()
     answer: tuple[float, bool, Any]
     try:
         with join(Execution(device="cpu", threads=threads, collective_timeout=timeout)) as world:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.config import Config
-from lockstep.config.flags import known_flags
+from lockstep.config.fields import flag_names
 from tests.subprocesses import run_lockstep
 
 SMALL = ("--epochs", "1", "--fraction", "0.1", "--nproc", "1", "--threads", "1", "--out", "run")
@@ -27,7 +27,7 @@ ENVIRONMENT = (
 )  # fmt: skip
 # that start hundreds of processes, wait for other machines or train for hours: accepted, and too long for a test
 LONG = {"--nproc", "--nnodes", "--epochs", "--eval-every", "--collective-timeout", "--workers", "--max-restarts"}
-FLAGS = sorted({name for flag in known_flags(Config).values() for name in flag.names} - LONG)
+FLAGS = sorted({*flag_names(Config)} - LONG)
 
 
 def case(draw: random.Random) -> tuple[list[str], dict[str, str]]:

@@ -9,8 +9,8 @@ from torch import nn
 import lockstep
 from lockstep.commands.shared.arguments import planned
 from lockstep.commands.verify.plan import Plan
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from tests import matrix
 from tests.matrix_axes import AXES, BASE, Choice, Combination, pairs
 from tests.pool import Pool
@@ -18,7 +18,7 @@ from tests.pool import Pool
 # what `parallelize` takes, by the field that it is
 _LIBRARY = {
     "execution.strategy": "strategy",
-    "link.compress": "compress",
+    "comm.compress": "compress",
     "model.batch_norm": "batch_norm",
     "model.find_unused_parameters": "find_unused_parameters",
 }
@@ -44,9 +44,9 @@ def test_a_pair_is_refused_in_the_same_words_by_config_flags_and_library() -> No
                     if refusal or world.size == 1:
                         said = _sentence(lambda o=options, w=world: lockstep.parallelize(nn.Linear(2, 2), w, **o))
                         assert said == refusal, pair
-        if refusal and not {"bad", "link"} & set(names) and (seen := seen + 1) % 4 == 0:  # parsing takes a while
+        if refusal and "bad" not in names and (seen := seen + 1) % 4 == 0:  # parsing takes a while
             flags = [f for choice in pair.choices for f in _flag(choice)]
-            said = _sentence(lambda f=flags: planned("verify", Plan, lambda c: Plan(config=c), ["digits", *f], "{}"))
+            said = _sentence(lambda f=flags: planned("verify", lambda c: Plan(config=c), ["digits", *f], "{}"))
             assert said == refusal, pair
     assert seen > 20
 
@@ -66,6 +66,7 @@ def test_every_axis_is_a_field_and_moves_the_config() -> None:
             assert changed.refusal() or changed.config() != BASE, changed
 
 
+@pytest.mark.slow
 def test_an_awkward_one_holds_and_what_is_wrong_is_seen() -> None:
     awkward = Combination(
         (("execution.strategy", "fsdp"), ("on_nonfinite", "skip"), ("bad", True), ("optim.ema", 0.7), ("accumulate", 2))
@@ -83,9 +84,9 @@ def test_an_awkward_one_holds_and_what_is_wrong_is_seen() -> None:
 def test_a_few_awkward_ones_hold() -> None:
     bad: Choice = ("bad", True)
     few = [
-        Combination((("link", "DiLoCo, private"), ("on_nonfinite", "rollback"), bad)),
-        Combination((("link.compress", "powersgd:2"), ("model.find_unused_parameters", True))),
-        Combination((("exact", 4), ("execution.strategy", "fsdp"), ("model.activation_checkpointing", True), bad)),
+        Combination((("accumulate", 2), ("on_nonfinite", "rollback"), bad)),
+        Combination((("comm.compress", "bf16"), ("model.find_unused_parameters", True))),
+        Combination((("execution.strategy", "fsdp"), ("model.activation_checkpointing", True), bad)),
     ]
     tally = matrix.tally_of(few, seconds=600)
     assert tally.failed == {}

@@ -5,6 +5,7 @@ import atexit
 import importlib
 import importlib.util
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import spawn
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.autograd import graph
 from torch.nn.modules import batchnorm
 
 SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
-DOCUMENTED = {"_exit", "_current_frames", "_fields"}  # of os, sys and ast: public, in spite of the underscore
+# public ones, of os, sys, ast and named tuples
+DOCUMENTED = {"_exit", "_current_frames", "_fields", "_asdict", "_replace"}
 
 
 @dataclass(frozen=True)
@@ -32,41 +35,41 @@ class Use:
 
 USED = {
     "_BaseDataLoaderIter": Use(
-        ("commands/audit/recorders/reading.py", "commands/reproduce/loaders.py"),
+        ("commands/audit/recorders/loaders.py", "commands/reproduce/loaders.py"),
         "which samples a loader of the user's script delivers, and in which pass",
         lambda: hasattr(torch.utils.data.dataloader, "_BaseDataLoaderIter"),
     ),
     "_device": Use(
-        ("commands/audit/pretended/moves.py",),
+        ("commands/audit/pretended/tensors.py",),
         "the module of torch's default device, which a pretended GPU can be",
         lambda: importlib.util.find_spec("torch.utils._device") is not None,
     ),
     "_device_constructors": Use(
-        ("commands/audit/pretended/moves.py",),
+        ("commands/audit/pretended/tensors.py",),
         "which of torch's functions make tensors on a device",
         lambda: callable(importlib.import_module("torch.utils._device")._device_constructors),
     ),
     "_MapDatasetFetcher": Use(
-        ("commands/audit/recorders/drawing.py",),
+        ("commands/audit/recorders/training.py",),
         "which random numbers reading a batch draws, in the process that reads it",
         lambda: callable(torch.utils.data._utils.fetch._MapDatasetFetcher.fetch),
     ),
     "_MultiProcessingDataLoaderIter": Use(
-        ("commands/audit/recorders/reading.py",),
+        ("commands/audit/recorders/loaders.py",),
         "where workers that live on begin another pass",
         lambda: callable(torch.utils.data.dataloader._MultiProcessingDataLoaderIter._reset),
     ),
     "_utils": Use(
-        ("commands/audit/recorders/drawing.py",),
+        ("commands/audit/recorders/training.py",),
         "the package of a loader's fetchers",
         lambda: hasattr(torch.utils.data, "_utils"),
     ),
     "_BatchNorm": Use(
         (
-            "commands/audit/recorders/naming.py",
-            "commands/audit/recorders/passing.py",
+            "commands/audit/recorders/training.py",
+            "commands/audit/recorders/training.py",
             "parallel/batchnorm.py",
-            "parallel/norms.py",
+            "parallel/batchnorm.py",
         ),
         "what torch's, timm's and a user's batch normalisations have in common",
         lambda: hasattr(batchnorm, "_BatchNorm"),
@@ -77,7 +80,7 @@ USED = {
         lambda: hasattr(nn.Module(), "_compiled_call_impl"),
     ),
     "_buffers": Use(
-        ("parallel/exact_buffers.py", "parallel/modules.py"),
+        ("parallel/buffers.py", "parallel/exact.py", "parallel/hidden_state.py", "parallel/module_state.py"),
         "the places of a module's buffers, empty ones too, whichever tensor is there",
         lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
     ),
@@ -87,42 +90,79 @@ USED = {
         lambda: hasattr(torch, "_foreach_norm"),
     ),
     "_foreach_lerp_": Use(
-        ("training/average.py",),
+        ("training/optimizers.py",),
         "moves all averages by a few kernels, as torch's optimizers do",
         lambda: hasattr(torch, "_foreach_lerp_"),
     ),
+    "_backward_hooks": Use(
+        ("training/step.py",),
+        "hooks on a parameter, which are called once a step",
+        lambda: nn.Parameter(torch.zeros(1))._backward_hooks is None,
+    ),
+    "_post_accumulate_grad_hooks": Use(
+        ("training/step.py",),
+        "the same, of the kind that gets the parameter",
+        lambda: nn.Parameter(torch.zeros(1))._post_accumulate_grad_hooks is None,
+    ),
+    "_internal": Use(
+        ("distributed/world.py",),
+        "the store of torch's process group for tests, whose collectives wait for nobody",
+        lambda: importlib.util.find_spec("torch.testing._internal.distributed.fake_pg") is not None,
+    ),
+    "_world": Use(
+        ("distributed/world.py",),
+        "what torch.distributed knows of groups: a rank that pretends has another one for a moment",
+        lambda: hasattr(c10d._world, "default_pg") and hasattr(c10d._world, "group_count"),
+    ),
+    "_update_default_pg": Use(
+        ("distributed/world.py", "distributed/world.py"),
+        "the same: the real group is put aside, and back",
+        lambda: callable(c10d._update_default_pg),
+    ),
+    "_foreach_mul_": Use(
+        ("parallel/ddp.py",),
+        "DDP's mean becomes a sum by a few kernels, and not one for each parameter",
+        lambda: callable(torch._foreach_mul_),
+    ),
     "_version": Use(
-        ("checkpoint/snapshot.py", "commands/reproduce/recorder.py", "parallel/exact.py", "training/step.py"),
+        (
+            "commands/reproduce/recorder.py",
+            "parallel/exact.py",
+            "parallel/parameter_hooks.py",
+            "training/evaluation.py",
+            "training/outcomes.py",
+            "training/step.py",
+        ),
         "whether forward has written into a parameter",
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),
     "_optimizer_step_pre_hooks": Use(
-        ("training/engine.py",),
+        ("training/step.py",),
         "whether something that may draw runs before an optimizer's step",
         lambda: "_optimizer_step_pre_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_optimizer_step_post_hooks": Use(
-        ("training/engine.py",),
+        ("training/step.py",),
         "whether something that may draw runs after an optimizer's step",
         lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_global_optimizer_pre_hooks": Use(
-        ("training/engine.py",),
+        ("training/step.py",),
         "whether somebody hears of every optimizer's step before it",
         lambda: hasattr(importlib.import_module("torch.optim.optimizer"), "_global_optimizer_pre_hooks"),
     ),
     "_global_optimizer_post_hooks": Use(
-        ("training/engine.py",),
+        ("training/step.py",),
         "whether somebody hears of every optimizer's step after it",
         lambda: hasattr(importlib.import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks"),
     ),
     "_profiler_enabled": Use(
-        ("training/engine.py",),
+        ("training/step.py",),
         "whether a profiler is to be told of an update",
         lambda: torch.autograd._profiler_enabled() is False,  # type: ignore[attr-defined]
     ),
     "_fully_shard": Use(
-        ("commands/audit/recorders/passing.py",),
+        ("commands/audit/recorders/training.py",),
         "the module from which others may have imported fully_shard already",
         lambda: callable(importlib.import_module("torch.distributed.fsdp._fully_shard").fully_shard),
     ),
@@ -132,17 +172,17 @@ USED = {
         lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
     ),
     "_pytree": Use(
-        ("parallel/joints.py",),
-        "the tensors in whatever a unit is called with, as FSDP itself finds them",
+        ("parallel/sync.py", "training/find_cause.py", "training/losses.py", "training/self_check.py"),
+        "the tensors in whatever a module gets or returns",
         lambda: importlib.util.find_spec("torch.utils._pytree") is not None,
     ),
     "_C": Use(
-        ("commands/audit/pretended/moves.py", "commands/audit/pretended/tensors.py", "draws/keyed.py"),
+        ("commands/audit/pretended/tensors.py", "commands/audit/pretended/tensors.py", "rng/draws.py"),
         "the home of the next one",
         lambda: hasattr(torch, "_C"),
     ),
     "_current_graph_task_id": Use(
-        ("draws/keyed.py",),
+        ("rng/draws.py",),
         "whether a thread is autograd's, in a backward pass: checkpointed parts draw again there",
         lambda: torch._C._current_graph_task_id() == -1,
     ),
@@ -157,42 +197,47 @@ USED = {
         lambda: hasattr(nn.parallel.DistributedDataParallel, "_set_ddp_runtime_logging_sample_rate"),
     ),
     "_get_default_store": Use(
-        ("processes/failures.py", "watch/heartbeat.py"),
+        ("distributed/failures.py", "monitoring/heartbeat.py"),
         "the store through which the ranks met, whoever opened it",
         lambda: hasattr(dist.distributed_c10d, "_get_default_store"),
     ),
     "_get_backend": Use(
-        ("watch/heartbeat.py",),
+        ("monitoring/heartbeat.py",),
         "what counts a group's collectives on a device",
         lambda: hasattr(dist.ProcessGroup, "_get_backend"),
     ),
     "_device_types": Use(
-        ("watch/heartbeat.py",),
+        ("monitoring/heartbeat.py",),
         "the devices that a group has a backend for",
         lambda: hasattr(dist.ProcessGroup, "_device_types"),
     ),
     "_get_sequence_number_for_group": Use(
-        ("watch/heartbeat.py",),
+        ("monitoring/heartbeat.py",),
         "how many collectives this rank has begun: who is behind in a hang",
         lambda: hasattr(dist.ProcessGroupGloo, "_get_sequence_number_for_group"),
     ),
     "_engine_run_backward": Use(
-        ("commands/audit/pretended/moves.py", "training/engine.py", "watch/hang.py"),
+        ("commands/audit/pretended/tensors.py", "training/step.py", "monitoring/hang.py"),
         "the frame of a backward pass, in a stack; the pass without a sixth of a tiny step's time around it",
         lambda: hasattr(graph, "_engine_run_backward"),
     ),
     "_clear": Use(
-        ("processes/warm.py",),
+        ("distributed/warm.py",),
         "a forked worker without what its launcher wanted done at its end",
         lambda: hasattr(atexit, "_clear"),
     ),
     "_run_exitfuncs": Use(
-        ("processes/warm.py",),
+        ("distributed/signals.py",),
         "a worker with what its own code wants done at its end, which multiprocessing leaves out",
         lambda: hasattr(atexit, "_run_exitfuncs"),
     ),
+    "_shutdown": Use(
+        ("distributed/signals.py",),
+        "waits for threads as the interpreter does at its end, executors of concurrent.futures included",
+        lambda: callable(getattr(threading, "_shutdown", None)),
+    ),
     "_inheriting": Use(
-        ("processes/launcher.py",),
+        ("distributed/warm.py",),
         "whether multiprocessing is importing the main script in a worker",
         lambda: "current_process()._inheriting = True" in inspect.getsource(spawn),
     ),
@@ -235,7 +280,7 @@ def test_every_private_name_in_the_sources_is_listed_here() -> None:
             elif name not in DOCUMENTED:
                 unknown.append(f"{file}:{line}: {name} is private: use a public name, or list it in {__file__}")
     assert not unknown, "\n".join(unknown)
-    assert {name: tuple(sorted(files)) for name, files in found.items()} == {k: use.files for k, use in USED.items()}
+    assert found == {name: set(use.files) for name, use in USED.items()}
 
 
 @pytest.mark.parametrize("name", USED)

@@ -16,7 +16,7 @@ SESSIONS = {
 
 def test_ci_runs_every_session_but_the_benchmarks_and_the_tests_by_the_readme_s_command() -> None:
     run = (ROOT / ".ci/run").read_text()
-    named = re.findall(r"^ *(?:LOCKSTEP_TESTS_SECONDS=\d+ )?session ([a-z]+) \d+\b", run, re.MULTILINE)
+    named = re.findall(r"^ *(?:LOCKSTEP_TESTS_SECONDS=\d+ )?(?:session|part|stage) ([a-z]+) \d+\b", run, re.MULTILINE)
     assert set(named) == set(SESSIONS) - {"test", "bench", "exhaustive"}
     assert "pip install '.[dev]' && pytest" in run
 
@@ -36,8 +36,8 @@ def test_every_marker_that_the_default_run_leaves_out_has_a_session_of_its_name(
 
 def test_every_file_that_a_session_names_exists() -> None:
     named = set(re.findall(r"'((?:tests|benchmarks|docs)/[\w/.]+)'", "\n".join(SESSIONS.values())))
-    assert len(named) >= 2
-    assert not [name for name in named if not (ROOT / name).is_file()]
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_every_session_that_a_page_names_exists() -> None:

@@ -32,11 +32,10 @@ from typing import Any, NoReturn
 _MODULES = (
     "torch._dynamo",  # which the first optimizer of a process imports
     "torchvision",
-    "tyro",
     "rich.progress",
     "lockstep.cli",
-    "lockstep.processes.launcher",
-    "lockstep.training.folder",
+    "lockstep.distributed.launcher",
+    "lockstep.training.run_folder",
     "lockstep.training.loop",
 )
 _LOADED_WITH = ("PYTHON", "MKL_", "KMP_", "OMP_", "OPENBLAS_", "LD_")  # variables read once, at the start
@@ -214,6 +213,7 @@ def _take_over(environ: Mapping[str, str]) -> None:
         warnings.simplefilter("error")
     if "OMP_NUM_THREADS" in environ:
         sys.modules["torch"].set_num_threads(int(environ["OMP_NUM_THREADS"]))
+    sys.modules["numpy"].random.seed()  # from the system, as on import; a fork would begin where the server's stands
 
 
 def _run(args: Sequence[str]) -> NoReturn:

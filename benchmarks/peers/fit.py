@@ -11,7 +11,7 @@ from unittest import mock
 from torch import nn
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from lockstep.training import assemble, loop
 from lockstep.training.session import Session
 from peers.lockstep import own_precision, world

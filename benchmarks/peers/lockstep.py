@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import lockstep as ls
 from lockstep.config import Execution, Precision
-from lockstep.processes.world import join
+from lockstep.distributed.world import join
 from lockstep.training import optimizers
 from peers.task import Side, Task, data_dir, dataset, make_model, make_optimizer, optim
 

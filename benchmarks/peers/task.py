@@ -18,8 +18,8 @@ from torchvision import transforms
 from lockstep import Order, models
 from lockstep.config import DataConfig, OptimConfig
 from lockstep.data import sources
-from lockstep.data.arrays import ArraySet
-from lockstep.processes.world import World, share_of
+from lockstep.data.image_sets import ArraySet
+from lockstep.distributed.world import World, shard_of
 
 RANK = int(os.environ.get("RANK", "0"))
 STEPS_OF_VECTORS = 5000  # batches of the linear task; also the steps of a timed segment there
@@ -43,7 +43,7 @@ class Task:
     @property
     def mine(self) -> int:
         """Samples of a batch on this rank."""
-        return len(range(self.batch)[share_of(self.batch, RANK, self.ranks)])
+        return len(range(self.batch)[shard_of(self.batch, RANK, self.ranks)])
 
 
 @dataclass
@@ -181,7 +181,7 @@ def image_set(task: Task) -> ArraySet:
 def shares(task: Task) -> list[np.ndarray]:
     """This rank's sample ids of every full step of an epoch: Lockstep's order, for all."""
     order = Order(len(image_set(task)), task.batch, seed=0, drop_last=True)
-    return [ids[share_of(task.batch, RANK, task.ranks)] for ids in order.steps(0)]
+    return [ids[shard_of(task.batch, RANK, task.ranks)] for ids in order.steps(0)]
 
 
 def tensor_batches(task: Task) -> Iterator[Pair]:

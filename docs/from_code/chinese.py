@@ -8,12 +8,16 @@ TAKES = {
     "names with commas between them": "以逗号分隔的名称",
     "numbers with commas between them": "以逗号分隔的数",
     "whole numbers with commas between them": "以逗号分隔的整数",
+    "one of auto, global, local, groups:SAMPLES (as groups:32)": "auto、global、local 或 groups:样本数，如 groups:32",
+    "one of cross-entropy, bce, focal:GAMMA (as focal:2)": "cross-entropy、bce 或 focal:GAMMA，如 focal:2",
+    "a time as 500steps, 1epoch or 10min, or 0 for never": "时间，如 500steps、1epoch、10min；0 表示从不",
+    "a time as 6h, 90min, 30s or 1.5d": "时间，如 6h、90min、30s、1.5d",
 }
 FLAGS = {
     "--dataset": "digits、mnist、fashion-mnist、cifar10、cifar100、folder（自己的类别文件夹），"
     "或 package.module:factory；表格写 table:FILE.csv，torchvision 的数据集写 tv:NAME，datasets 库的写 hf:NAME。",
     "--data-dir": "数据集所在的目录，需要下载时也放在这里。",
-    "--val-fraction": "没有验证集的数据，拿出这个比例来验证：由每张图片内容的哈希决定（0：不用）。",
+    "--val-fraction": "没有验证集的数据，拿出这个比例来验证：由每张图片内容的哈希决定（0：五分之一）。",
     "--model": "自带的模型、torchvision 的任一分类模型（resnet18、vit_b_16……）、timm 的模型，"
     "或 package.module:factory。",
     "--init": "从这些权重开始：pretrained 或 pretrained:TAG，即 torchvision 或 timm 为 `--model` 发布的权重，"
@@ -37,6 +41,7 @@ FLAGS = {
     "--workers": "每个训练进程有几个读图片的进程（流式加载）。",
     "--exact": "精确模式：每个批切成这么多个切片；进程数只要不超过它，结果逐比特一致（0：不用）。",
     "--out": "运行目录：config.json、journal.jsonl、weights/。",
+    "--verbose": "开始时多说一些：核怎样分配、各个 rank 在哪里监听、哪些参数不做权重衰减。",
     "--log": "日志之外的副本，放在运行目录里：csv、tensorboard、wandb、mlflow、trackio。",
 }
 
@@ -44,5 +49,5 @@ FLAGS = {
 def translated(flag: str, cells: list[str]) -> list[str]:
     """A flag's row in Chinese, as far as there are words; its help where the row is that of `lockstep train`."""
     names, takes, default, text = cells
-    said = ", ".join(TAKES.get(part, part) for part in takes.split(", "))  # beside words to choose from
+    said = TAKES.get(takes) or ", ".join(TAKES.get(part, part) for part in takes.split(", "))  # words to choose from
     return [names, said, default, FLAGS.get(flag, text)]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from docs.from_code import escaped, table
 
+from lockstep.config.conflicts import CONFLICTS
+
 SOURCE = Path(__file__).parents[2] / "src/lockstep"
 HEADS = {"en": ["message", "what to do"], "zh": ["报错", "怎么办"]}
 TITLES = {  # room -> its heading; the order of the page
@@ -65,7 +67,21 @@ def errors() -> list[Error]:
         constants |= {name: value for name, value in top.items() if name.isupper()}
         for made in (node for node in tree.body if isinstance(node, ast.ClassDef)):
             constants |= remedies(made)
-    return [error for path, tree in trees.items() for error in of_tree(path, tree, constants)]
+    found = [error for path, tree in trees.items() for error in of_tree(path, tree, constants)]
+    return [*found, *conflicts()]
+
+
+def conflicts() -> Iterator[Error]:
+    """Settings that don't go together: the table of the config."""
+    for why, *settings, last in CONFLICTS:
+        for other in last.split(" / "):
+            named = [(name.replace("_", "-"), value) for name, _, value in map(_parted, (*settings, other))]
+            shown = [f"--{name} {value if value.isalnum() else ''}".strip() for name, value in named]
+            yield Error(SOURCE / "config/conflicts.py", 0, f"{' with '.join(shown)}: {why}", "Leave one of them out.")
+
+
+def _parted(setting: str) -> tuple[str, str, str]:
+    return setting.partition(" ")
 
 
 def remedies(made: ast.ClassDef) -> Names:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from docs.from_code import api, errors, flags, journal
+from docs.from_code import api, errors, flags
 
 PARTS: dict[str, Callable[[str], str]] = {
     "commands": flags.commands,
-    "journal": journal.journal,
     "errors": errors.page,
     "python": api.api,
 }

@@ -1,8 +1,8 @@
 """Training on N ranks, computed in one process: who gets which samples, and what becomes of their gradients.
 
 DDP averages the ranks' gradients. The average of gradients is the gradient of the average of the ranks' losses, so one
-forward pass over all shares, weighted, is the same step as N processes; tests/why holds it to DDP on two. That makes
-eight ranks as quick as one, and each cause a change of one field.
+forward pass over all shares, weighted, is the same step as N processes; tests/docs/why holds it to DDP on two. That
+makes eight ranks as quick as one, and each cause a change of one field.
 """
 
 import math

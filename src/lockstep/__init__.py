@@ -13,18 +13,18 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Config": "lockstep.config",
     "UserError": "lockstep.errors",
-    "WorkerFailed": "lockstep.processes.failures",
-    "World": "lockstep.processes.world",
+    "WorkerFailed": "lockstep.distributed.failures",
+    "World": "lockstep.distributed.world",
     "Order": "lockstep.data.order",
     "Batch": "lockstep.data.loaders",
-    "LocalSync": "lockstep.parallel.local",
     "TrainStep": "lockstep.training.step",
     "Metrics": "lockstep.training.evaluation",
+    "Checkpoints": "lockstep.checkpoint.restore",
     "Classifier": "lockstep.inference.classifier",
     "evaluate": "lockstep.training.evaluation",
-    "launch": "lockstep.processes.launcher",
+    "launch": "lockstep.distributed.launcher",
     "load": "lockstep.inference.loading",
-    "loaders": "lockstep.training.own_loop",
+    "loaders": "lockstep.training.assemble",
     "parallelize": "lockstep.parallel.strategy",
     "recipe": "lockstep.config.recipes",
     "train": "lockstep.training.loop",
@@ -33,22 +33,22 @@ _PUBLIC = {
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
+    from lockstep.checkpoint.restore import Checkpoints as Checkpoints
     from lockstep.config import Config as Config
     from lockstep.config.recipes import recipe as recipe
     from lockstep.data.loaders import Batch as Batch
     from lockstep.data.order import Order as Order
+    from lockstep.distributed.failures import WorkerFailed as WorkerFailed
+    from lockstep.distributed.launcher import launch as launch
+    from lockstep.distributed.world import World as World
     from lockstep.errors import UserError as UserError
     from lockstep.inference.classifier import Classifier as Classifier
     from lockstep.inference.loading import load as load
-    from lockstep.parallel.local import LocalSync as LocalSync
     from lockstep.parallel.strategy import parallelize as parallelize
-    from lockstep.processes.failures import WorkerFailed as WorkerFailed
-    from lockstep.processes.launcher import launch as launch
-    from lockstep.processes.world import World as World
+    from lockstep.training.assemble import loaders as loaders
     from lockstep.training.evaluation import Metrics as Metrics
     from lockstep.training.evaluation import evaluate as evaluate
     from lockstep.training.loop import train as train
-    from lockstep.training.own_loop import loaders as loaders
     from lockstep.training.step import TrainStep as TrainStep
 
 

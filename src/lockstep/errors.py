@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable
 
 EXIT_FAILURE = 1
@@ -10,34 +11,6 @@ EXIT_HANG = 124  # no progress for --hang-timeout, as timeout(1) has it
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
 
 NOT_ON_WINDOWS = "this runs on Linux; on Windows install and start it inside WSL2 (`wsl --install` sets that up)"
-
-
-# what a command or a flag was called, or is called elsewhere -> its name here
-RENAMED = {"--shards": "--exact", "--timeout": "--collective-timeout"}
-# what is typed from habit -> how it is said here
-SAID = {
-    "--amp": "mixed precision is --precision bf16 here (or fp16, with a gradient scaler)",
-    "--bf16": "that is --precision bf16 here",
-    "--fp16": "that is --precision fp16 here",
-    "--half": "that is --precision fp16 here",
-    "--pretrained": "that is --init pretrained here (or --init FILE)",
-    "--data": "--data-dir DIR says where data lies; your own class folders: `lockstep train photos --data-dir DIR`",
-    "--evaluate": "a run's weights are evaluated by `lockstep eval RUN`",
-    "--test-only": "a run's weights are evaluated by `lockstep eval RUN`",
-    "--distributed": "there is nothing to switch on: --nproc says how many processes (default: auto)",
-    "--local-rank": "a launcher says that by LOCAL_RANK, and Lockstep reads it; start processes by --nproc",
-    "--world-size": "that is --nproc here, processes on each machine, and --nnodes, machines",
-    "--rank": "that is --node-rank here, the machine's number, with --nnodes",
-    "--dist-url": "that is --master-addr and --master-port here",
-    "--multiprocessing-distributed": "there is nothing to switch on: --nproc says how many processes (default: auto)",
-    "--model-ema": "that is --ema 0.9999 here",
-    "--early-stopping": "that is --patience 5 here",
-    "--deterministic": "the same command gives the same run; --exact 8 does so on any number of processes up to 8",
-    "--sync-batchnorm": "batch norm over all processes is the default here; --batch-norm says it",
-    "--tensorboard": "that is --log tensorboard here",
-    "--wandb": "that is --log wandb here",
-    "--verbose": "`lockstep watch RUN` and the run's journal.jsonl tell more",
-}
 
 
 class UserError(Exception):
@@ -55,25 +28,68 @@ class UserError(Exception):
         return f"{self.message}\n  {self.remedy}" if self.remedy else self.message
 
 
+class StoppedBySignal(SystemExit):
+    """A signal asked this process to stop; `code` is 128 and its number, as shells have it."""
+
+    code: int
+
+
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> UserError:
-    """The error for a name that nothing answers to; it offers its other name, or the nearest known ones."""
+    """The error for a name that nothing answers to, with the nearest known ones."""
     names = sorted(known)
-    if (new := RENAMED.get(name)) in names:
-        return UserError(f"{name} is called {new} here")
-    if kind == "flag" and name in SAID:
-        return UserError(f"{name}: {SAID[name]}")
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
     return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
 
 
-def reason(error: BaseException) -> str:
-    """What somebody's error says, in one line: without colours and addresses, with its type where it says little.
+def shown(text: str, keep: str = "") -> str:
+    """A name or text of a file, a class, a run or a host as a terminal, a log or a page may show it.
 
-    What would move a terminal's cursor, as an error that quotes a damaged file may, is written as Python writes it.
+    Control characters, which a terminal obeys, and marks that turn the direction of text are escaped, but those in
+    `keep`. So are the bytes of a file's name that are not UTF-8: as \\xff. Letters of any script stay.
     """
-    line = re.sub(r"\x1b\[[0-9;]*m| ?<_io\.[^>]*>", "", str(error)).strip().partition("\n")[0]
-    line = line if line.isprintable() else repr(line)[1:-1]
+    return text if text.isprintable() else "".join(c if c in keep else _visible(c) for c in text)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is an address, as s3://bucket/run, and no path of this machine."""
+    return re.match("[A-Za-z][A-Za-z0-9+.:-]*://", text) is not None
+
+
+def require_no_secrets(url: str, flag: str = "") -> None:
+    """Raise UserError, which does not quote it, for an address with a user, a password, a token or a query."""
+    scheme, _, rest = url.partition("://")
+    user = "@" in rest and (scheme not in ("abfs", "abfss") or ":" in rest)  # Azure's are container@account
+    if is_url(url) and (user or set("?#") & set(rest) or "::" in scheme):
+        raise UserError(
+            f"{flag}{scheme}://... holds a user, a password, a token, a query or a second address, to be written down",
+            "Give the address alone, as s3://bucket/run; credentials come from the environment.",
+        )
+
+
+def redacted(text: str) -> str:
+    """A text without what may be a secret in its addresses: a user and password before a host, and what follows a ?."""
+    bare = re.sub(r"(?<=://)[^\s'\"]*@", "", text)
+    return re.sub(r"(://[^\s'\"?#]*)[?#][^\s'\"]+", r"\1?...", bare)
+
+
+def cell(text: str) -> str:
+    """Such a text as a cell of a CSV file: behind a ' where a spreadsheet would take it for a formula."""
+    return re.sub(r"^(?=\s*['=+\-@\uff1d\uff0b\uff0d\uff20])", "'", shown(text))
+
+
+def _visible(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # a byte that is not UTF-8, as Python reads file names
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    joins = char in "\u200c\u200d"  # in Persian words, and in emoji
+    if joins or char.isprintable() or unicodedata.category(char) == "Zs":
+        return char
+    return char.encode("unicode_escape").decode()
+
+
+def reason(error: BaseException) -> str:
+    """What somebody's error says, in one line: without colours and addresses, with its type where it says little."""
+    line = shown(re.sub(r"\x1b\[[0-9;]*m| ?<_io\.[^>]*>", "", str(error)).strip().partition("\n")[0])
     says = re.search("[A-Za-z]{3}", line) and not isinstance(error, KeyError)
     return line if says else f"{type(error).__name__} {line}".strip()
 

@@ -1,9 +1,8 @@
 """Keyed randomness: every draw is a hash of what it is for, never the next value of a hidden state.
 
 A draw is `mix(key + (id + 1) * GOLDEN)` with the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in
-64-bit integers that
-wrap: the same value on any rank, worker, device and batch layout. The numpy functions (`*_np`) give the same values as
-the torch ones; they exist because small arrays are an order of magnitude cheaper there.
+64-bit integers that wrap. The numpy functions (`*_np`) give the same values as the torch ones, an order of magnitude
+cheaper for small arrays.
 """
 
 import hashlib

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.commands.audit.beside import beside
-from lockstep.commands.audit.findings.every import findings
-from lockstep.commands.audit.findings.finding import Finding
-from lockstep.commands.audit.launch import start, starter
+from lockstep.commands.audit.faults import Finding
+from lockstep.commands.audit.findings import findings
+from lockstep.commands.audit.launch import other_starts, start, starter
 from lockstep.commands.audit.plan import Plan
 from lockstep.commands.audit.records import Record
 
@@ -85,7 +84,7 @@ def audited(
             if records[-1].ended != "done":
                 break
         plan = Plan("", (), "", "", "", 1, deadline_s=deadline_s)
-        others = beside(process, path, list(arguments), plan, Path(folder), records)
+        others = other_starts(process, path, list(arguments), plan, Path(folder), records)
     return records, findings(records, others)
 
 

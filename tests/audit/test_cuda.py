@@ -14,7 +14,7 @@ import json, os, torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from lockstep.commands.audit.cuda import pretend
+from lockstep.commands.audit.pretended import pretend
 events = []
 pretend(2, lambda event, **values: events.append({"event": event, **values}))
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.commands.audit.findings.devices import shared
-from lockstep.commands.audit.findings.failures import known
+from lockstep.commands.audit.command import Audit
+from lockstep.commands.audit.findings.ranks import ordinals, shared_gpus
 from lockstep.commands.audit.launch import _environment
 from lockstep.commands.audit.records import Record
-from lockstep.commands.audit.settings import Audit
 from lockstep.errors import UserError
 
 
@@ -23,7 +22,7 @@ def record(*uses: list[tuple[int, str]], nodes: int = 1) -> Record:
 
 
 def told(*uses: list[tuple[int, str]]) -> list[tuple[str, str, str]]:
-    return [(each.code, each.at, each.says) for each in shared([record(*uses)])]
+    return [(each.code, each.at, each.says) for each in shared_gpus([record(*uses)])]
 
 
 def test_a_gpu_of_its_own_for_each_rank_is_right() -> None:
@@ -46,10 +45,10 @@ def test_what_is_loaded_onto_another_ranks_gpu_is_told() -> None:
 
 def test_each_machine_has_gpus_of_its_own() -> None:
     four = [[(0, "tensor")], [(1, "tensor")]] * 2
-    assert [each.code for each in shared([record(*four)])] == ["LS303", "LS303"]
-    assert list(shared([record(*four, nodes=2)])) == []
+    assert [each.code for each in shared_gpus([record(*four)])] == ["LS303", "LS303"]
+    assert list(shared_gpus([record(*four, nodes=2)])) == []
     one = [[(0, "tensor")]] * 4
-    assert [each.says[:24] for each in shared([record(*one, nodes=2)])] == [
+    assert [each.says[:24] for each in shared_gpus([record(*one, nodes=2)])] == [
         "ranks 0 and 1 all use cu",
         "ranks 2 and 3 all use cu",
     ]
@@ -59,7 +58,7 @@ def test_local_ranks_and_machines_are_those_of_torchrun() -> None:
     names = "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE"
     found = [[int(_environment(rank, 4, 2)[name]) for name in names] for rank in range(4)]
     assert found == [[0, 0, 2, 0, 2, 4], [1, 1, 2, 0, 2, 4], [2, 0, 2, 1, 2, 4], [3, 1, 2, 1, 2, 4]]
-    with pytest.raises(UserError, match="can't be shared out to 3 machines"):
+    with pytest.raises(UserError, match="no number of --nproc is divided by 3 machines"):
         Audit(nproc=(1, 2, 4), nnodes=3)
     assert Audit(nproc=(1, 4), nnodes=2).nnodes == 2
     failed = record([(0, "tensor")], [(0, "tensor")], nodes=2)
@@ -67,5 +66,5 @@ def test_local_ranks_and_machines_are_those_of_torchrun() -> None:
     failed.ranks[1].append({"event": "end", "how": "error", "at": "t.py:9", "error": error})
     for rank, events in failed.ranks.items():
         events[:] = [each | {"pid": 6 + rank} for each in events]
-    (finding,) = known([failed])
+    (finding,) = ordinals([failed])
     assert (finding.code, finding.says) == ("LS303", f"rank 1, local rank 0 of machine 1, failed with {error}")

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.commands.audit import launch, scratch
-from lockstep.commands.audit.findings.surroundings import lines
+from lockstep.commands.audit.inside import in_copy
 from lockstep.commands.audit.plan import Plan
+from lockstep.commands.audit.report import surroundings
 
 SCRIPT = """
 import os, shutil, socket, subprocess, sys, urllib.request
@@ -86,7 +87,7 @@ def test_a_script_changes_nothing_but_its_copy(tmp_path: Path, monkeypatch: pyte
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     (tmp_path / "run").rmdir()
     assert digest(tmp_path) == before
-    told = lines([record])
+    told = surroundings([record])
     assert told[0] == "1 large file linked to, not copied"
     network = next(line for line in told if line.startswith("network, refused: "))
     assert [word in network for word in ("192.0.2.1 (train.py:", "example.org", "wget")] == [True] * 3
@@ -94,3 +95,13 @@ def test_a_script_changes_nothing_but_its_copy(tmp_path: Path, monkeypatch: pyte
     assert f"written, outside the copy: {outside}/new.txt (rank 0)" in told
     assert any(line.startswith("written: ") and "model.pt (ranks 0, 1)" in line for line in told), told
     assert any(line.startswith("deleted: ") and "old.txt (rank 0)" in line for line in told), told
+
+
+def test_modules_are_imported_from_the_copy_and_libraries_from_their_environment(tmp_path: Path) -> None:
+    for folder in ("mine/src", "mine/.venv/lib/site-packages", "mine/env/lib/site-packages", "elsewhere/src"):
+        (tmp_path / folder).mkdir(parents=True)
+    scratch.copy(tmp_path / "mine", tmp_path / "copy")
+    plan = Plan("", (), str(tmp_path / "copy"), str(tmp_path / "mine"), "", 1)
+    assert in_copy(f"{tmp_path}/mine/src", plan) == f"{tmp_path}/copy/src"
+    for kept in ("mine/.venv/lib/site-packages", "mine/env/lib/site-packages", "elsewhere/src", "mine/absent"):
+        assert in_copy(f"{tmp_path}/{kept}", plan) == f"{tmp_path}/{kept}"

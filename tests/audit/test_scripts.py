@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.commands.audit.findings.finding import Finding
+from lockstep.commands.audit.faults import Finding
 from tests.audit.recorded import SCRIPTS, Expected, Process, audited, row, starting, table
 from tests.subprocesses import run_lockstep
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.commands.audit import launch
-from lockstep.commands.audit.findings.hangs import apart, lines
+from lockstep.commands.audit.findings.ranks import apart, where_ranks_wait
 from lockstep.commands.audit.plan import Plan
 from lockstep.commands.audit.records import Record
 from lockstep.commands.audit.starter import _work
@@ -53,7 +53,7 @@ LOST = {"event": "end", "how": "error", "at": "t.py:9", "error": "RuntimeError: 
 
 def told(ended: str, one: list[dict[str, Any]], two: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     record = Record(2, {0: [GROUP, *one], 1: [GROUP, *two]}, ended=ended)
-    return [each.says for each in apart([record])], lines(record)
+    return [each.says for each in apart([record])], where_ranks_wait(record)
 
 
 def test_a_call_that_meets_another_one_is_told_though_nobody_waits() -> None:
@@ -150,7 +150,7 @@ def test_real_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
     assert found.says.startswith(
         "rank 3 never calls the 20th all_reduce (hang.py:8), in which ranks 0, 1 and 2 wait"
     ), found
-    assert lines(record) == [
+    assert where_ranks_wait(record) == [
         "rank 0 waits in all_reduce at hang.py:8, its 20th",
         "rank 1 waits in all_reduce at hang.py:8, its 20th",
         "rank 2 waits in all_reduce at hang.py:8, its 20th",

@@ -22,7 +22,7 @@ from torch import nn
 
 import data
 from lockstep.config import Config, DataConfig
-from lockstep.data.arrays import ArraySet
+from lockstep.data.image_sets import ArraySet
 from lockstep.errors import UserError
 from lockstep.training.assemble import load_data
 

@@ -20,8 +20,8 @@ from peers.client import Peer, available
 from peers.task import Task, make_model, optim, shares, tensor_batches
 
 from lockstep import Order, World
+from lockstep.monitoring.journal import Journal
 from lockstep.training import loop
-from lockstep.watch.journal import Journal
 
 _CIFAR10 = Task("cifar10", 8, "loader", data_dir="made", plain=True)
 PEERS = os.environ.get("LOCKSTEP_PEERS_PYTHON", sys.executable)

@@ -1,16 +1,18 @@
 """Small moments of training to keep, and their comparison bit by bit."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoint.format import octets
-from lockstep.checkpoint.snapshot import snapshot
-from lockstep.checkpoint.store import Written, write
-from lockstep.training.optimizers import MuonAdamW
+from lockstep.checkpoint.format import tensor_bytes
+from lockstep.checkpoint.store import folder_name, write
+from lockstep.checkpoint.writer import snapshot
+from lockstep.config import OptimConfig
+from lockstep.training.optimizers import timm_optimizer
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -30,7 +32,7 @@ OPTIMIZERS: dict[str, Make] = {
     "rprop": torch.optim.Rprop,
     "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9),
     "lbfgs": lambda p: torch.optim.LBFGS(p, 0.01, max_iter=3, history_size=2),
-    "muon": lambda p: MuonAdamW(p, 0.01, momentum=0.9, weight_decay=0.1),
+    "muon": lambda p: timm_optimizer(OptimConfig("timm:muon", weight_decay=0.1), p, 0.01),
 }
 
 
@@ -67,16 +69,26 @@ def tiny(value: float) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, optimizer
 
 
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that was written."""
+
+    path: Path
+    digest: str
+    bytes: int
+
+
 def keep(folder: Path, step: int, value: float | None = None) -> Written:
     """Write a tiny checkpoint of a step, with `value` (or the step) in every number."""
     value = step if value is None else value
-    return write(snapshot(step, *tiny(value), state={"step": step, "value": value}), folder)
+    manifest = write(snapshot(step, *tiny(value), state={"step": step, "value": value}), folder)
+    return Written(folder / folder_name(step), manifest.digest, sum(file.bytes for file in manifest.files.values()))
 
 
 def bits(value: Any) -> Any:
     """A tree with every tensor as (dtype, shape, bytes) and every float as its bits: equal means the same bits."""
     if isinstance(value, Tensor):
-        return str(value.dtype), tuple(value.shape), octets(value.detach().cpu()).numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), tensor_bytes(value.detach().cpu()).numpy().tobytes()
     if isinstance(value, dict):
         return {key: bits(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,18 +1,30 @@
 """Weights of others: plain state_dicts in both formats and under any wrapper, and nothing that would have to run."""
 
+import argparse
+import datetime
+import functools
 import json
+import os
 import pickle
+import re
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from timm.utils.checkpoint_saver import CheckpointSaver
+from timm.utils.model_ema import ModelEmaV3
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.optim.swa_utils import AveragedModel
 
-from lockstep import cli
+from lockstep import cli, models
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.foreign import load_foreign, read_foreign
 from lockstep.commands.export import Export, export
@@ -55,13 +67,14 @@ def test_parameters_load_as_weights_and_a_models_own_module_keeps_its_name(tmp_p
     assert bits(fresh.state_dict()) == bits(own.state_dict())
     clash = {"module.weight": torch.ones(1), "weight": torch.zeros(1)}
     torch.save(clash, tmp_path / "c.pt")
-    with pytest.raises(UserError, match=r"unexpected: module\.weight"):
+    with pytest.raises(UserError, match=r"module\.weight \[1\] float -> \(none\)"):
         load_foreign(nn.Linear(1, 1, bias=False), tmp_path / "c.pt")
 
 
 def test_another_models_weights_are_refused_by_name(tmp_path: Path) -> None:
     torch.save({"module.weight": torch.ones(3, 3)}, tmp_path / "w.pt")
-    with pytest.raises(UserError, match=r"w\.pt does not fit Linear: missing: bias; another shape: weight \[3, 3\]"):
+    message = r"w\.pt does not fit Linear \(file -> model\): weight \[3, 3\] float -> \[2, 2\] float, bias \(none\)"
+    with pytest.raises(UserError, match=message):
         load_foreign(nn.Linear(2, 2), tmp_path / "w.pt")
 
 
@@ -70,6 +83,92 @@ def test_a_lightning_module_s_names_are_found_below_its_attribute(tmp_path: Path
     torch.save({"epoch": 1, "state_dict": prefixed(theirs.state_dict(), "model.")}, tmp_path / "w.ckpt")
     assert load_foreign(ours, tmp_path / "w.ckpt") == []
     assert bits(ours.state_dict()) == bits(theirs.state_dict())
+
+
+class _Settings(dict[str, Any]):
+    """As Lightning's AttributeDict or yacs' CfgNode."""
+
+
+def _harmless(tmp_path: Path) -> dict[str, Any]:
+    """What training scripts save beside the weights."""
+    best, scheduler = np.float64(0.5), torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)], 0.1), 1)
+    return {
+        "args": argparse.Namespace(lr=0.1, output=tmp_path, model="resnet18"), "best": best, "history": [best] * 3,
+        "hyper_parameters": _Settings(lr=0.1, layers=[1, 2]), "scheduler": scheduler, "losses": defaultdict(list, a=[]),
+        "matrix": np.ones((2, 2)), "when": datetime.datetime(2026, 1, 1), "kind": functools.partial(print, 1),
+        "optimizer": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}, "epoch": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["state_dict", "model", "module", "network", "model_ema"])
+def test_what_scripts_save_beside_their_weights_is_passed_over(tmp_path: Path, name: str, legacy: bool) -> None:
+    theirs, ours, path = model(0), model(1), tmp_path / "checkpoint.pth"
+    state: Any = AveragedModel(theirs).state_dict() if name == "model_ema" else theirs.half().state_dict()
+    for entry, value in [("all", None), *_harmless(tmp_path).items()]:
+        beside = _harmless(tmp_path) if entry == "all" else {entry: value}
+        torch.save({**beside, name: state}, path, _use_new_zipfile_serialization=not legacy)
+        load_foreign(ours, path)
+        assert bits(ours.state_dict()) == bits(theirs.float().state_dict())
+    torch.save({"student": state, "teacher": state}, path)
+    with pytest.raises(UserError, match="several sets of weights: student, teacher"):
+        read_foreign(path)
+
+
+def test_timms_and_torchvisions_training_scripts_checkpoints_load(tmp_path: Path) -> None:
+    """timm's by its own saver, torchvision's by the lines of references/classification/train.py."""
+    build = partial(models.build, "resnet18", in_channels=3, num_classes=4, image_size=32)
+    theirs, args = build(), argparse.Namespace(model="resnet18", output_dir=str(tmp_path), opt="sgd")
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)
+    theirs(torch.randn(2, 3, 32, 32)).sum().backward()
+    optimizer.step()
+    average = ModelEmaV3(theirs, decay=0.5)
+    saver = CheckpointSaver(theirs, optimizer, args, average, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path))
+    saver.save_checkpoint(0, metric=12.5)
+    ema = AveragedModel(nn.DataParallel(theirs))
+    checkpoint = {
+        "model": theirs.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 0, "args": args,
+        "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 30).state_dict(), "model_ema": ema.state_dict(),
+        "scaler": torch.amp.GradScaler("cpu").state_dict(),
+    }  # fmt: skip
+    torch.save(checkpoint, tmp_path / "model_0.pth")
+    torch.save(ema.state_dict(), tmp_path / "ema.pth")
+    for name in ("last.pth.tar", "model_best.pth.tar", "model_0.pth", "ema.pth"):
+        ours = build()
+        assert load_foreign(ours, tmp_path / name) == []
+        assert bits(ours.state_dict()) == bits(theirs.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "net.model.", "module.model."])
+@pytest.mark.parametrize("inner", ["", "_orig_mod.", "module."])
+def test_wrappers_anywhere_in_the_names(tmp_path: Path, prefix: str, inner: str) -> None:
+    """As torch.compile leaves them of one block, and LightningModules beside losses and metrics of their own."""
+    theirs, ours = (nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) for _ in "ab")
+    state = {f"{prefix}{name.replace('1.', f'1.{inner}', 1)}": value for name, value in theirs.state_dict().items()}
+    others = {"criterion.weight": torch.ones(2), "metric.total": torch.ones(1)} if prefix.endswith("model.") else {}
+    torch.save({"state_dict": {**others, **state}}, tmp_path / "w.ckpt")
+    left = ["criterion.weight, metric.total in it are not the model's, and left out"] * bool(others)
+    assert load_foreign(ours, tmp_path / "w.ckpt") == left
+    assert bits(ours.state_dict()) == bits(theirs.state_dict())
+
+
+def test_two_networks_of_one_kind_in_a_file_are_not_guessed_at(tmp_path: Path) -> None:
+    torch.save(
+        prefixed(model(0).state_dict(), "student.") | prefixed(model(1).state_dict(), "teacher."), tmp_path / "w"
+    )
+    with pytest.raises(UserError, match=r"these are the model's weights more than once: student\., teacher\."):
+        load_foreign(model(2), tmp_path / "w")
+
+
+def test_the_old_names_of_weight_norm(tmp_path: Path) -> None:
+    ours, theirs = (nn.Sequential(weight_norm(nn.Linear(3, 2)), nn.Linear(2, 2)) for _ in "ab")
+    new = theirs.state_dict()
+    old = {"module." + n.replace("parametrizations.weight.original0", "weight_g").replace(
+        "parametrizations.weight.original1", "weight_v"): t for n, t in new.items()}  # fmt: skip
+    assert {"module.0.weight_g", "module.0.weight_v", "module.0.bias"} < set(old)
+    torch.save(old, tmp_path / "w.pt")
+    load_foreign(ours, tmp_path / "w.pt")
+    assert bits(ours.state_dict()) == bits(new)
 
 
 def _net(channels: int, classes: int) -> nn.Sequential:
@@ -81,9 +180,9 @@ def test_other_classes_and_colours_are_taken_where_that_is_asked(tmp_path: Path)
     torch.save(prefixed(theirs.state_dict(), "model."), path)
     grey, before = _net(1, 5), _net(1, 5)
     before.load_state_dict(grey.state_dict())
-    with pytest.raises(UserError, match=r"0\.weight \[4, 3, 3, 3\], the model has \[4, 1, 3, 3\]") as refused:
+    with pytest.raises(UserError, match=r"0\.weight \[4, 3, 3, 3\] float32 -> \[4, 1, 3, 3\]") as refused:
         load_foreign(grey, path)
-    done = ["0 is summed over its 3 input channel(s)", "3 is drawn anew"]
+    done = ["0 is summed over its 3 input channel(s)", "3 keeps its initial values"]
     assert "--adapt-init: " + "; ".join(done) in refused.value.remedy
     assert bits(grey.state_dict()) == bits(before.state_dict())
     assert load_foreign(grey, path, adapt=True) == done
@@ -101,21 +200,23 @@ def test_other_classes_and_colours_are_taken_where_that_is_asked(tmp_path: Path)
         load_foreign(_net(1, 5), path, adapt=True)
 
 
-def test_a_head_for_as_many_other_classes_is_drawn_anew(tmp_path: Path) -> None:
+def test_a_head_for_as_many_other_classes_keeps_its_initial_values(tmp_path: Path) -> None:
     theirs, path = _net(3, 2), tmp_path / "w.safetensors"
     weights.save(theirs, path, {"classes": json.dumps(["cat", "dog"])})
     for classes, adapt, done in (
         (("cat", "dog"), True, []),
-        (("ant", "bee"), True, ["3 is drawn anew"]),
-        (("ant", "bee"), False, ["its last layer stays, though it was trained for other classes (--adapt-init draws "
-                                 "it anew)"]),
+        (("ant", "bee"), True, ["3 keeps its initial values"]),
+        (("ant", "bee"), False, ["its last layer stays, though it was trained for other classes (--adapt-init "
+                                 "initialises it again)"]),
         (None, True, []),
     ):  # fmt: skip
         ours = _net(3, 2)
         drawn = {name: value.clone() for name, value in ours.state_dict().items()}
         assert load_foreign(ours, path, adapt, classes) == done
         found, expected = ours.state_dict(), theirs.state_dict()
-        assert torch.equal(found["3.weight"], (drawn if done == ["3 is drawn anew"] else expected)["3.weight"])
+        assert torch.equal(
+            found["3.weight"], (drawn if done == ["3 keeps its initial values"] else expected)["3.weight"]
+        )
         assert torch.equal(found["0.weight"], expected["0.weight"])
 
 
@@ -132,16 +233,16 @@ def test_what_would_have_to_run_is_refused_and_does_not(tmp_path: Path, name: st
     sentinel, path = tmp_path / "executed", tmp_path / name
     bomb = _Bomb(sentinel)
     path.write_bytes(pickle.dumps(bomb))
-    with pytest.raises(UserError, match="neither a safetensors file nor one of weights alone"):
+    with pytest.raises(UserError, match="reading it could run code"):
         read_foreign(path)
     for legacy in (False, True):
         for content in (bomb, {"weight": torch.ones(1), "x": bomb}, {"state_dict": bomb}):
             torch.save(content, path, _use_new_zipfile_serialization=not legacy)
-            with pytest.raises(UserError, match="reading them would run it") as caught:
+            with pytest.raises(UserError, match="reading it could run code") as caught:
                 read_foreign(path)
             assert "torch.save(model.state_dict(), path)" in caught.value.remedy
     torch.save(model(), path)
-    with pytest.raises(UserError, match="would run it"):
+    with pytest.raises(UserError, match=r"holds a torch\.nn\.modules\.container\.Sequential, not a state_dict"):
         read_foreign(path)
     assert not sentinel.exists()
     pickle.loads(pickle.dumps(bomb))
@@ -151,18 +252,51 @@ def test_what_would_have_to_run_is_refused_and_does_not(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (torch.ones(2), "holds no state_dict but a Tensor"),
-        ({}, "holds no state_dict but a dict"),
-        ([1, 2], "holds no state_dict but a list"),
+        (torch.ones(2), "holds a Tensor, not a state_dict"),
+        ({}, "holds an empty dict"),
+        ([1, 2], "holds a list, not a state_dict"),
         ({"epoch": 3, "a": torch.ones(1)}, "entries that are no weights: epoch"),
         ({1: torch.ones(1)}, "entries that are no weights: 1"),
-        ({"model": {}}, "holds no state_dict"),
+        ({"model": {}}, "holds an empty dict"),
     ],
 )
 def test_a_file_without_a_state_dict_is_told(tmp_path: Path, content: Any, message: str) -> None:
     torch.save(content, tmp_path / "w.pt")
     with pytest.raises(UserError, match=message):
         read_foreign(tmp_path / "w.pt")
+
+
+def test_a_broken_file_is_named_with_what_to_do_about_it(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(4)}, tmp_path / "w.safetensors")
+    torch.save({"weight": torch.ones(4)}, tmp_path / "w.pt")
+    tensors, by_torch = ((tmp_path / name).read_bytes() for name in ("w.safetensors", "w.pt"))
+    for name, content, message, remedy in (
+        ("w.safetensors", tensors[:-3], "is damaged or not a safetensors file", "download the file again"),
+        ("w.safetensors", tensors[:20], "is damaged or not a safetensors file", "download the file again"),
+        ("w.safetensors", b"<!doctype html>", "is damaged or not a safetensors file", "download the file again"),
+        ("w.safetensors", b"", "is empty", "Download or copy the file again"),
+        ("w.pt", b"", "is empty", "Download or copy the file again"),
+        ("w.pt", by_torch[:-100], "is damaged: PytorchStreamReader failed", "Download or copy the file again"),
+        ("w.pt", b"<!doctype html>", "holds neither safetensors nor what torch.save", "Download or copy"),
+        ("w.bin", b"version https://git-lfs.github.com/spec/v1\noid", "is a pointer of Git LFS", "git lfs pull"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(f"{name} {message}")) as refused:
+            read_foreign(tmp_path / name)
+        assert remedy in refused.value.remedy
+
+
+def test_what_is_no_plain_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("w.safetensors", "folder/model.safetensors"):
+        os.mkfifo(tmp_path / name)
+    for path in (tmp_path / "w.safetensors", tmp_path / "folder", "/dev/null"):
+        with pytest.raises(UserError, match=r"((w|model)\.safetensors|null) is no plain file"):
+            load_foreign(model(), path)
+    for use in (weights.read, lambda path: weights.load(model(), path)):
+        with pytest.raises(UserError, match="is no plain file"):
+            use(tmp_path / "w.safetensors")
+    assert weights.read_metadata(tmp_path / "w.safetensors") == {}
 
 
 def test_a_missing_one_is_told(tmp_path: Path) -> None:
@@ -224,7 +358,7 @@ def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path
     with pytest.raises(UserError, match="no weights at"):
         export(tmp_path, Export())
     for form in ("torch", "safetensors"):
-        with pytest.raises(UserError, match=r"can't write .*nowhere/w"):
+        with pytest.raises(UserError, match=r"there is no folder .*nowhere to write w into"):
             export(run, Export(form, out=str(tmp_path / "nowhere" / "w")))
 
 
@@ -248,11 +382,6 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_folder_means_the_weights_in_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no weights at .* holds no model\.safetensors"):
-        read_foreign(tmp_path)
-    torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
-    assert read_foreign(tmp_path)["weight"] == 1
-    torch.save({"weight": torch.zeros(1)}, tmp_path / "b.pt")
-    with pytest.raises(UserError, match=r"holds several files of weights: a\.pth, b\.pt\n  Name the file"):
         read_foreign(tmp_path)
     (tmp_path / "weights").mkdir()
     save_file({"weight": torch.full((1,), 2.0)}, tmp_path / "weights/best.safetensors")

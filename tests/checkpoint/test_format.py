@@ -23,11 +23,10 @@ from lockstep.checkpoint.format import (
     Manifest,
     decode,
     encode,
-    octets,
     parse_json,
     read_tensors,
     require_storable,
-    safetensors_pieces,
+    safetensors_chunks,
 )
 from lockstep.errors import UserError
 from tests.checkpoint.moments import bits
@@ -131,7 +130,7 @@ def test_json_that_is_never_written_is_not_read(text: bytes) -> None:
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=8).filter(lambda n: n != "__metadata__"),
                        tensors(REAL), max_size=5))  # fmt: skip
 def test_the_safetensors_library_reads_what_we_write(named: dict[str, torch.Tensor]) -> None:
-    written = b"".join(safetensors_pieces(named))
+    written = b"".join(safetensors_chunks(named))
     found = safetensors.torch.load(written)
     assert bits(dict(sorted(found.items()))) == bits(dict(sorted(named.items())))
 
@@ -141,8 +140,8 @@ def test_the_safetensors_library_reads_what_we_write(named: dict[str, torch.Tens
 @example(named={"a": torch.ones(1), "b": torch.ones(1, dtype=torch.complex64)})
 def test_tensors_come_back_from_a_file_aligned(tmp_path_factory: pytest.TempPathFactory, named: Any) -> None:
     path = tmp_path_factory.mktemp("f") / MODEL
-    path.write_bytes(b"".join(safetensors_pieces(named)))
-    found = read_tensors(path)
+    path.write_bytes(b"".join(safetensors_chunks(named)))
+    found, _ = read_tensors(path)
     assert bits(dict(sorted(found.items()))) == bits(dict(sorted(named.items())))
     assert not [name for name, tensor in found.items() if tensor.data_ptr() % min(8, tensor.dtype.itemsize)]
 
@@ -151,22 +150,15 @@ def test_conjugate_and_negated_views_are_written_as_what_they_mean(tmp_path: Pat
     value = torch.tensor([1 + 2j, 3 - 4j])
     named = {"conj": value.conj(), "neg": value.conj().imag}
     path = tmp_path / MODEL
-    path.write_bytes(b"".join(safetensors_pieces(named)))
-    found = read_tensors(path)
+    path.write_bytes(b"".join(safetensors_chunks(named)))
+    found, _ = read_tensors(path)
     assert torch.equal(found["conj"], torch.tensor([1 - 2j, 3 + 4j]))
     assert torch.equal(found["neg"], torch.tensor([-2.0, 4.0]))
 
 
-def test_octets_are_little_endian_on_a_big_endian_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.tensor([1, 256], dtype=torch.int16)
-    assert octets(tensor).tolist() == [1, 0, 0, 1]
-    monkeypatch.setattr("sys.byteorder", "big")
-    assert octets(tensor).tolist() == [0, 1, 1, 0]
-
-
 def test_tensors_that_no_file_can_hold_are_named() -> None:
     for strange in (torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.float8_e4m3fnuz)):
-        with pytest.raises(UserError, match=r"mask of model is a tensor of layout .* can't hold"):
+        with pytest.raises(UserError, match=r"mask of model is a tensor of .* can't hold"):
             require_storable("mask of model", strange)
     for dtype in REAL + COMPLEX:
         require_storable("x", torch.zeros(1, dtype=dtype))
@@ -246,7 +238,7 @@ def test_a_forged_manifest_may_not_name_other_files_or_sizes() -> None:
     files = json.loads(_manifest().to_bytes())["files"]
     entry = files[MODEL]
     for name in ("../model.safetensors", "/etc/passwd", "model.pt", "a/b", "manifest.json", ""):
-        with pytest.raises(Damaged, match="names a file that no checkpoint has"):
+        with pytest.raises(Damaged, match="not as it was written"):
             Manifest.from_bytes(_forged(files={**files, name: entry}))
     bad: Any
     for bad in ({**entry, "bytes": -1}, {**entry, "bytes": True}, {**entry, "bytes": 1e3}, {**entry, "sha256": "AB"},
@@ -254,13 +246,11 @@ def test_a_forged_manifest_may_not_name_other_files_or_sizes() -> None:
         with pytest.raises(Damaged, match="no size and SHA-256"):
             Manifest.from_bytes(_forged(files={**files, MODEL: bad}))
     for name in (MODEL, OPTIMIZER, STATE):
-        with pytest.raises(Damaged, match=f"lacks {name}"):
+        with pytest.raises(Damaged, match="not as it was written"):
             Manifest.from_bytes(_forged(files={key: value for key, value in files.items() if key != name}))
     entries: Any
-    for entries in ({"step": -1}, {"step": True}, {"step": "460"}, {"step": None}, {"files": []}):
-        with pytest.raises(Damaged, match="lacks a step"):
-            Manifest.from_bytes(_forged(**entries))
-    for entries in ({"extra": 1}, {"format": 0}, {"format": "1"}, {"format": True}):
+    for entries in ({"step": -1}, {"step": True}, {"step": "460"}, {"step": None}, {"files": []},
+                    {"extra": 1}, {"format": 0}, {"format": "1"}, {"format": True}):  # fmt: skip
         with pytest.raises(Damaged, match="not as it was written"):
             Manifest.from_bytes(_forged(**entries))
     for text in (b"[]", b"3", b"{}", b"null"):

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lockstep.checkpoint.format import EMA, MANIFEST, MODEL, OPTIMIZER, STATE, FileRecord, Manifest
-from lockstep.checkpoint.store import name_of
-from lockstep.checkpoint.verified import newest
+from lockstep.checkpoint.restore import newest
+from lockstep.checkpoint.store import folder_name
 from tests.checkpoint.moments import keep
 from tests.pickles import pickled
 
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def path(self) -> Path:
-        return self.folder / name_of(3)
+        return self.folder / folder_name(3)
 
     def name(self) -> str:
         return self.rng.choice(FILES)
@@ -245,7 +245,7 @@ def hostile_content_manifest_forged_to_fit(case: Case) -> None:
 def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, dict[str, bytes]], dict[int, str]]:
     folder = tmp_path_factory.mktemp("good")
     digests = {step: keep(folder, step).digest for step in (1, 2, 3)}
-    return {s: {name: (folder / name_of(s) / name).read_bytes() for name in FILES} for s in digests}, digests
+    return {s: {name: (folder / folder_name(s) / name).read_bytes() for name in FILES} for s in digests}, digests
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -258,7 +258,7 @@ def test_every_damage_is_found_out_and_the_one_before_is_used(
     for number in range(CASES[kind]):
         case = Case(folder, good[0], dict(good[1]), tmp_path / "executed", random.Random(f"{kind} {number}"))
         for step in (1, 2, 3):
-            if not (path := folder / name_of(step)).exists():
+            if not (path := folder / folder_name(step)).exists():
                 path.mkdir(parents=True)
                 for name, content in good[0][step].items():
                     (path / name).write_bytes(content)
@@ -266,9 +266,9 @@ def test_every_damage_is_found_out_and_the_one_before_is_used(
         loaded = newest(folder, case.journal if case.rng.random() < 0.5 or "forged to fit" in kind else None)
         assert loaded is not None, number
         assert (loaded.step, loaded.state["value"]) == (2, 2), number
-        assert [name for name, _ in loaded.set_aside] == [name_of(3)], number
+        assert [name for name, _ in loaded.set_aside] == [folder_name(3)], number
         assert not case.sentinel.exists(), number
-        aside = folder / f"damaged-{name_of(3)}"
+        aside = folder / f"damaged-{folder_name(3)}"
         aside.unlink() if aside.is_symlink() or aside.is_file() else shutil.rmtree(aside)
 
 

@@ -1,41 +1,53 @@
-"""kill -9 at every phase of a write: a good checkpoint is there each time."""
+"""kill -9 before any system call of a write: a good checkpoint is there each time."""
 
 import os
 import random
+import re
 import signal
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep.checkpoint.restore import restore
-from lockstep.checkpoint.store import name_of, steps, tidy
-from lockstep.checkpoint.verified import newest
+from lockstep.checkpoint.restore import newest, restore
+from lockstep.checkpoint.store import folder_name, list_checkpoints, tidy
 from lockstep.checkpoint.writer import Writer
 from tests.checkpoint.moments import bits, keep, tiny
 from tests.ranks import _CONTEXT
 
-# the checkpoint of step 3 over those of 1 and 2, of which 1 is pruned; `replace` needs one of step 3 before
-PHASES = (
-    "begin", "model.safetensors", "model.safetensors half", "optimizer.safetensors", "optimizer.safetensors half",
-    "state.json", "manifest.json", "sync", "rename", "sync parent", "end", "prune", "pruned",
-)  # fmt: skip
-REPLACING = ("rename", "replace", "sync parent", "end")
 LONG_DEADLINE_S = 60
+CALLS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.fsync")
 
 
-def die_at(folder: Path, step: int, value: float, fatal: str) -> None:
-    def at(phase: str) -> None:
-        if phase == fatal:
+def die_at(folder: Path, value: float, fatal: int, pipe: Connection) -> None:
+    """Write step 3 over those of 1 and 2, and die before the system call of number `fatal` on files; -1: never."""
+    seen: list[str] = []
+
+    def note(call: str, args: tuple[object, ...]) -> None:
+        if call not in CALLS or (call == "open" and str(folder) not in str(args[0])):
+            return
+        if len(seen) == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
+        seen.append(f"{call} {' '.join(map(str, args[:2]))}")
 
-    writer = Writer(folder, keep=2, at=at)
-    writer.save(step, *tiny(value), state={"value": value})
+    sync = os.fsync
+
+    def noted(fd: Any) -> None:
+        note("os.fsync", (fd,))
+        sync(fd)
+
+    os.fsync = noted
+    writer = Writer(folder, keep=2)
+    sys.addaudithook(note)
+    writer.save(3, *tiny(value), state={"value": value})
     writer.close()
+    pipe.send(seen)
 
 
 def save_until_killed(folder: Path, pipe: Connection) -> None:
-    """Checkpoint after checkpoint, each told of when it is on the device; every third replaces the one before."""
+    """Checkpoint after checkpoint, each reported when it is on the device; every third replaces the one before."""
     loaded = newest(folder)
     first = loaded.step + 1 if loaded else 1
     writer = Writer(folder, keep=2)
@@ -46,18 +58,23 @@ def save_until_killed(folder: Path, pipe: Connection) -> None:
         pipe.send(step)
 
 
-def killed(*args: object) -> None:
-    child = _CONTEXT.Process(target=die_at, args=args)
+def written(folder: Path, value: float, fatal: int = -1) -> list[str]:
+    """The calls of a write; none where it was killed."""
+    here, there = _CONTEXT.Pipe()
+    child = _CONTEXT.Process(target=die_at, args=(folder, value, fatal, there))
     child.start()
+    there.close()
+    calls = list[str]() if fatal >= 0 else here.recv()
     child.join(LONG_DEADLINE_S)
-    assert child.exitcode == -signal.SIGKILL
+    assert child.exitcode == (-signal.SIGKILL if fatal >= 0 else 0)
+    return calls
 
 
 def recovered(folder: Path) -> tuple[int, float]:
     """What a new process finds: step and value of the newest good checkpoint, which must be all of one piece."""
-    before = set(steps(folder))
+    before = set(list_checkpoints(folder))
     tidy(folder)
-    assert before <= set(steps(folder)), "tidying takes no checkpoint away"
+    assert before <= set(list_checkpoints(folder)), "tidying takes no checkpoint away"
     loaded = newest(folder)
     assert loaded is not None
     assert loaded.set_aside == (), "what has its name is whole: nothing had to be set aside"
@@ -70,47 +87,32 @@ def recovered(folder: Path) -> tuple[int, float]:
     return loaded.step, value
 
 
-def assert_survives_a_kill_while_writing(folder: Path, phase: str) -> None:
-    for step in (1, 2):
-        keep(folder, step)
-    killed(folder, 3, 3.0, phase)
-    renamed = PHASES.index(phase) > PHASES.index("rename")
-    assert recovered(folder) == ((3, 3.0) if renamed else (2, 2))
-    keep(folder, 3)
-    assert recovered(folder) == (3, 3)
+def assert_survives_a_kill_at_any_call(folder: Path, steps: tuple[int, ...], value: float, every: int) -> None:
+    """With checkpoints of these steps there: before each rename and fsync of a write, and every so many other calls."""
+
+    def fresh(name: str) -> Path:
+        for step in steps:
+            keep(folder / name, step)
+        return folder / name
+
+    calls = written(fresh("whole"), value)
+    (renamed,) = (k for k, call in enumerate(calls) if re.search(rf"os.rename .*writing-.*/{folder_name(3)}$", call))
+    assert len(calls) > 20
+    assert {call.split()[0] for call in calls} == set(CALLS)
+    for fatal, call in enumerate(calls):
+        if fatal % every and not call.startswith(("os.rename", "os.fsync")):
+            continue
+        place = fresh(str(fatal))
+        written(place, value, fatal)
+        assert recovered(place) == ((3, value) if fatal > renamed else (steps[-1], steps[-1])), call
+        keep(place, 3)
+        assert recovered(place) == (3, 3)
 
 
-def assert_survives_a_kill_while_replacing(folder: Path, phase: str) -> None:
-    for step in (2, 3):
-        keep(folder, step)
-    killed(folder, 3, 33.0, phase)
-    assert recovered(folder) == (3, 33.0 if phase in ("sync parent", "end") else 3)
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_killed_while_writing(tmp_path: Path, phase: str) -> None:
-    assert_survives_a_kill_while_writing(tmp_path / "c", phase)
-
-
-@pytest.mark.parametrize("phase", REPLACING)
-def test_killed_while_replacing(tmp_path: Path, phase: str) -> None:
-    assert_survives_a_kill_while_replacing(tmp_path / "c", phase)
-
-
-def test_these_are_all_phases(tmp_path: Path) -> None:
-    seen: list[str] = []
-    for step in (1, 2, 3, 3):
-        writer = Writer(tmp_path, keep=2, at=seen.append)
-        writer.save(step, *tiny(step))
-        writer.close()
-    assert set(seen) == {*PHASES, *REPLACING}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-def test_killed_while_writing_many_times(tmp_path: Path, phase: str) -> None:
-    for number in range(10):
-        assert_survives_a_kill_while_writing(tmp_path / str(number), phase)
+@pytest.mark.parametrize("steps", [(1, 2), (2, 3)], ids=["writing", "replacing"])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_call(tmp_path: Path, steps: tuple[int, ...], every: int) -> None:
+    assert_survives_a_kill_at_any_call(tmp_path, steps, 33.0, every)
 
 
 def kill_at_random(folder: Path, times: int, seed: int) -> int:
@@ -137,7 +139,7 @@ def kill_at_random(folder: Path, times: int, seed: int) -> int:
         here.close()
         last, value = recovered(folder)
         assert value == last >= told, "what was told of as on the device is there"
-        assert name_of(last) in {path.name for path in folder.iterdir()}
+        assert folder_name(last) in {path.name for path in folder.iterdir()}
     return last
 
 

@@ -8,15 +8,15 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.checkpoint import store
-from lockstep.checkpoint.format import MANIFEST, MODEL, OPTIMIZER, STATE, Damaged
-from lockstep.checkpoint.restore import restore
-from lockstep.checkpoint.snapshot import snapshot
-from lockstep.checkpoint.store import abandon, name_of, prune, steps, tidy, write
-from lockstep.checkpoint.verified import newest, open_checkpoint, verify
+from lockstep.checkpoint.format import MANIFEST, MODEL, OPTIMIZER, STATE, Damaged, FileRecord, Manifest
+from lockstep.checkpoint.restore import newest, open_checkpoint, restore, verify
+from lockstep.checkpoint.store import abandon, folder_name, list_checkpoints, prune, tidy, write
+from lockstep.checkpoint.writer import snapshot
 from lockstep.errors import UserError
 from tests.checkpoint.moments import bits, keep, tiny
 
@@ -68,8 +68,8 @@ def test_everything_is_on_the_device_before_it_has_its_name(tmp_path: Path, monk
 def test_the_same_step_is_replaced(tmp_path: Path) -> None:
     keep(tmp_path, 3, value=1)
     keep(tmp_path, 3, value=2)
-    assert names(tmp_path) == [name_of(3)]
-    assert verify(tmp_path / name_of(3)).state["value"] == 2
+    assert names(tmp_path) == [folder_name(3)]
+    assert verify(tmp_path / folder_name(3)).state["value"] == 2
 
 
 def test_only_checkpoints_count_as_such(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_only_checkpoints_count_as_such(tmp_path: Path) -> None:
         keep(tmp_path, step)
     for other in ("step-1", "step-0000000002", "step-00000000x", "damaged-step-000000004", ".writing-0-step-000000005"):
         (tmp_path / other).mkdir()
-    assert list(steps(tmp_path)) == [2, 10, 1_234_567_890]
-    assert steps(tmp_path / "nowhere") == {}
+    assert list(list_checkpoints(tmp_path)) == [2, 10, 1_234_567_890]
+    assert list_checkpoints(tmp_path / "nowhere") == {}
     assert newest(tmp_path / "nowhere") is None
 
 
@@ -86,13 +86,13 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
         keep(tmp_path, step)
     assert prune(tmp_path, keep=2, best=3) == [1, 2, 4]
-    assert list(steps(tmp_path)) == [3, 5, 6]
+    assert list(list_checkpoints(tmp_path)) == [3, 5, 6]
     assert prune(tmp_path, keep=2, best=6) == [3]
     assert prune(tmp_path, keep=5) == []
-    assert names(tmp_path) == [name_of(5), name_of(6)]
+    assert names(tmp_path) == [folder_name(5), folder_name(6)]
     keep(tmp_path / "c", 1)
-    hidden = store.hide(tmp_path / "c" / name_of(1), "replaced")
-    hidden = store.hide(hidden, "removing")
+    hidden = store._hide(tmp_path / "c" / folder_name(1), "replaced")
+    hidden = store._hide(hidden, "removing")
     assert re.fullmatch(r"\.removing-[0-9a-f]{8}-step-000000001", hidden.name), "so that tidying knows it"
     with pytest.raises(UserError, match="--keep 0 would keep no checkpoint"):
         prune(tmp_path, keep=0)
@@ -110,11 +110,11 @@ def test_removal_renames_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match=r"can't write \(remove\) the old checkpoint .*step-000000001: Input/output"):
         prune(tmp_path, keep=1)
     monkeypatch.undo()
-    assert list(steps(tmp_path)) == [2]
-    (left,) = [name for name in names(tmp_path) if name != name_of(2)]
+    assert list(list_checkpoints(tmp_path)) == [2]
+    (left,) = [name for name in names(tmp_path) if name != folder_name(2)]
     assert left.startswith(".removing-")
     assert tidy(tmp_path) == [left]
-    assert names(tmp_path) == [name_of(2)]
+    assert names(tmp_path) == [folder_name(2)]
 
 
 def test_tidying_spares_the_living_and_everything_else(tmp_path: Path) -> None:
@@ -133,66 +133,68 @@ def test_tidying_spares_the_living_and_everything_else(tmp_path: Path) -> None:
     assert tidy(tmp_path / "nowhere") == []
 
 
-def test_a_writer_that_was_tidied_away_fails_and_spoils_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_was_tidied_away_fails_and_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep(tmp_path, 1)
 
-    def sweep(phase: str) -> None:
-        if phase == "rename":  # as another host would, which sees no lock
-            store.remove_folder(next(tmp_path.glob(".writing-*")))
+    def sweep(folder: Path) -> None:  # as another host would, which sees no lock
+        store._remove(folder)
 
+    monkeypatch.setattr(store, "fsync", sweep)
     with pytest.raises(UserError, match="No such file or directory"):
-        write(snapshot(2, *tiny(2)), tmp_path, sweep)
-    assert names(tmp_path) == [name_of(1)]
+        write(snapshot(2, *tiny(2)), tmp_path)
+    assert names(tmp_path) == [folder_name(1)]
 
 
 def test_a_replaced_one_gets_its_name_back(tmp_path: Path) -> None:
     keep(tmp_path, 1, value=5)
-    (tmp_path / name_of(1)).rename(tmp_path / f".replaced-01234567-{name_of(1)}")
-    assert tidy(tmp_path) == [f".replaced-01234567-{name_of(1)}"]
-    assert verify(tmp_path / name_of(1)).state["value"] == 5
+    (tmp_path / folder_name(1)).rename(tmp_path / f".replaced-01234567-{folder_name(1)}")
+    assert tidy(tmp_path) == [f".replaced-01234567-{folder_name(1)}"]
+    assert verify(tmp_path / folder_name(1)).state["value"] == 5
     keep(tmp_path / "other", 1, value=6)
-    (tmp_path / "other" / name_of(1)).rename(tmp_path / f".replaced-01234567-{name_of(1)}")
+    (tmp_path / "other" / folder_name(1)).rename(tmp_path / f".replaced-01234567-{folder_name(1)}")
     tidy(tmp_path)
-    assert verify(tmp_path / name_of(1)).state["value"] == 5, "the newer one has the name already"
+    assert verify(tmp_path / folder_name(1)).state["value"] == 5, "the newer one has the name already"
 
 
 def test_a_course_that_was_left_is_renamed(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         keep(tmp_path, step)
     (tmp_path / "abandoned-step-000000002").mkdir()
-    assert abandon(tmp_path, after=1) == [name_of(2), name_of(3)]
-    assert list(steps(tmp_path)) == [1]
+    assert abandon(tmp_path, after=1) == [folder_name(2), folder_name(3)]
+    assert list(list_checkpoints(tmp_path)) == [1]
     assert names(tmp_path) == [
-        "abandoned-step-000000002", "abandoned-step-000000002-1", "abandoned-step-000000003", name_of(1),
+        "abandoned-step-000000002", "abandoned-step-000000002-1", "abandoned-step-000000003", folder_name(1),
     ]  # fmt: skip
 
 
 def test_damaged_ones_are_set_aside_named_and_the_one_before_is_used(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         keep(tmp_path, step)
-    flip(tmp_path / name_of(3) / MODEL)
-    (tmp_path / name_of(2) / STATE).unlink()
+    flip(tmp_path / folder_name(3) / MODEL)
+    (tmp_path / folder_name(2) / STATE).unlink()
     loaded = newest(tmp_path)
     assert loaded is not None
     assert loaded.step == 1
     assert loaded.set_aside == (
-        (name_of(3), f"{MODEL} has another SHA-256 than {MANIFEST} says"),
-        (name_of(2), f"missing: {STATE}"),
+        (folder_name(3), f"{MODEL} has another SHA-256 than {MANIFEST} says"),
+        (folder_name(2), f"missing: {STATE}"),
     )
-    assert names(tmp_path) == ["damaged-step-000000002", "damaged-step-000000003", name_of(1)]
+    assert names(tmp_path) == ["damaged-step-000000002", "damaged-step-000000003", folder_name(1)]
     assert (tmp_path / "damaged-step-000000003" / MODEL).exists(), "never deleted"
     net, optimizer = tiny(0)
     restore(loaded, net, optimizer)
     assert bits(net.state_dict()) == bits(tiny(1)[0].state_dict())
     keep(tmp_path, 3)
-    flip(tmp_path / name_of(3) / STATE)
+    flip(tmp_path / folder_name(3) / STATE)
     newest(tmp_path)
     assert "damaged-step-000000003-1" in names(tmp_path)
 
 
 def test_none_left_is_said_so_every_time(tmp_path: Path) -> None:
     keep(tmp_path, 1)
-    flip(tmp_path / name_of(1) / OPTIMIZER)
+    flip(tmp_path / folder_name(1) / OPTIMIZER)
     with pytest.raises(UserError, match=r"no good checkpoint is left in .*step-000000001: optimizer\.safetensors has"):
         newest(tmp_path)
     for _ in range(2):
@@ -210,7 +212,7 @@ def test_the_journal_tells_a_forged_one(tmp_path: Path) -> None:
     loaded = newest(tmp_path, digests)
     assert loaded is not None
     assert loaded.step == 1
-    assert loaded.set_aside == ((name_of(2), f"{MANIFEST} is not the one that the journal noted"),)
+    assert loaded.set_aside == ((folder_name(2), f"{MANIFEST} is not the one that the journal noted"),)
     keep(tmp_path, 3)
     loaded = newest(tmp_path, digests)
     assert loaded is not None, "killed between the rename and the journal's line"
@@ -256,7 +258,7 @@ def test_what_can_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch:
 def test_set_aside_where_nothing_can_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
         keep(tmp_path, step)
-    flip(tmp_path / name_of(2) / MODEL)
+    flip(tmp_path / folder_name(2) / MODEL)
 
     def read_only(self: Path, target: Path) -> Path:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -269,20 +271,19 @@ def test_set_aside_where_nothing_can_be_renamed(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("number", "words", "remedy"),
+    ("number", "words"),
     [
-        (errno.ENOSPC, "No space left on device", "Free some space"),
-        (errno.EDQUOT, "quota exceeded", "raise the quota"),
-        (errno.EROFS, "Read-only file system", "remount"),
-        (errno.EACCES, "Permission denied", "right to write"),
-        (errno.EIO, "Input/output error", "system log"),
-        (errno.ESTALE, "Stale file handle", "bring it back"),
-        (errno.EMFILE, "Too many open files", "yours"),
+        (errno.ENOSPC, "No space left on device"),
+        (errno.EDQUOT, "quota exceeded"),
+        (errno.EROFS, "Read-only file system"),
+        (errno.EACCES, "Permission denied"),
+        (errno.EIO, "Input/output error"),
+        (errno.ESTALE, "Stale file handle"),
     ],
 )
 @pytest.mark.parametrize("call", range(5))
 def test_a_write_that_fails_names_path_words_and_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str, remedy: str, call: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str, call: int
 ) -> None:
     first = keep(tmp_path, 1)
     before = bits(verify(first.path).state)
@@ -299,9 +300,10 @@ def test_a_write_that_fails_names_path_words_and_remedy(
         keep(tmp_path, 2)
     assert f"can't write the checkpoint {tmp_path}/step-000000002: " in caught.value.message
     assert words in caught.value.message
-    assert remedy in caught.value.remedy
+    for remedy in ("Free some space", "quota", "right to write", "read-only", "another folder"):
+        assert remedy in caught.value.remedy
     monkeypatch.undo()
-    assert names(tmp_path) == [name_of(1)], "the half-written one is gone"
+    assert names(tmp_path) == [folder_name(1)], "the half-written one is gone"
     assert bits(verify(first.path).state) == before
     keep(tmp_path, 2)
 
@@ -320,26 +322,30 @@ def test_a_folder_that_vanished_is_named_and_not_made_anew(tmp_path: Path) -> No
         keep(run / "checkpoints", 2)
 
 
-def test_vanishing_in_the_middle_of_a_write(tmp_path: Path) -> None:
+def test_vanishing_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    taken = snapshot(1, *tiny(1))
+    taken, write_file = snapshot(1, *tiny(1)), store._write_file
 
-    def vanish(phase: str) -> None:
-        if phase == STATE:
+    def vanish(path: Path, chunks: Any) -> FileRecord:
+        if path.name == STATE:
             shutil.rmtree(run)
+        return write_file(path, chunks)
 
+    monkeypatch.setattr(store, "_write_file", vanish)
     with pytest.raises(UserError, match="No such file or directory"):
-        write(taken, run / "checkpoints", vanish)
+        write(taken, run / "checkpoints")
 
 
-def test_an_error_that_is_not_the_systems_leaves_nothing_behind(tmp_path: Path) -> None:
-    def broken(phase: str) -> None:
-        if phase == MANIFEST:
-            raise MemoryError
+def test_an_error_that_is_not_the_systems_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Manifest) -> bytes:
+        raise MemoryError
 
+    monkeypatch.setattr(Manifest, "to_bytes", broken)
     with pytest.raises(MemoryError):
-        write(snapshot(1, *tiny(1)), tmp_path, broken)
+        write(snapshot(1, *tiny(1)), tmp_path)
     assert names(tmp_path) == []
 
 
@@ -368,13 +374,13 @@ def test_a_full_disk(small_disk: Path) -> None:
         filler.write_bytes(bytes(free - room))
         with pytest.raises(UserError, match=r"can't write .*step-000000002: No space left on device"):
             keep(folder, 2)
-        assert names(folder) == [name_of(1)]
+        assert names(folder) == [folder_name(1)]
         loaded = newest(folder)
         assert loaded is not None
         assert loaded.digest == first.digest
     filler.unlink()
     keep(folder, 2)
-    assert list(steps(folder)) == [1, 2]
+    assert list(list_checkpoints(folder)) == [1, 2]
 
 
 def test_a_disk_that_became_read_only(small_disk: Path) -> None:

@@ -2,23 +2,23 @@
 
 import hashlib
 import os
+import resource
 import struct
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from lockstep.checkpoint import weights
 from lockstep.checkpoint.weights import digest, load, save
+from lockstep.distributed import files
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import unwrap
-from lockstep.processes import files
 
 # torch 2.11 says so of itself when it imports its compiler
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
@@ -104,6 +104,13 @@ def test_a_round_trip_keeps_every_bit_and_leaves_one_file(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["final.safetensors"]
 
 
+def test_complex_weights_come_back(tmp_path: Path) -> None:
+    models = [nn.Linear(2, 2, dtype=torch.complex64) for _ in range(2)]
+    save(models[0], tmp_path / "w.safetensors", {"epoch": "3"})
+    load(models[1], tmp_path / "w.safetensors")
+    assert digest(models[0]) == digest(models[1])
+
+
 def test_tied_weights_and_overlapping_views_are_written_under_each_name(tmp_path: Path) -> None:
     model, path = _Tied(), tmp_path / "w.safetensors"
     save(model, path, {})
@@ -136,9 +143,11 @@ def test_a_mismatch_names_what_is_missing_unexpected_and_misshapen_and_changes_n
     with pytest.raises(UserError) as caught:
         load(other, path)
     message = str(caught.value)
-    assert "missing: 4.weight, 4.bias" in message
-    assert "unexpected: 1.bias, 1.num_batches_tracked, 1.running_mean, 1.running_var and 1 more" in message
-    assert "another shape: 0.weight [4, 2, 3, 3], the model has [4, 2, 5, 5]" in message
+    for line in (
+        "0.weight [4, 2, 3, 3] float -> [4, 2, 5, 5] float", "1.num_batches_tracked [] int64 -> (none)",
+        "4.weight (none) -> [1, 3] float",
+    ):  # fmt: skip
+        assert line in message
     assert digest(other) == before
 
 
@@ -221,18 +230,14 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(
     with pytest.raises(UserError, match="can't write"):
         save(_model(), tmp_path / "no-folder" / "w", {})
 
-    for said, told, remedy in (
-        ("Error while serializing: I/O error: No space left on device (os error 28)", "No space left", "Free some"),
-        ("something\nand more", "something", "Is its folder there"),
-    ):
-
-        def fails(*_: Any, said: str = said) -> None:
-            raise SafetensorError(said)
-
-        monkeypatch.setattr(weights, "save_file", fails)
-        with pytest.raises(UserError, match=rf"w\.safetensors: {told}") as refused:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(UserError, match=r"w\.safetensors: File too large") as refused:
             save(_model(1), path, {})
-        assert refused.value.remedy.startswith(remedy)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "ulimit -f" in refused.value.remedy
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
 

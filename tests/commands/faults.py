@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config
+from lockstep.data.augment import Mixing, Pairs
 from lockstep.data.loaders import Batch
-from lockstep.data.mixing import Mixing, Pairs
-from lockstep.data.pieces import Piece
-from lockstep.processes.world import World
+from lockstep.data.order import Shard
+from lockstep.distributed.world import World
 from lockstep.training.assemble import Run
 from tests.commands.variants import bare_net
 
@@ -166,11 +166,11 @@ def remainder_dropped(run: Run, world: World, config: Config) -> None:
 
     class Dropping(_Step):
         def __call__(self, batch: Batch) -> Tensor:
-            if len(batch.pieces) < 3 or world.size == 1:
+            if len(batch.shards) < 3 or world.size == 1:
                 return self.step(batch)
-            pieces = batch.pieces[:-1]
+            pieces = batch.shards[:-1]
             left = sum(piece.size for piece in pieces)
-            return self.step(replace(batch, images=batch.images[:left], labels=batch.labels[:left], pieces=pieces))
+            return self.step(replace(batch, images=batch.images[:left], labels=batch.labels[:left], shards=pieces))
 
     run.step = Dropping(run)  # type: ignore[assignment]
 
@@ -206,20 +206,20 @@ def average_of_one_rank(run: Run, world: World, config: Config) -> None:
 # Data
 
 
-def _recut(run: Run, cut: Callable[[tuple[Piece, ...]], tuple[Piece, ...]]) -> None:
-    right = run.train.pieces
-    run.train.pieces = lambda count: cut(right(count))
+def _recut(run: Run, cut: Callable[[tuple[Shard, ...]], tuple[Shard, ...]]) -> None:
+    right = run.train.shards
+    run.train.shards = lambda count: cut(right(count))
 
 
 def overlapping_shares(run: Run, world: World, config: Config) -> None:
-    def early(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    def early(pieces: tuple[Shard, ...]) -> tuple[Shard, ...]:
         return tuple(replace(p, rows=slice(p.rows.start - world.rank, p.rows.stop)) for p in pieces)
 
     _recut(run, early)
 
 
 def missing_sample(run: Run, world: World, config: Config) -> None:
-    def late(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    def late(pieces: tuple[Shard, ...]) -> tuple[Shard, ...]:
         return tuple(replace(p, rows=slice(p.rows.start + world.rank, p.rows.stop)) for p in pieces)
 
     _recut(run, late)
@@ -228,7 +228,7 @@ def missing_sample(run: Run, world: World, config: Config) -> None:
 def slices_by_size(run: Run, world: World, config: Config) -> None:
     """Exact mode that cuts a rank's share where it should take whole slices."""
 
-    def halves(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    def halves(pieces: tuple[Shard, ...]) -> tuple[Shard, ...]:
         if world.size == 1:
             return pieces
         start, stop = pieces[0].rows.start, pieces[-1].rows.stop
@@ -334,6 +334,7 @@ def averaging_net(in_channels: int, num_classes: int, image_size: int) -> nn.Mod
 
 
 def buffers_of_one_rank(run: Run, world: World, config: Config) -> None:
+    run.step.sync.watch_buffers = lambda: None  # type: ignore[method-assign]
     run.step.sync.synchronize = lambda: None  # type: ignore[method-assign]
 
 
@@ -385,12 +386,3 @@ def padded_evaluation(run: Run, world: World, config: Config) -> None:
                 yield chunk, images.repeat(repeat, 1, 1, 1), labels.repeat(repeat)
 
     run.val.__class__ = Padded
-
-
-def written_by_size(run: Run, world: World, config: Config) -> None:
-    """What is saved holds something that no parameter or buffer does."""
-
-    def add(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        state["ranks"] = torch.tensor(world.size)
-
-    run.model.register_state_dict_post_hook(add)

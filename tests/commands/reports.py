@@ -17,7 +17,7 @@ def run(time: float, size: int = 2, resumed_from: int = 0, config: dict[str, Any
         "world": {"size": size, "local_size": size, "backend": "gloo"}, "pids": list(range(size)),
         "devices": ["cpu (AVX2)"] * size, "threads": 1, "versions": {"lockstep": "0.1.0", "torch": "2.15.0"},
         "data": {"name": "digits/train", "fingerprint": "f" * 64}, "parameters": 1234, "resumed_from": resumed_from,
-        "notes": ["a note"],
+        "steps_per_epoch": 5, "notes": ["a note"],
     }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def classes(time: float, number: int, names: Iterable[str] = ("ant", "bee")) -> 
     return {
         "kind": "classes", "time": time, "epoch": 0, "step": number, "classes": names,
         "images": [sum(row) for row in confusion], "predicted": [sum(row[k] for row in confusion) for k in range(size)],
-        "right": [5] * size, "confusion": confusion,
+        "correct": [5] * size, "confusion": confusion,
     }  # fmt: skip
 
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.cli import main
-from lockstep.commands.lr_find.plan import Plan
-from lockstep.commands.lr_find.run import described, find, read_curve, smoothed
+from lockstep.commands.lr_find import Plan, described, find, read_curve, smoothed
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from tests.ranks import run_ranks
 
 CONFIG = Config(
@@ -66,14 +65,14 @@ def test_the_suggestion_is_where_the_curve_is_steepest() -> None:
     lr = [float(x) for x in np.geomspace(1e-6, 1, 121)]
     fall = [2.3 - 2 / (1 + math.exp(-4 * (math.log10(x) + 3))) for x in lr]  # steepest at 1e-3
     found = read_curve(lr, fall, 121)
-    assert found.suggestion == pytest.approx(1e-3, rel=0.1)
-    assert not found.diverged
+    assert found["suggestion"] == pytest.approx(1e-3, rel=0.1)
+    assert not found["diverged"]
     rises = read_curve(lr, [1.0 + i for i in range(121)], 121)
-    assert rises.suggestion is None
+    assert rises["suggestion"] is None
     assert "fell nowhere" in described(rises)
     blown = read_curve(lr, [*fall[:100], math.nan], 121)
-    assert blown.diverged
-    assert len(blown.lr) == 100
+    assert blown["diverged"]
+    assert len(blown["lr"]) == 100
     with pytest.raises(UserError, match=r"no number after 2 step\(s\)"):
         read_curve(lr, [1.0, 1.0, math.inf], 121)
 

@@ -1,6 +1,6 @@
-"""The report in a real browser: on a phone and a wide screen, light and dark, with its script and without."""
+"""The report in a real browser: on a phone and a wide screen, with its script and without, and on paper."""
 
-import html
+import html as escaping
 import json
 import re
 import shutil
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.commands.report import page
-from lockstep.commands.report.runs import Told, command_of, runs
-from lockstep.commands.report.story import story
+from lockstep.commands.report.history import History
+from lockstep.commands.report.page import Run, as_data, html, load_runs
 from tests.commands import reports
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -23,7 +22,6 @@ window.onload = () => {
   const frame = document.querySelector("iframe"), doc = frame.contentDocument, view = frame.contentWindow;
   const shown = selector => [...doc.querySelectorAll(selector)].filter(e => e.getClientRects().length).length;
   const press = id => { doc.getElementById(id).checked = !doc.getElementById(id).checked; };
-  const ground = () => view.getComputedStyle(doc.body).backgroundColor;
   const found = {width: doc.documentElement.clientWidth, needs: doc.documentElement.scrollWidth, alarm: view.alarm};
   found.charts = [shown(".by-step"), shown(".by-epoch"), shown(".by-time")];
   press("along-step"); press("along-time");
@@ -31,10 +29,6 @@ window.onload = () => {
   found.lines = [shown(".run-0 polyline"), shown(".run-1 polyline")];
   press("show-1");
   found.hidden = [shown(".run-0 polyline"), shown(".run-1 polyline")];
-  press("theme-system"); press("theme-dark");
-  found.dark = ground();
-  press("theme-dark"); press("theme-light");
-  found.light = ground();
   const chart = doc.querySelector("svg.by-time"), box = chart.getBoundingClientRect();
   chart.dispatchEvent(new view.PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top + 50}));
   found.readout = chart.closest("figure").querySelector(".readout").textContent;
@@ -50,7 +44,9 @@ def _looked_at(tmp_path: Path, text: str, width: int, sandbox: str = "") -> dict
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)}")
-    frame = f'<iframe width="{width}" height="800" style="border:0" {sandbox} srcdoc="{html.escape(text)}"></iframe>'
+    frame = (
+        f'<iframe width="{width}" height="800" style="border:0" {sandbox} srcdoc="{escaping.escape(text)}"></iframe>'
+    )
     harness = tmp_path / "harness.html"
     harness.write_text(f"<!doctype html><body>{frame}<script>{_LOOK}</script></body>", encoding="utf-8")
     words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
@@ -59,15 +55,15 @@ def _looked_at(tmp_path: Path, text: str, width: int, sandbox: str = "") -> dict
     )
     found = re.search(r'data-found="([^"]*)"', ended.stdout)
     assert found is not None, ended.stderr[-2000:]
-    return dict(json.loads(html.unescape(found[1])))
+    return dict(json.loads(escaping.unescape(found[1])))
 
 
 def _page() -> str:
     hostile = "</script><script>parent.alarm=window.alarm='ran'</script><img src=x onerror=\"window.alarm='ran'\">"
     records = [*reports.eventful()[:-2], reports.classes(1032.0, 10, ["ant", hostile]), reports.end(1033.0, 10)]
-    config = next(record["config"] for record in records if record["kind"] == "run")
-    told = [Told(name, name, config, *command_of(config), story(records)) for name in ("a run of a long name", hostile)]
-    return page.html(told)
+    history = History(Path("x"), records)
+    runs = [Run(name, name, history.run.config, history) for name in ("a run of a long name", hostile)]
+    return html(runs, as_data(runs))
 
 
 @pytest.mark.integration
@@ -80,7 +76,6 @@ def test_it_fits_any_screen_and_its_switches_work(tmp_path: Path, width: int) ->
     assert found["by_time"] == [0, 0, 6]
     assert found["lines"][0] == found["lines"][1] > 0
     assert found["hidden"] == [found["lines"][0], 0]
-    assert (found["dark"], found["light"]) == ("rgb(22, 27, 34)", "rgb(255, 255, 255)")
     assert "a run of a long name, training: " in found["readout"]
     assert found["moved"] != found["readout"]
     assert "alarm" not in found, "a class name ran as code"
@@ -92,7 +87,6 @@ def test_without_its_script_all_is_there_but_the_readout(tmp_path: Path) -> None
     assert found["charts"] == [6, 0, 0]
     assert found["by_time"] == [0, 0, 6]
     assert found["hidden"] == [found["lines"][0], 0]
-    assert found["dark"] == "rgb(22, 27, 34)"
     assert found["readout"] == ""
 
 
@@ -104,7 +98,8 @@ def test_it_prints_light_and_whole(tmp_path: Path) -> None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)}")
     folder = reports.leave(tmp_path / "a", reports.eventful())
     file, printed = tmp_path / "page.html", tmp_path / "page.pdf"
-    file.write_text(page.html(runs([str(folder)])), encoding="utf-8")
+    runs = load_runs([str(folder)])
+    file.write_text(html(runs, as_data(runs)), encoding="utf-8")
     words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     subprocess.run([browser, *words, f"--print-to-pdf={printed}", file.as_uri()], check=True, timeout=240)
     assert len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes())) >= 3

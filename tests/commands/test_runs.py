@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from lockstep import cli
 from lockstep.commands.runs import Listing, ago
 from lockstep.commands.shared.grid import Column, fitted
 from lockstep.config.recipes import recipe
-from lockstep.watch.outside import look
-from tests.watch.folders import gone, locked, records, write
+from lockstep.monitoring.runs import summarize
+from tests.monitoring.folders import gone, locked, records, write
 
 NAMES = ("since", "name", "recipe", "processes", "epoch", "top1", "best", "loss", "state")
 
@@ -73,7 +74,7 @@ def test_filters_and_orders(flags: str, expected: list[str], five: Path, capsys:
 
 @pytest.mark.parametrize("by", NAMES)
 def test_every_order_lists_every_run_and_the_unknown_last(by: str, five: Path) -> None:
-    found = [run for folder in five.rglob("*") if (run := look(folder, 6000.0))]
+    found = [run for folder in five.rglob("*") if (run := summarize(folder, 6000.0))]
     for reverse in (False, True):
         ordered = Listing(sort=by, reverse=reverse).ordered(found)  # type: ignore[arg-type]
         assert len(ordered) == 5
@@ -112,12 +113,18 @@ def test_places_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str],
 
 
 def test_hostile_names_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "a\x1b[2J\nb", records(replace(recipe("digits"), recipe="x\x1b]0;title\x07")))
-    write(tmp_path / os.fsdecode(b"\xff\xfe"), records())
-    for flags in ([], ["--json"], ["--wide"]):
-        text = said(capsys, "runs", str(tmp_path), *flags)
-        assert "\x1b" not in text
-        assert text.encode()
+    hostile = replace(recipe("digits"), recipe="x\x1b]0;title\x07\u202e")
+    a = str(write(tmp_path / "a\x1b[2J\nb", records(hostile)))
+    b = str(write(tmp_path / os.fsdecode(b"\xff\xfe"), records()))
+    lines = [("runs", str(tmp_path), *flags) for flags in ([], ["--json"], ["--wide"])]
+    lines += [("diff", a, b), ("diff", a, b, "--json"), ("diff", a, b, "--wide")]
+    for line in lines:
+        text = said(capsys, *line)
+        assert not re.search("[\x1b\x07\r\u202e]", text), line
+        assert text.encode(), "it can be written"
+    assert r"a\x1b[2J\nb  ->  " in said(capsys, "diff", a, b)
+    assert r"\xff\xfe" in said(capsys, "runs", str(tmp_path))
+    assert r"no folder a\x1b[2J" in said(capsys, "runs", "a\x1b[2J", code=2)
 
 
 @settings(max_examples=200, deadline=None)

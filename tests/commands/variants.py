@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lockstep.config import Config
 from lockstep.data.loaders import Batch, EvalLoader
+from lockstep.distributed.world import World
 from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.strategy import parallelize, sync_of
-from lockstep.processes.world import World
 from lockstep.training.assemble import Run
 
 
@@ -30,7 +30,7 @@ class _MeanOfMeans:
     """A plain loop: the mean loss of each rank's share, averaged by DDP over the ranks."""
 
     def __init__(self, run: Run) -> None:
-        self.model, self.optimizer = run.step.model, run.step.optimizer
+        self.model, self.optimizer, self.sync = run.step.model, run.step.optimizer, run.step.sync
 
     def __call__(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
@@ -42,12 +42,6 @@ class _MeanOfMeans:
 
 def mean_of_means(run: Run, world: World, config: Config) -> None:
     run.step = _MeanOfMeans(run)  # type: ignore[assignment]
-
-
-def no_reshuffle(run: Run, world: World, config: Config) -> None:
-    """As a DistributedSampler without set_epoch."""
-    step = run.train.order.step
-    run.train.order.step = lambda epoch, t: step(0, t)  # type: ignore[method-assign]
 
 
 def reshuffle_by_size(run: Run, world: World, config: Config) -> None:
@@ -120,11 +114,18 @@ def float_all_reduce(run: Run, world: World, config: Config) -> None:
     """Exact mode's slices, but their gradients added as floats, by DDP's own average."""
     model = parallelize(run.model, world)
     run.step.model, run.step.sync = model, sync_of(model)
+    run.step.check.law = "off"
 
 
 def sum_for_average(run: Run, world: World, config: Config) -> None:
     """The factor that undoes DDP's division, applied twice."""
-    run.step.sync.average_over *= world.size
+
+    def add_up(*_: object) -> None:
+        for parameter in run.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(world.size)
+
+    run.step.optimizer.register_step_pre_hook(add_up)
 
 
 def dropout_by_rank(run: Run, world: World, config: Config) -> None:
@@ -137,7 +138,7 @@ class _Drifting:
     """A step after which each rank moves one tensor in its own way."""
 
     def __init__(self, run: Run, world: World) -> None:
-        self.step, self.optimizer, self.world = run.step, run.step.optimizer, world
+        self.step, self.optimizer, self.sync, self.world = run.step, run.step.optimizer, run.step.sync, world
         self.weight: Tensor = next(run.model.parameters())
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -239,3 +240,10 @@ def small() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         images[torch.arange(count), 0, labels] += 55
         sets.append((images.to(torch.uint8), labels))
     return sets[0], sets[1]
+
+
+def images_by_threads(run: Run, world: World, config: Config) -> None:
+    """As a kernel whose sums depend on the threads, much enlarged."""
+    augment = run.train.augment
+    factor = 1 + 1e-3 * (config.execution.threads - 1)
+    run.train.augment = lambda *args: augment(*args) * factor  # type: ignore[assignment]

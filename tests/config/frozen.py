@@ -4,75 +4,57 @@
 """
 
 import ast
-import contextlib
-import dataclasses
 import inspect
 import textwrap
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 import lockstep
-from lockstep.cli import COMMANDS
-from lockstep.commands.launch_script.command import TARGETS
+from lockstep.commands import COMMANDS
+from lockstep.commands.launch_script import TARGETS
+from lockstep.commands.shared.arguments import HelpAsked
 from lockstep.config import Config
-from lockstep.config.flags import known_flags
+from lockstep.config.fields import flag_names, values_of
+from lockstep.config.flags import HABITS, SHORT
 from lockstep.config.recipes import RECIPES
-from lockstep.errors import RENAMED
 
 HEAD = "# {}\n# A change is a decision: `python -m tests.config.frozen` writes this file anew.\n\n"
 
 
-def parsers() -> dict[str, tuple[type, Any]]:
-    """By command what it hands to its parser: the class whose fields are its flags, and their defaults."""
-    found: dict[str, tuple[type, Any]] = {}
-
-    def parse(cls: type, *, default: Any, **_: Any) -> None:
-        found[command] = (cls, default)
-        raise SystemExit
-
+def parsers() -> dict[str, Any]:
+    """By command the dataclass whose fields are its flags, with its defaults."""
+    found: dict[str, Any] = {}
     plain = mock.patch.dict(RECIPES, digits=Config)  # the defaults are the config's, not those of a recipe
-    for name, (usage, _, run) in COMMANDS.items():
-        for target in TARGETS if usage.startswith("|".join(TARGETS)) else [""]:
-            command = " ".join(filter(None, [name, target]))
-            if "[FLAGS]" in usage:
-                with plain, mock.patch("tyro.cli", parse), contextlib.suppress(SystemExit):
-                    run([*filter(None, [target]), "--help=all"])
+    for name, command in COMMANDS.items():
+        for target in TARGETS if command.arguments.startswith("|".join(TARGETS)) else [""]:
+            if "[FLAGS]" in command.arguments:
+                with plain, pytest.raises(HelpAsked) as asked:
+                    command.run([*filter(None, [target]), "--help"])
+                found[" ".join(filter(None, [name, target]))] = asked.value.default
     return found
 
 
-def flags(cls: type, default: Any) -> dict[str, str]:
-    """By flag its line: all its names, the default, and what it takes."""
-    values = _values(default)
-    lines = {}
-    for flag in dict.fromkeys(known_flags(cls).values()):
-        value = values[flag.names[0].removeprefix("--").replace("-", "_")]
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        takes = " | ".join(filter(None, [*flag.choices, flag.described]))
-        lines[flag.names[0]] = f"  {', '.join(flag.names):<54} {text or '-':<16} {takes}".rstrip()
+def flags(default: Any) -> dict[str, str]:
+    """By flag its line: its names, the default, and what it takes."""
+    values, lines = values_of(default), {}
+    for flag in dict.fromkeys(flag_names(default).values()):
+        takes = " | ".join(filter(None, [*flag.choices, flag.takes]))
+        lines[flag.name] = f"  {', '.join(flag.names):<54} {flag.text(values[flag.field]) or '-':<16} {takes}".rstrip()
     return lines
-
-
-def _values(group: Any) -> dict[str, Any]:
-    """The fields of a config and of those in it; its own come first."""
-    own, inside = {}, dict[str, Any]()
-    for name, value in vars(group).items():
-        if dataclasses.is_dataclass(value):
-            inside |= _values(value)
-        else:
-            own[name] = value
-    return inside | own
 
 
 def command_line() -> str:
     """Every command with every flag."""
     found = parsers()
-    train = flags(*found["train"])
+    train = flags(found["train"])
     parts = [HEAD.format("The command line: each flag's names, default, and what it takes; -: empty.")]
-    for name, (usage, _, _) in COMMANDS.items():
-        parts += [f"lockstep {name} {usage}".rstrip(), "\n"]
+    for name, own_command in COMMANDS.items():
+        parts += [f"lockstep {name} {own_command.arguments}".rstrip(), "\n"]
         for command in (command for command in found if command.split()[0] == name):
-            own = flags(*found[command])
+            own = flags(found[command])
             shared = [flag for flag, line in own.items() if train.get(flag) == line]
             if command != name:
                 parts.append(f" {command.removeprefix(name)}:\n")
@@ -83,8 +65,9 @@ def command_line() -> str:
             parts += [f"{line}\n" for flag, line in own.items() if flag not in shared]
             parts.append(f"  and the other flags of train{', without ' if without else ''}{' '.join(without)}\n")
         parts.append("\n")
-    parts.append("Called otherwise here, and said so to whoever types it\n")
-    parts += [f"  {old:<54} {new}\n" for old, new in RENAMED.items()]
+    parts.append("Other names that are taken too\n")
+    short = {name: f"{flag} {value}" for name, (flag, value) in SHORT.items()}
+    parts += [f"  {other:<54} {name}\n" for other, name in {**HABITS, **short}.items()]
     return "".join(parts)
 
 

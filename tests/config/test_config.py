@@ -1,7 +1,6 @@
 """Configs: what they refuse, with the remedy, and JSON there and back."""
 
 import dataclasses
-import inspect
 import json
 import math
 import re
@@ -11,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, SamplesConfig, model
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, SamplesConfig
+from lockstep.config.fields import flags_of
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
 from tests.configs import configs
@@ -48,13 +48,15 @@ def test_a_value_of_another_type_is_named(leaf: tuple[str, ...], value: Any) -> 
         inner = inner[name]
     if isinstance(value, type(inner[leaf[-1]])) or (isinstance(inner[leaf[-1]], float) and value == 1.5):
         return
+    if leaf[-1] == "augment" and isinstance(value, str):  # a file may have them in one text, as the command line has
+        return
     if leaf[-1] == "nproc" and value == 1.5:
         value = "all"
     inner[leaf[-1]] = value
     with pytest.raises(UserError) as caught:
         Config.from_dict(values)
-    assert ".".join(("config", *leaf)) in caught.value.message
-    assert "It takes" in caught.value.remedy
+    assert re.search(rf"config: .*{leaf[-1].replace('_', '[-_]')}", caught.value.message)
+    assert caught.value.remedy
 
 
 def test_unknown_entries_are_named_and_missing_ones_keep_their_default() -> None:
@@ -62,13 +64,13 @@ def test_unknown_entries_are_named_and_missing_ones_keep_their_default() -> None
     del values["seed"], values["optim"]["ema"]
     assert Config.from_dict(values) == Config(epochs=3)
     values["optim"]["lamb"] = 1
-    with pytest.raises(UserError, match=r"config\.optim has unknown entries: lamb"):
+    with pytest.raises(UserError, match=r"unknown entry of \[optim\] in config: 'lamb'"):
         Config.from_dict(values)
     wrong: Any
     for wrong in ([], 3, "x", None):
         with pytest.raises(UserError, match="not a group of entries"):
             Config.from_dict(wrong)
-    with pytest.raises(UserError, match="--epochs 0 trains nothing"):
+    with pytest.raises(UserError, match="--epochs 0 is too small"):
         Config.from_dict({"epochs": 0})
 
 
@@ -81,15 +83,12 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (SamplesConfig, {"aug_repeats": 0}, "--aug-repeats 0"),
     (SamplesConfig, {"mixup": -1.0}, "--mixup -1.0"),
     (SamplesConfig, {"cutmix": math.nan}, "--cutmix nan"),
-    (SamplesConfig, {"mix_prob": 1.5}, "--mix-prob 1.5 is not in [0, 1]"),
-    (SamplesConfig, {"mix_switch": -0.5}, "--mix-switch -0.5 is not in [0, 1]"),
-    (SamplesConfig, {"mix_off_epochs": -1}, "--mix-off-epochs -1"),
     (OptimConfig, {"lr": 0.0}, "--lr 0.0"),
     (OptimConfig, {"lr": math.nan}, "--lr nan"),
     (OptimConfig, {"lr": math.inf}, "--lr inf"),
-    (OptimConfig, {"milestones": (1.0, math.inf)}, "--milestones inf"),
-    (OptimConfig, {"loss": "focal:"}, "--loss focal: is unknown"),
-    (OptimConfig, {"loss": "bce:2"}, "--loss bce:2 is unknown"),
+    (OptimConfig, {"milestones": (1.0, math.inf)}, "--milestones inf is not a finite number"),
+    (OptimConfig, {"loss": "focal:"}, "--loss focal: is not one of cross-entropy, bce, focal:GAMMA"),
+    (OptimConfig, {"loss": "bce:2"}, "--loss bce:2 is not one of cross-entropy"),
     (OptimConfig, {"class_weights": "1,0"}, "--class-weights 1,0 are none"),
     (OptimConfig, {"class_weights": "effective:1"}, "--class-weights effective:1 are none"),
     (OptimConfig, {"class_weights": "1,nan"}, "--class-weights 1,nan are none"),
@@ -99,13 +98,13 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (OptimConfig, {"step_epochs": 0.0}, "--step-epochs 0.0"),
     (OptimConfig, {"gamma": 0.0}, "--gamma 0.0"),
     (OptimConfig, {"base_batch_size": -1}, "--base-batch-size -1"),
-    (OptimConfig, {"schedule": "multistep"}, "--schedule multistep without --milestones"),
+    (OptimConfig, {"schedule": "multistep"}, "--schedule multistep with no --milestones"),
     (OptimConfig, {"label_smoothing": 1.0}, "--label-smoothing 1.0"),
     (OptimConfig, {"ema": 1.0}, "--ema 1.0"),
-    (OptimConfig, {"ema_warmup": True}, "--ema-warmup without --ema"),
+    (OptimConfig, {"ema_warmup": True}, "--ema-warmup with --ema 0"),
     (OptimConfig, {"clip_norm": -1.0}, "--clip-norm -1.0"),
-    (OptimConfig, {"nesterov": True, "momentum": 0.0}, "--nesterov needs"),
-    (OptimConfig, {"nesterov": True, "optimizer": "adam"}, "--nesterov needs"),
+    (OptimConfig, {"nesterov": True, "momentum": 0.0}, "--nesterov with --momentum 0"),
+    (OptimConfig, {"nesterov": True, "optimizer": "adam"}, "--nesterov with --optimizer adam"),
     (Execution, {"log": ("csv", "tensorbord")}, "unknown log 'tensorbord'"),
     (Execution, {"nproc": 0}, "--nproc 0"),
     (Execution, {"nnodes": 0}, "--nnodes 0"),
@@ -117,9 +116,9 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Execution, {"collective_timeout": math.inf}, "--collective-timeout inf"),
     (Execution, {"master_port": 65536}, "--master-port 65536"),
     (Execution, {"node_rank": 1}, "--node-rank 1 with --nnodes 1"),
-    (Execution, {"nnodes": 2}, "one meeting point"),
-    (Execution, {"strategy": "single", "nproc": 2}, "--strategy single is one process"),
-    (Execution, {"strategy": "dp", "nproc": 2}, "--strategy dp drives all GPUs from one process"),
+    (Execution, {"nnodes": 2}, "one address to meet at"),
+    (Execution, {"strategy": "single", "nproc": 2}, "--strategy single with --nproc 2: it is one process"),
+    (Execution, {"strategy": "dp", "nproc": 2}, "--strategy dp with --nproc 2: it is one process"),
     (Config, {"epochs": 0}, "--epochs 0"),
     (Config, {"batch_size": 0}, "--batch-size 0"),
     (
@@ -132,12 +131,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
         {"samples": SamplesConfig("sqrt"), "optim": OptimConfig(class_weights="effective:0.9")},
         "--balance sqrt with --class-weights effective:0.9: rare classes would count twice",
     ),
-    (Config, {"batch_size": 1, "samples": SamplesConfig(cutmix=1.0)}, "--cutmix 1 with --batch-size 1"),
-    (
-        Config,
-        {"epochs": 9, "samples": SamplesConfig(mixup=0.2, cutmix=1.0, mix_off_epochs=9)},
-        "--mixup 0.2 and --cutmix 1 with --mix-off-epochs 9 of 9 epochs mixes nothing",
-    ),
+    (Config, {"batch_size": 1, "samples": SamplesConfig(cutmix=1.0)}, "--batch-size 1 with --cutmix 1"),
     (Config, {"accumulate": -1}, "--accumulate -1"),
     (Config, {"batch_size": 4, "accumulate": 5}, "--accumulate 5"),
     (Config, {"batch_size": 3, "execution": Execution(nproc=4)}, "a batch of 3 is smaller than the 4 processes"),
@@ -173,7 +167,7 @@ def test_the_rate_grows_with_the_batch_as_asked(rule: Any, lr: float) -> None:
 
 
 def test_a_rate_is_not_scaled_by_a_batch_size_that_nobody_gave() -> None:
-    with pytest.raises(UserError, match=r"--scale-lr linear needs the batch size that --lr 0\.1 was made for"):
+    with pytest.raises(UserError, match="--scale-lr linear with --base-batch-size 0"):
         Config(optim=OptimConfig(lr=0.1, scale_lr="linear"))
     for made in RECIPES.values():
         config = made()
@@ -190,10 +184,10 @@ def test_help_lists_our_models_and_data_sets() -> None:
     from lockstep import models
     from lockstep.data.sources import DATASETS
 
-    ours = model._MODEL_HELP.partition(";")[0].removeprefix("Ours: ")
+    flags = flags_of(Config)
+    ours = re.findall("Ours: (.*?);", flags["model"].help)[0]
     assert sorted(ours.split(", ")) == models.names()
-    source = inspect.getsource(DataConfig)
-    listed = re.findall(r'dataset: str = "digits"\n\s+"""(.*), or package', source)[0]
+    listed = re.findall(r"your own\. (.*), or package", flags["dataset"].help)[0]
     assert sorted(listed.rstrip(",").split(", ")) == sorted(DATASETS)
     assert ModelConfig().model in models.names()
 

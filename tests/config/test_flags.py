@@ -8,73 +8,97 @@ from hypothesis import given, settings
 
 from lockstep.commands.shared.arguments import parse, train_arguments
 from lockstep.config import Config, DataConfig
-from lockstep.config.flags import as_command, known_flags, split_arguments
+from lockstep.config.changes import changed
+from lockstep.config.fields import flag_names, flags_of, with_values
+from lockstep.config.flags import ADVICE, HABITS, SHORT, as_command, parse_words, written
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
 from tests.configs import configs
 
 
 def parsed(default: Config, words: list[str]) -> Config:
-    free, rest = split_arguments(words, Config)
+    free, made = parse(default, words)
     assert not free
-    made: Config = parse(Config, default, rest, "test", "")
-    return made
+    config: Config = made
+    return config
 
 
 @settings(max_examples=40, deadline=None)
 @given(configs)
 def test_a_config_written_as_a_command_gives_this_config_again(config: Config) -> None:
-    words = shlex.split(as_command("lockstep train digits", config).replace("\\\n", ""))
+    words = shlex.split(as_command("lockstep train digits", written(config)).replace("\\\n", ""))
     assert words[:3] == ["lockstep", "train", "digits"]
     assert parsed(Config(recipe=config.recipe), words[3:]) == config
+    short = replace(config, recipe="cifar10")  # what differs from a recipe, and what would give way to that
+    typed = parse_words(train_arguments(short)[2:], flag_names(Config)).values
+    assert with_values(recipe("cifar10"), changed(recipe("cifar10"), typed)[0]) == short
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_itself_on_top_of_any_other(name: str) -> None:
-    words = shlex.split(as_command("lockstep", recipe(name)).replace("\\\n", ""))[1:]
+    words = [word for flag in written(recipe(name)) for word in flag]
     for other in RECIPES:
-        base = recipe(other)  # an empty value is left out of the command: it is not there to be undone
-        base = replace(
-            base,
-            data=replace(base.data, augment=()),
-            model=replace(base.model, init="", adapt_init=False),
-            optim=replace(base.optim, schedule="cosine", milestones=()),
-            execution=replace(base.execution, cache=""),
-        )
-        assert parsed(base, words) == replace(recipe(name), recipe=other)
+        assert parsed(recipe(other), words) == replace(recipe(name), recipe=other)
 
 
-def test_short_names_and_other_spellings() -> None:
-    flags = known_flags(Config)
-    for name in ("--lr", "--learning-rate", "--ip", "--port", "--nproc", "--nproc-per-node", "--flip", "--no-flip"):
-        assert name in flags
+def test_other_spellings() -> None:
+    flags = flag_names(Config)
     assert "--recipe" not in flags  # the name of the recipe is a word of its own
+    assert len(flags_of(Config)) == len({flag.name for flag in flags.values()}) + 1, "names of fields are unique"
     config = parsed(
         Config(), ["--lr=0.5", "--batch_size", "32", "--port", "4000", "--gpus", "0, 2", "--log", "csv,wandb"]
     )
     assert (config.optim.lr, config.batch_size, config.execution.master_port) == (0.5, 32, 4000)
     assert (config.execution.gpus, config.execution.log) == ((0, 2), ("csv", "wandb"))
+    assert parsed(config, ["--log", "csv", "--log", "mlflow", "--gpus", "0", "--gpus", "1"]) == config.with_execution(
+        log=("csv", "mlflow"), gpus=(1,)
+    )
+    for none in ("none", "no", "random", ""):
+        assert parsed(Config(), [f"--init={none}"]).model.init == ""
 
 
 def test_other_words_are_sorted_out_wherever_they_stand() -> None:
-    assert split_arguments(["mnist", "--flip", "--epochs", "3", "more", "--lr", "-1"], Config) == (
+    def read(*words: str) -> tuple[list[str], dict[str, object]]:
+        found = parse_words(words, flag_names(Config))
+        return found.names, found.values
+
+    assert read("mnist", "--flip", "--epochs", "3", "more", "--lr", "1e-3") == (
         ["mnist", "more"],
-        ["--flip", "--epochs", "3", "--lr", "-1"],
+        {"flip": True, "epochs": 3, "lr": 1e-3},
     )
-    assert split_arguments(["--flip", "mnist"], Config) == (["mnist"], ["--flip"])
-    assert split_arguments(["--sync_bn", "mnist"], Config) == (["mnist"], ["--batch-norm", "global"])
-    assert split_arguments(["--no-sync-bn"], Config) == ([], ["--batch-norm", "local"])
+    assert read("--no-flip", "mnist") == (["mnist"], {"flip": False})
+    assert read("--sync_bn", "mnist") == (["mnist"], {"batch_norm": "global"})
+    assert read("--no-sync-bn") == ([], {"batch_norm": "local"})
+    for words, topic in (
+        (["--help", "mnist"], ""),
+        (["mnist", "-h", "optim"], "optim"),
+        (["--help=all"], "all"),
+        (["--dataset", "all"], None),
+    ):
+        found = parse_words(words, flag_names(Config))
+        assert found.help == topic
+        assert found.names == [word for word in words if word == "mnist"]
+
+
+def test_what_is_typed_from_habit_works() -> None:
+    typed = ["-b", "32", "-j", "1", "--wd=0.1", "--opt", "adamw", "--output_dir", "x", "-v"]
+    config = parsed(Config(), typed)
+    assert (config.batch_size, config.execution.workers, config.optim.weight_decay) == (32, 1, 0.1)
+    assert (config.optim.optimizer, config.execution.out, config.execution.verbose) == ("adamw", "x", True)
+    flags = flag_names(Config)
+    for habit, name in [*HABITS.items(), *((short, long) for short, (long, _) in SHORT.items())]:
+        assert (habit in flags, name in flags) == (False, True), habit
+    assert not {*HABITS} & {*ADVICE, *SHORT}
+    assert not {*ADVICE} & {*flags, *SHORT}
 
 
 def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag_and_comes_twice() -> None:
-    words = ["mnist", "--augment", "randaugment:2,9", "colorjitter:0.4, hue=( 0.1, 0.2)", "--flip", "--epochs", "3"]
-    positional, rest = split_arguments([*words, "--augment=a:1 b", "more"], Config)
-    assert positional == ["mnist", "more"]
-    assert rest[:3] == ["--flip", "--epochs", "3"]
+    words = ["--augment", "randaugment:2,9", "colorjitter:0.4, hue=( 0.1, 0.2)", "--flip", "--epochs", "3"]
     expected = ("randaugment:2,9", "colorjitter:0.4,hue=(0.1,0.2)", "a:1", "b")
-    config = parsed(Config(), [*words[1:], "--augment=a:1 b"])
+    config = parsed(Config(), [*words, "--augment=a:1 b"])
     assert config.data.augment == expected
-    again, (at, *_) = train_arguments(config), [i for i, w in enumerate(train_arguments(config)) if w == "--augment"]
+    again = train_arguments(config)
+    at = again.index("--augment")
     assert tuple(again[at + 1 : at + 5]) == expected
     assert parsed(recipe("digits"), again[2:]) == config
     assert parsed(config, ["--augment="]).data.augment == ()
@@ -88,24 +112,26 @@ def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag_and_comes_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--augment"], "--augment stands at the end without its value"),
+        (["--augment"], "--augment stands without its value"),
         (["--bacth-size", "3"], "unknown flag '--bacth-size'\n  Did you mean --batch-size"),
         (["-x"], "unknown flag '-x'"),
-        (["--epochs"], "--epochs stands at the end without its value"),
-        (["--epochs", "x"], "--epochs x: not a whole number"),
-        (["--epochs", "1.5"], "--epochs 1.5: not a whole number"),
-        (["--lr", "fast"], "--lr fast: not a number"),
-        (["--nproc", "all"], "--nproc all: not a whole number\n  Give a whole number or auto."),
-        (["--gpus", "0,b"], "--gpus 0,b: not whole numbers with commas between them"),
+        (["--epochs"], "--epochs stands without its value"),
+        (["--out", "--epochs", "3"], "--out stands without its value"),
+        (["--epochs", "x"], "--epochs x is not a whole number"),
+        (["--epochs", "1.5"], "--epochs 1.5 is not a whole number"),
+        (["--lr", "fast"], "--lr fast is not a number"),
+        (["--nproc", "all"], "--nproc all is not a whole number or auto\n  Give a whole number or auto."),
+        (["--gpus", "0,b"], "--gpus 0,b is not whole numbers with commas between them"),
         (
             ["--schedule", "cosin"],
-            "'cosin'\n  Did you mean cosine or timm:cosine? --schedule takes constant, linear, step",
+            "'cosin'\n  Did you mean cosine? --schedule takes constant, linear, step",
         ),
         (["--precision=fp31"], "unknown precision 'fp31'"),
         (["--flip=yes"], "--flip=yes: the flag takes no value"),
+        (["--num-classes", "3"], "--num-classes: classes are counted from the data"),
     ],
 )
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        split_arguments(words, Config)
+        parse_words(words, flag_names(Config))
     assert message in str(caught.value)

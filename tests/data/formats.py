@@ -10,11 +10,16 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from lockstep.config import DataConfig
 from lockstep.data.official import Official
+from lockstep.data.picture_set import Files, PictureSet
+from lockstep.data.sources import load
+from lockstep.distributed.world import World
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -123,6 +128,20 @@ def write_folders(
                 coarse.resize(side, Image.Resampling.BICUBIC).save(
                     root / split / name / f"{i}{suffixes[i % len(suffixes)]}"
                 )
+
+
+def folder_sets(root: Path, size: int, seed: int = 0, **data: Any) -> tuple[PictureSet, PictureSet]:
+    """The training and the validation set of class folders."""
+    chosen = DataConfig(dataset="folder", image_size=size, **data)
+    train, val = load(chosen, root, seed, World.single())
+    assert isinstance(train, PictureSet)
+    assert isinstance(val, PictureSet)
+    return train, val
+
+
+def path_of(images: PictureSet, sample: int) -> Path:
+    assert isinstance(images.source, Files)
+    return images.source.path(sample)
 
 
 def tree(root: Path) -> set[str]:

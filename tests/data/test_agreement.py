@@ -2,6 +2,8 @@
 
 import os
 import random
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, random_split
 
-from lockstep.config import DataConfig
-from lockstep.data.readers import streaming
-from lockstep.data.sources import load
+from lockstep.config import Config, DataConfig, Execution
+from lockstep.config.execution import Law
+from lockstep.data.loaders import streaming
+from lockstep.distributed import warm
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
+from lockstep.training.assemble import load_data, loaders
 from tests.ranks import run_ranks
 
 ALONE = World.single()
@@ -55,6 +59,15 @@ def by_process_in_arrays() -> Any:
     return (torch.zeros(4, 1, 2, 2), torch.arange(4)), (images, torch.arange(4))
 
 
+def made_once(data_dir: str) -> Any:
+    """Too large to be made by two processes at once: the second one is killed, as by the kernel."""
+    try:
+        Path(data_dir, "mark").touch(exist_ok=False)
+    except FileExistsError:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Numbered(), Numbered()
+
+
 def fraction() -> Any:
     return Numbered(1.7), Numbered()
 
@@ -89,7 +102,7 @@ def iterable() -> Any:
 
 
 def sets(factory: Any, world: World = ALONE) -> Any:
-    return load(DataConfig(dataset=f"{__name__}:{factory.__name__}"), Path("unused"), 0, world)
+    return load_data(Config(data=DataConfig(dataset=f"{__name__}:{factory.__name__}")), world)
 
 
 def everything(world: World) -> dict[str, Any]:
@@ -114,16 +127,80 @@ def everything(world: World) -> dict[str, Any]:
 
 
 def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused() -> None:
-    alone, first, second = everything(ALONE), *run_ranks(everything, 2)
+    alone, first, second = *run_ranks(everything, 1), *run_ranks(everything, 2)
     assert alone["drawn"] == first["drawn"] == second["drawn"]
     train, val = first["drawn"]
     assert not set(train) & set(val)
     for rank in (alone, first, second):
         assert rank["left alone"], "a user's generators go on as they were"
-    assert "by_process" not in alone
-    for rank in (first, second):
-        assert f"{__name__}:by_process/train is not the same set on all ranks: 20 samples" in rank["by_process"]
+    for rank in (alone, first, second):
+        assert f"{__name__}:by_process/train is not the same set in every process: 20 samples" in rank["by_process"]
         assert "by_process_in_arrays/val is not the same set" in rank["by_process_in_arrays"]
+
+
+class Reading(Numbered):
+    """Its images depend on `how` they are read."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.generator, self.cache = how, np.random.default_rng(0), dict[int, float]()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        image, label = super().__getitem__(index)
+        match self.how:
+            case "keyed":
+                return image + np.random.rand() + random.random() + torch.rand(()), label
+            case "own generator":
+                return image + self.generator.normal(), label
+            case "cache of draws":
+                return image + self.cache.setdefault(index, random.random()), label
+            case "labels":
+                return image, (label + int(self.generator.integers(3))) % 3
+        return image + np.random.default_rng(os.getpid()).normal(), label
+
+
+def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What is said of sets that are read otherwise, and of factories."""
+    said, refused = {}, {}
+    laws: dict[str, Law] = {"strict": "strict"}
+    for how in ("keyed", "own generator", "cache of draws", "labels", "process"):
+        said[how] = list[str]()
+        load_data(Config(data=DataConfig(dataset="own")), world, (Reading(how), Reading("keyed")), said[how].append)
+    for name, given in (
+        ("by_process", by_process),
+        ("by_process_in_arrays", by_process_in_arrays),
+        ("strict", (Numbered(), Reading("process"))),
+    ):
+        execution = Execution(law=laws.get(name, "warn"))
+        try:
+            data = DataConfig(dataset=f"{__name__}:{given.__name__}" if callable(given) else "own")
+            load_data(Config(data=data, execution=execution), world, None if callable(given) else given)
+        except UserError as error:
+            refused[name] = error.message
+    return said, refused
+
+
+def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them() -> None:
+    alone, first, second = *run_ranks(reported, 1), *run_ranks(reported, 2)
+    assert alone[0] == first[0] == second[0]
+    assert not alone[0].pop("keyed")
+    for how, (sentence,) in alone[0].items():
+        assert "own/train depends on " in sentence
+        assert ("the process that reads it" in sentence) == (how == "process")
+    for _, refused in (alone, first, second):
+        assert "by_process/train is not the same set in every process: 20 samples" in refused["by_process"]
+        assert "arrays/val is not the same set in every process: 4 samples" in refused["by_process_in_arrays"]
+        assert "--law strict: weights will differ" in refused["strict"]
+        assert "own/val depends on the process" in refused["strict"]
+
+
+def noisy(world: World) -> list[float]:
+    del world
+    return [np.random.rand(), random.random()]
+
+
+def test_python_and_numpy_draw_alike_in_every_process() -> None:
+    assert run_ranks(noisy, 1) * 2 == run_ranks(noisy, 2)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +208,7 @@ def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused() ->
     [
         (fraction, r"train: sample 0 has the label 1\.7, which is no class number"),
         (one_hot, r"train: sample 0 has the label a Tensor, shape \[3\], which is no class number"),
-        (one_hot_targets, r"`targets` are float64 \[3, 3\], not class numbers"),
+        (one_hot_targets, r"its labels are float64 \[3, 3\], not class numbers"),
         (iterable, r"train is an IterableDataset \(Endless\)"),
     ],
 )
@@ -145,8 +222,46 @@ def test_a_label_may_be_an_integer_of_any_kind() -> None:
     assert [each.read(np.array([0]), None)[1].tolist() for each in (train, val)] == [[2], [1]]
 
 
+def made_by_one(world: World, folder: str) -> int:
+    config = Config(data=DataConfig(dataset=f"{__name__}:made_once"), execution=Execution(data_dir=folder))
+    with pytest.warns(UserWarning, match="the data set was not compared: the process that made it again was killed"):
+        train, _ = load_data(config, world)
+    return len(train)
+
+
+def test_a_set_that_only_one_process_can_make_is_not_compared(tmp_path: Path) -> None:
+    assert run_ranks(made_by_one, 1, str(tmp_path)) == [30]
+
+
+def by_default() -> Any:
+    """As the default dtype has it, which is the process's."""
+    images = torch.zeros(4, 1, 1, 1, dtype=torch.float32) + float(torch.get_default_dtype() == torch.float64)
+    return (images, torch.arange(4)), (images, torch.arange(4))
+
+
+def in_an_own_loop(world: World) -> int:
+    """A script may have set what the factory reads, and no other process has."""
+    torch.set_default_dtype(torch.float64)
+    return len(loaders(f"{__name__}:by_default", world, batch_size=2)[0].images)
+
+
+def with_another_default(world: World) -> int:
+    """As a script that sets it, and then calls `ls.train`: the other process was forked before."""
+    assert warm.at_hand()
+    torch.set_default_dtype(torch.float64)
+    return len(sets(by_default, world)[0])
+
+
+def test_a_set_is_made_again_with_the_default_dtype_of_the_run() -> None:
+    assert run_ranks(with_another_default, 1) == [4]
+
+
+def test_a_set_of_an_own_loop_is_not_made_by_another_process() -> None:
+    assert run_ranks(in_an_own_loop, 1) == [4]
+
+
 def test_a_set_that_no_worker_can_be_given_is_named() -> None:
     train, _ = sets(drawn)
-    object.__setattr__(train, "dataset", lambda: None)  # a function without a name
+    object.__setattr__(train, "dataset", threading.Lock())
     with pytest.raises(UserError, match="train can't be handed to worker processes"):
         next(streaming(train, torch.device("cpu"), 1)(iter([(np.arange(2), 0)])))

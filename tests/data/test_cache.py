@@ -1,13 +1,11 @@
 """Kept pictures: the same bits with and without, on any number of processes, and whatever becomes of the files."""
 
+import argparse
 import errno
 import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,16 +20,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.config import Config, DataConfig, Execution
-from lockstep.data import cache_build, cache_place
-from lockstep.data.cache import Cache, checksum_of
-from lockstep.data.cache_build import cache_in, fill, key_of
-from lockstep.data.cache_place import choose, memory, sweep, use
-from lockstep.data.folder import FolderSet
-from lockstep.data.keeping import keep
+from lockstep.data import cache as module
+from lockstep.data import decoding
+from lockstep.data.cache import Cache, cache_in, checksum_of, fill, keep, key_of
+from lockstep.data.picture_set import PictureSet
 from lockstep.data.sources import load
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from lockstep.training.assemble import eval_loader, load_data, train_loader
+from tests.data.formats import path_of
 from tests.data.photos import photo, turned
 from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
@@ -66,10 +63,10 @@ def asked(root: Path, cache: str = "", workers: int = 0, **data: Any) -> Config:
     return Config(batch_size=8, data=chosen, execution=execution)
 
 
-def sets(root: Path, **data: Any) -> tuple[FolderSet, FolderSet]:
+def sets(root: Path, **data: Any) -> tuple[PictureSet, PictureSet]:
     train, val = load(asked(root, **data).data, root, 0, SINGLE)
-    assert isinstance(train, FolderSet)
-    assert isinstance(val, FolderSet)
+    assert isinstance(train, PictureSet)
+    assert isinstance(val, PictureSet)
     return train, val
 
 
@@ -82,7 +79,7 @@ def seen(world: World, config: Config) -> dict[str, list[str]]:
     }
     for epoch in range(2):
         for batch in train.epoch(epoch):
-            mine = np.concatenate([batch.ids[:0], *(batch.ids[piece.rows] for piece in batch.pieces)])
+            mine = np.concatenate([batch.ids[:0], *(batch.ids[piece.rows] for piece in batch.shards)])
             for sample, image, label in zip(mine.tolist(), batch.images, batch.labels.tolist(), strict=True):
                 found[f"{epoch} {sample}"] = [digest(image), str(label)]
     for chunk, images, labels in val:
@@ -95,7 +92,6 @@ def digest(image: Tensor) -> str:
 
 
 def seen_in_every_way(world: World, root: str, home: str, ways: list[tuple[str, int, dict[str, Any]]]) -> list[Any]:
-    cache_place._SHARED = Path(home)
     os.environ["XDG_CACHE_HOME"] = home
     return [seen(world, asked(Path(root), cache, workers, **data)) for cache, workers, data in ways]
 
@@ -109,11 +105,11 @@ def test_the_same_bits_with_and_without_a_cache_on_any_number_of_ranks(photos: P
         ways: list[tuple[str, int, dict[str, Any]]] = [
             (str(home / "dir"), 0, {}),
             (str(home / "dir"), 2, {}),
-            ("ram", 0, {}),
+            ("auto", 0, {}),
         ]
         for found in run_ranks(seen_in_every_way, n, str(photos), str(home), ways, timeout=300):
             assert all(each == plain for each in found)
-        assert len([*home.glob("dir/*/block-*")]) == 3 + 1
+        assert len([*home.glob("dir/*/block-*")]) == len([*home.glob("lockstep/pictures/*/block-*")]) == 3 + 1
 
 
 def test_broken_pictures_are_left_out_as_if_they_were_not_there(photos: Path, tmp_path: Path) -> None:
@@ -161,7 +157,7 @@ def test_what_a_search_for_broken_pictures_found_is_kept(
     def decoded_again(*_: object) -> None:
         raise MemoryError  # which no picture is blamed for
 
-    monkeypatch.setattr(FolderSet, "pixels", decoded_again)
+    monkeypatch.setattr(module, "_decoded", decoded_again)
     assert [len(each) for each in keep(sets(photos), "", True, SINGLE)] == found == [34, 8]
     (photos / "train/a/3.jpg").write_bytes(b"mended, in another size")
     with pytest.raises(MemoryError):
@@ -185,22 +181,30 @@ def test_what_is_written_is_read(tmp_path: Path, shapes: list[tuple[int, int] | 
         None if shape is None else torch.randint(0, 256, (3, *shape), generator=draws, dtype=torch.uint8)
         for shape in shapes
     ]
-    cache = Cache(folder, b"k" * 32, len(pictures), 16)
+    cache = Cache(folder, "k" * 32, len(pictures), 16)
     for number in range(cache.blocks):
         assert cache.fault(number)
-        cache.write(number, [pictures[i] for i in cache.members(number)], durable=False)
+        cache.write(number, [pictures[i] for i in cache.members(number)])
         assert not cache.fault(number)
-    assert cache.sizes().tolist() == [list(shape or (0, 0)) for shape in shapes]
+    sizes = [row[:2].tolist() for number in range(cache.blocks) for row in cache.mapped(number)[0]]
+    assert sizes == [list(shape or (0, 0)) for shape in shapes]
     for number, picture in enumerate(pictures):
         if picture is not None:
             assert torch.equal(cache.picture(number), picture)
 
 
-def filled(root: Path, below: Path) -> tuple[FolderSet, Cache]:
+def filled(root: Path, below: Path) -> tuple[PictureSet, Cache]:
     train, _ = sets(root)
     cache = cache_in(below, train, key_of(train))
-    fill(train, cache, SINGLE, durable=True)
+    fill(train, cache, SINGLE)
     return train, cache
+
+
+def forged(raw: bytes) -> bytes:
+    """With another height of the first picture."""
+    start = 8 + int.from_bytes(raw[:8], "little")
+    at = start + json.loads(raw[8:start])["table"]["data_offsets"][0]
+    return raw[:at] + b"\7" + raw[at + 1 :]
 
 
 HEADS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
@@ -208,10 +212,9 @@ HEADS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "torn in its head": ("torn", lambda raw: raw[:100]),
     "empty": ("torn", lambda _: b""),
     "longer": ("torn", lambda raw: raw + b"\0" * 8),
-    "foreign": ("no file of a cache", lambda raw: b"\x89PNG" + raw[4:]),
-    "of another set": ("of another cache", lambda raw: raw[:20] + b"x" + raw[21:]),
-    "of another place": ("of another cache", lambda raw: raw[:48] + b"\2" + raw[49:]),
-    "forged": ("head is damaged", lambda raw: raw[:64] + b"\7" + raw[65:]),
+    "foreign": ("torn", lambda raw: b"\x89PNG" + raw[4:]),
+    "of another place": ("of another cache", lambda raw: raw.replace(b" 1 ", b" 2 ", 1)),
+    "forged": ("table is damaged", forged),
 }
 
 
@@ -226,7 +229,7 @@ def test_a_damaged_file_is_told_and_made_again(
     cache.path(1).unlink()  # a map of it stays good
     cache.path(1).write_bytes(damage(whole))
     assert message in (fault := cache.fault(1))
-    fill(train, cache, SINGLE, durable=True)
+    fill(train, cache, SINGLE)
     assert f"{cache.path(1)}: {fault}; it is made again" in capsys.readouterr().err
     assert cache.path(1).read_bytes() == whole
     assert others == {path: path.stat().st_mtime_ns for path in others}
@@ -235,10 +238,11 @@ def test_a_damaged_file_is_told_and_made_again(
 def test_pixels_that_changed_are_found_when_they_are_read(photos: Path, tmp_path: Path) -> None:
     train, cache = filled(photos, tmp_path / "kept")
     raw = bytearray(cache.path(0).read_bytes())
-    raw[-1000] ^= 1
+    start = 8 + int.from_bytes(raw[:8], "little")
+    raw[start + json.loads(raw[8:start])["pixels"]["data_offsets"][1] - 1000] ^= 1
     cache.path(0).write_bytes(raw)
     kept = replace(train, cache=replace(cache, each=cache.each))
-    with pytest.raises(UserError, match=r"block-000000.pictures: picture 15 of it was damaged") as caught:
+    with pytest.raises(UserError, match=r"block-000000.safetensors: picture 15 of it was damaged") as caught:
         kept.read(np.arange(16))
     assert caught.value.remedy
 
@@ -258,22 +262,18 @@ def test_a_killed_build_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytes
 
     def killed(self: Cache, number: int, *rest: Any) -> None:
         if number == 2:
-            (self.folder / f".{self.path(2).name}.12.tmp").write_bytes(b"half")
             raise KeyboardInterrupt
         write(self, number, *rest)
 
     monkeypatch.setattr(Cache, "write", killed)
     with pytest.raises(KeyboardInterrupt):
-        fill(train, cache, SINGLE, durable=True)
+        fill(train, cache, SINGLE)
     made = {number: cache.path(number).stat().st_mtime_ns for number in (0, 1)}
     assert cache.fault(2) == "it is missing"
     monkeypatch.setattr(Cache, "write", write)
-    fill(train, cache, SINGLE, durable=True)
+    fill(train, cache, SINGLE)
     assert made == {number: cache.path(number).stat().st_mtime_ns for number in (0, 1)}
-    assert {path.name for path in cache.folder.iterdir()} == {
-        "blocks.lock",
-        *(f"block-00000{number}.pictures" for number in range(3)),
-    }
+    assert {path.name for path in cache.folder.iterdir()} == {f"block-00000{n}.safetensors" for n in range(3)}
 
 
 def test_a_stop_and_a_full_disk_end_a_build_at_once(
@@ -281,20 +281,20 @@ def test_a_stop_and_a_full_disk_end_a_build_at_once(
 ) -> None:
     train, _ = sets(photos)
     decoded: list[int] = []
-    pixels = FolderSet.pixels
+    decode = decoding.decode
 
-    def stopped(self: FolderSet, data: bytes) -> Tensor:
+    def stopped(data: bytes, short: int) -> Tensor:
         decoded.append(len(data))
         if len(decoded) == 2:
             raise MemoryError
         time.sleep(0.1 * (len(decoded) > 2))
-        return pixels(self, data)
+        return decode(data, short)
 
-    monkeypatch.setattr(FolderSet, "pixels", stopped)
-    monkeypatch.setattr(cache_build, "_FEWEST", 36)  # all in one block,
-    monkeypatch.setattr(cache_build, "cores", lambda: 1)  # which would take three seconds
+    monkeypatch.setattr(module, "decode", stopped)
+    monkeypatch.setattr(module, "_FEWEST", 36)  # all in one block,
+    monkeypatch.setattr(module, "cores", lambda: 1)  # which would take three seconds
     with pytest.raises(MemoryError):
-        fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE, durable=True)
+        fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE)
     assert len(decoded) < 36
     monkeypatch.undo()
 
@@ -303,53 +303,42 @@ def test_a_stop_and_a_full_disk_end_a_build_at_once(
 
     monkeypatch.setattr(Cache, "write", full)
     with pytest.raises(UserError, match=r"can't write the cache .*: No space left") as caught:
-        fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE, durable=True)
+        fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE)
     assert "Free some space" in caught.value.remedy
 
 
-HOLDER = """
-import fcntl, os, sys
-descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, 0)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_what_another_process_is_at_is_left_to_it_until_it_dies(photos: Path, tmp_path: Path) -> None:
+def test_a_rank_helps_the_others_from_their_ends(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one is slow, whoever is done makes what it has not begun; nothing is made twice."""
     train, _ = sets(photos)
+    monkeypatch.setattr(module, "_FEWEST", 4)  # 9 blocks
     cache = cache_in(tmp_path, train, key_of(train))
-    cache.folder.mkdir()
-    command = [sys.executable, "-c", HOLDER, str(cache.folder / "blocks.lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        thread = threading.Thread(target=fill, args=(train, cache, SINGLE, False), daemon=True)
-        thread.start()
-        until = time.monotonic() + 60
-        while cache.fault(1) or cache.fault(2):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        assert cache.fault(0) == "it is missing"
-        holder.kill()
-        thread.join(60)
-    assert not any(cache.fault(number) for number in range(cache.blocks))
+    written: list[int] = []
+    write = Cache.write
+
+    def noted(self: Cache, number: int, pictures: Any) -> None:
+        written.append(number)
+        write(self, number, pictures)
+
+    monkeypatch.setattr(Cache, "write", noted)
+    monkeypatch.setattr(World, "barrier", lambda _: None)
+    fill(train, cache, World(1, 3, 1, 3, torch.device("cpu"), "none"))
+    assert written == [3, 4, 5, 2, 1, 0, 8, 7, 6]
+    fill(train, cache, World(0, 3, 0, 3, torch.device("cpu"), "none"))
+    assert len(written) == 9
 
 
 def test_the_key_follows_files_sizes_and_decoder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, val = sets(photos)
-    keys = [key_of(train), key_of(val), key_of(replace(train, decode_size=25)), key_of(train, pixels=False)]
+    keys = [key_of(train), key_of(val), key_of(replace(train, decode_size=25))]
     assert key_of(sets(photos)[0]) == keys[0]
-    path = train.path(3)
+    path = path_of(train, 3)
     stated = path.stat()
     other = bytearray(path.read_bytes())
     other[-9] ^= 1
     path.write_bytes(other)  # of the same size
     os.utime(path, ns=(stated.st_atime_ns, stated.st_mtime_ns + 1))
     keys.append(key_of(sets(photos)[0]))
-    monkeypatch.setattr(
-        cache_build, "decode_shrunk", lambda *_: torch.zeros(3, 2, 2)
-    )  # a decoder that rounds otherwise
+    monkeypatch.setattr(module, "decode", lambda *_: torch.zeros(3, 2, 2))  # a decoder that rounds otherwise
     keys.append(key_of(sets(photos)[0]))
     assert len({*keys}) == len(keys)
 
@@ -358,47 +347,41 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = sets(photos)
-    keys = tuple(map(key_of, both))
-    needed = cache_place._needed(tmp_path, both, keys)
-    keep(both, str(tmp_path / "whole"), False, SINGLE)
-    held = sum(path.stat().st_size for path in tmp_path.glob("whole/*/block*"))
-    assert 0.9 * held < needed < 1.1 * held
-    assert cache_place._needed(tmp_path / "whole", both, keys) == 0
-    assert "MiB of pictures are kept" in capsys.readouterr().err
-    free = {"disk": needed // 2, "memory": needed // 2}
-    monkeypatch.setattr(cache_place, "_SHARED", tmp_path / "shm")
-    (tmp_path / "shm").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(cache_place, "_free", lambda at: free["memory" if at == memory() else "disk"])
-    for asked_for in ("ram", str(tmp_path / "small")):
-        with pytest.raises(UserError, match=r"MiB, and .* has room for") as caught:
-            choose(asked_for, both, keys)
-        assert caught.value.remedy
-    assert choose("auto", both, keys) == ""
+    most = sum(map(len, both)) * 4 * 24 * 24
+    room = {"free": most}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: argparse.Namespace(**room))
+    with pytest.raises(
+        UserError, match=r"--cache .*small: up to 0 MiB of pictures, and .*small has room for 0"
+    ) as caught:
+        keep(both, str(tmp_path / "small"), False, SINGLE)
+    assert "leave --cache out" in caught.value.remedy
     assert keep(both, "auto", False, SINGLE) == both
-    free["disk"] = 2 * needed
-    assert choose("auto", both, keys) == str(tmp_path / "home/lockstep/pictures")
-    free["memory"] = 3 * needed
-    assert choose("auto", both, keys) == str(memory())
-    assert not [*tmp_path.glob("*/block*")]
+    assert "they are not kept" in capsys.readouterr().err
+    assert not [*tmp_path.glob("**/block*")]
+    room["free"] = 2 * most
+    kept = keep(both, "auto", False, SINGLE)
+    held = sum(path.stat().st_size for path in tmp_path.glob("home/lockstep/pictures/*/block*"))
+    assert held < 1.1 * most  # with the heads of such small files
+    assert kept != both
+    assert "they are not kept" not in capsys.readouterr().err
+    room["free"] = 0
+    assert keep(both, "auto", False, SINGLE) != both, "it is there already"
+    assert capsys.readouterr().err == ""
 
 
-def test_memory_is_given_back_by_the_last_who_leaves_and_after_a_kill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_auto_removes_what_nobody_has_used_for_a_month(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[tuple[Path, int]] = []
-    monkeypatch.setattr("atexit.register", lambda _, *arguments: held.append(arguments))
-    for _ in range(3):
-        use(tmp_path / "mine")
-    (tmp_path / "mine/block").write_text("pictures")
-    (tmp_path / "killed").mkdir()
-    (tmp_path / "killed/users.lock").touch()
-    sweep(tmp_path, ())
-    assert {path.name for path in tmp_path.iterdir()} == {"mine"}
-    for number, arguments in enumerate(held):
-        assert (tmp_path / "mine/block").exists(), number
-        cache_place._leave(*arguments)
-    assert not [*tmp_path.iterdir()]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    old, new = tmp_path / "lockstep/pictures/old", tmp_path / "lockstep/pictures/new"
+    for folder, days in ((old, 31), (new, 29)):
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - days * 86400,) * 2)
+    keep(sets(photos), str(tmp_path / "dir"), False, SINGLE)
+    assert old.exists()
+    keep(sets(photos), "auto", False, SINGLE)
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def trained(root: Path, run: Path, *flags: str) -> str:
@@ -431,7 +414,7 @@ def test_weights_are_the_same_with_and_without_a_cache_and_without_broken_files(
 
 
 def test_settings_without_sense_are_refused(photos: Path) -> None:
-    with pytest.raises(UserError, match="--cache ram keeps pictures as they are shrunk"):
+    with pytest.raises(UserError, match="--cache ram with --decode-size 0: nothing shrinks"):
         Config(execution=Execution(cache="ram"))
     for config in (
         Config(data=DataConfig(skip_broken=True)),

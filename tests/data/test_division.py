@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,12 +15,12 @@ from hypothesis import strategies as st
 
 from lockstep.config import Config, DataConfig
 from lockstep.data import contents as hashing
-from lockstep.data import layout
-from lockstep.data.duplicates import duplicates
-from lockstep.data.folder import FolderSet
+from lockstep.data.contents import duplicates
+from lockstep.data.folders import load_part
+from lockstep.data.picture_set import Files, PictureSet
 from lockstep.data.sources import load
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from tests.data.formats import write_folders
 from tests.ranks import run_ranks
 
@@ -37,15 +38,15 @@ def pictures(count: int = 40, classes: tuple[str, ...] = ("ant", "bee")) -> dict
     return {f"{name}/{i}.png": f"{name} {i}".encode() for name in classes for i in range(count)}
 
 
-def divide(root: Path, fraction: float = 0.2, world: World = ALONE) -> tuple[FolderSet, FolderSet]:
+def divide(root: Path, fraction: float = 0.2, world: World = ALONE) -> tuple[PictureSet, PictureSet]:
     train, val = load(DataConfig(dataset="folder", val_fraction=fraction, image_size=8), root, 0, world)
-    assert isinstance(train, FolderSet)
-    assert isinstance(val, FolderSet)
+    assert isinstance(train, PictureSet)
+    assert isinstance(val, PictureSet)
     return train, val
 
 
-def held(images: FolderSet) -> list[tuple[str, int]]:
-    return list(zip(map(images.key, range(len(images))), images.labels.tolist(), strict=True))
+def held(images: PictureSet) -> list[tuple[str, int]]:
+    return list(zip(map(images.source.key, range(len(images))), images.labels.tolist(), strict=True))
 
 
 TWICE = {
@@ -75,15 +76,28 @@ def described(world: World, root: str, twice: str, others: str = "") -> Any:
     return held(train), held(val), train.fingerprint, val.fingerprint, train.notes, told(world, twice), refused
 
 
-def by_hand(content: bytes, fraction: float) -> bool:
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little") < fraction * 2**64
+def number(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
+
+
+def by_hand(files: dict[str, bytes], fraction: float) -> set[str]:
+    """The paths to validate on: by their content, and where a class would lack a side the nearest content moves."""
+    limit, moved = fraction * 2**64, set()
+    for name in {path.split("/")[0] for path in files}:
+        own = sorted({number(content) for path, content in files.items() if path.split("/")[0] == name})
+        if own[-1] < limit:
+            moved.add(own[-1])
+        elif own[0] >= limit and len(own) > 1:
+            moved.add(own[0])
+    return {path for path, content in files.items() if (number(content) < limit) != (number(content) in moved)}
 
 
 def test_the_split_is_the_hash_of_the_content_on_any_number_of_ranks(tmp_path: Path) -> None:
     root, files = tmp_path / "set", pictures()
     write(root, files)
     train, val = divide(root)
-    chosen = {name for name, content in files.items() if by_hand(content, 0.2)}
+    chosen = by_hand(files, 0.2)
+    assert chosen == {name for name, content in files.items() if number(content) < 0.2 * 2**64}
     assert {key for key, _ in held(val)} == chosen
     assert {key for key, _ in held(train)} == set(files) - chosen
     assert [label for _, label in held(train)] == sorted(label for _, label in held(train))
@@ -111,14 +125,9 @@ def test_no_picture_changes_sides(tmp_path_factory: pytest.TempPathFactory, data
     write(root, moved | added)
     listed, backwards = os.scandir, data.draw(st.booleans())
     with mock.patch("os.scandir", lambda path: list(listed(path))[:: -1 if backwards else 1]):
-        try:
-            train, val = divide(root, 0.3)
-        except UserError as error:
-            assert "leaves no image" in str(error)  # noqa: PT017 (the other outcome)
-            return
-    for images, side in ((train, False), (val, True)):
-        for key, _ in held(images):
-            assert by_hand((root / key).read_bytes(), 0.3) is side
+        train, val = divide(root, 0.3)
+    assert {key for key, _ in held(val)} == by_hand(moved | added, 0.3)
+    assert {key for key, _ in held(train)} == {*moved, *added} - by_hand(moved | added, 0.3)
 
 
 def test_a_larger_fraction_keeps_what_a_smaller_one_chose(tmp_path: Path) -> None:
@@ -134,7 +143,7 @@ def test_train_without_val_is_divided_and_test_left_for_the_end(tmp_path: Path) 
     flat, deep = divide(tmp_path / "flat"), divide(tmp_path / "set")
     assert [held(each) for each in flat] == [held(each) for each in deep]
     assert [each.fingerprint for each in flat] == [each.fingerprint for each in deep]
-    assert deep[0].notes[0] == f"note: {tmp_path / 'set/test'} is left for the end"
+    assert deep[0].notes[0] == f"images: {tmp_path / 'set'}: train/ to train on; left alone: test/"
     write(tmp_path / "set/val", pictures(3))
     with pytest.raises(UserError, match="val is there to validate on already"):
         divide(tmp_path / "set")
@@ -142,31 +151,36 @@ def test_train_without_val_is_divided_and_test_left_for_the_end(tmp_path: Path) 
     assert divide(tmp_path / "trains")[0].classes == ("car", "train")
 
 
-def test_a_class_without_an_image_on_one_side_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, pictures() | {"wasp/1.png": b"1"})
-    with pytest.raises(UserError, match=r"no image to \w+ on for wasp \(of 1\)") as caught:
-        divide(tmp_path)
-    assert "--val-fraction" in caught.value.remedy
-    with pytest.raises(UserError, match="leaves no image to validate on for ant"):
-        divide(tmp_path, 1e-9)
+def test_a_class_has_an_image_on_both_sides_where_it_has_two(tmp_path: Path) -> None:
+    files = pictures() | {"wasp/1.png": b"1", "yak/1.png": b"one", "yak/2.png": b"two"}
+    write(tmp_path, files)
+    for fraction in (1e-9, 0.2, 0.999999):
+        train, val = divide(tmp_path, fraction)
+        assert {key for key, _ in held(val)} == by_hand(files, fraction)
+        for images, lacks in ((train, ()), (val, ("wasp",))):
+            assert {key.split("/")[0] for key, _ in held(images)} == {"ant", "bee", "wasp", "yak"} - {*lacks}
+    write(tmp_path / "one", {"ant/1.png": b"1", "bee/1.png": b"2"})
+    with pytest.raises(UserError, match="has no class with two different images"):
+        divide(tmp_path / "one")
 
 
-def test_class_folders_alone_are_told_of_the_flag(tmp_path: Path) -> None:
+def test_class_folders_alone_are_divided_without_a_flag(tmp_path: Path) -> None:
     write(tmp_path, pictures())
-    with pytest.raises(UserError, match=r"there is no folder .*train") as caught:
-        load(DataConfig(dataset="folder"), tmp_path, 0, ALONE)
-    assert "--val-fraction 0.1" in caught.value.remedy
+    train, val = load(DataConfig(dataset="folder", image_size=8), tmp_path, 0, ALONE)
+    assert train.fingerprint == divide(tmp_path, 0.2)[0].fingerprint
+    (note,) = train.notes  # type: ignore[attr-defined]
+    assert note.startswith(f"validation: {len(val)} of 80 images, chosen by their content (--val-fraction 0.2); ant ")
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
-    with pytest.raises(UserError, match=r"--val-fraction .* is not (in \[0, 1\)|a finite number)"):
+    with pytest.raises(UserError, match=r"--val-fraction .* is (too small|too large|not a finite number)"):
         DataConfig(val_fraction=fraction)
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "my.module:sets"])
 def test_sets_with_a_validation_part_are_not_divided(dataset: str) -> None:
-    with pytest.raises(UserError, match=f"--val-fraction with --dataset {dataset}"):
+    with pytest.raises(UserError, match=f"--val-fraction .* with --dataset {dataset}"):
         Config(data=DataConfig(dataset=dataset, val_fraction=0.1))
 
 
@@ -180,13 +194,13 @@ def test_hashes_are_kept_and_a_changed_file_is_hashed_again(tmp_path: Path, monk
     before = [held(each) for each in divide(root)]
     (file,) = (tmp_path / "cache/lockstep/contents").iterdir()
     read: list[int] = []
-    encoded = FolderSet.encoded
+    read_file = Files.read
 
-    def noted(images: FolderSet, sample: int) -> bytes:
+    def noted(files: Files, sample: int) -> bytes:
         read.append(sample)
-        return encoded(images, sample)
+        return read_file(files, sample)
 
-    monkeypatch.setattr(FolderSet, "encoded", noted)
+    monkeypatch.setattr(Files, "read", noted)
     assert [held(each) for each in divide(root)] == before
     assert not read
     kept = root / "ant/3.png"
@@ -197,7 +211,7 @@ def test_hashes_are_kept_and_a_changed_file_is_hashed_again(tmp_path: Path, monk
     os.utime(kept, ns=(stated.st_atime_ns, stated.st_mtime_ns))  # as rsync would: the same size and time
     train, val = divide(root)
     assert len(read) == 1
-    assert ("ant/3.png" in {key for key, _ in held(val)}) is by_hand(content, 0.2)
+    assert ("ant/3.png" in {key for key, _ in held(val)}) is (number(content) < 0.2 * 2**64)
     for harmed in (b"", file.read_bytes()[:-8], b"\0" * 64):
         file.write_bytes(harmed)
         read.clear()
@@ -212,9 +226,9 @@ def test_the_parts_decode_as_the_whole_does(tmp_path: Path) -> None:
     write_folders(tmp_path, count=10, suffixes=(".ppm",))  # alike from every version of its encoder
     shutil.rmtree(tmp_path / "val")
     train, val = divide(tmp_path, 0.4)
-    whole = layout.load_undivided(tmp_path, 8, 0, False)
-    keys = [whole.key(i) for i in range(len(whole))]
+    whole = replace(load_part(tmp_path, False), size=8)
+    keys = [whole.source.key(i) for i in range(len(whole))]
     for part in (train, val):
-        at = np.array([keys.index(part.key(i)) for i in range(len(part))])
+        at = np.array([keys.index(part.source.key(i)) for i in range(len(part))])
         for ours, theirs in zip(part.read(np.arange(len(part)), None), whole.read(at, None), strict=True):
             assert bool((ours == theirs).all())

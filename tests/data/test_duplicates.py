@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.config import DataConfig
-from lockstep.data import duplicates as looking
-from lockstep.data.duplicates import duplicates
-from lockstep.data.folder import FolderSet
+from lockstep.data import contents as looking
+from lockstep.data.contents import duplicates
+from lockstep.data.picture_set import Files
 from lockstep.data.sources import load
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from tests.data.test_division import TWICE, told, write
 
 ALONE = World.single()
@@ -39,7 +39,7 @@ def test_where_nothing_comes_twice_nothing_is_said_and_few_files_are_read(
         tmp_path,
         {f"{split}/ant/{i}.png": bytes(2 * i + (split == "val")) for split in ("train", "val") for i in (1, 2)},
     )
-    monkeypatch.setattr(FolderSet, "encoded", None)
+    monkeypatch.setattr(Files, "read", None)
     assert told(ALONE, str(tmp_path)) == []
 
 

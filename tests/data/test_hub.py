@@ -14,13 +14,11 @@ from PIL import Image
 
 from lockstep.config import DataConfig
 from lockstep.data import sources
-from lockstep.data.cache_build import key_of
-from lockstep.data.duplicates import duplicates
-from lockstep.data.folder import FolderSet
+from lockstep.data.cache import key_of
+from lockstep.data.contents import duplicates
+from lockstep.data.picture_set import PictureSet
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
-from tests.data import test_table as tables
-from tests.data.test_division import pictures, write
 from tests.ranks import run_ranks
 
 ALONE = World.single()
@@ -43,7 +41,6 @@ def _checks() -> tuple[Callable[[Path], None], ...]:
         parquet_files_and_class_folders_are_sets_too,
         columns_and_classes_are_found_by_type_or_named,
         what_can_not_be_used_says_why,
-        a_parquet_table_is_the_same_as_a_csv,
     )
 
 
@@ -61,10 +58,10 @@ def _all(world: World, root: str) -> list[str]:
     return held
 
 
-def load(name: str, root: Path, **data: Any) -> tuple[FolderSet, FolderSet]:
+def load(name: str, root: Path, **data: Any) -> tuple[PictureSet, PictureSet]:
     train, val = sources.load(DataConfig(dataset=f"hf:{name}", image_size=16, **data), root, 0, ALONE)
-    assert isinstance(train, FolderSet)
-    assert isinstance(val, FolderSet)
+    assert isinstance(train, PictureSet)
+    assert isinstance(val, PictureSet)
     return train, val
 
 
@@ -132,8 +129,7 @@ def what_is_written_anew_is_no_longer_the_set_that_was_kept(tmp_path: Path) -> N
 def parquet_files_and_class_folders_are_sets_too(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     part(range(20)).to_parquet(tmp_path / "files/train.parquet")
-    with pytest.raises(UserError, match="hf:files does not say what to validate on"):
-        load("files", tmp_path)
+    assert load("files", tmp_path)[1].fingerprint == load("files", tmp_path, val_fraction=0.2)[1].fingerprint
     by_parquet = load("files", tmp_path, val_fraction=0.4)
     for number in range(20):
         folder = tmp_path / "folders/train" / NAMES[number % 2]
@@ -143,8 +139,8 @@ def parquet_files_and_class_folders_are_sets_too(tmp_path: Path) -> None:
     own = sources.load(DataConfig(dataset="folder", image_size=16, val_fraction=0.4), tmp_path / "folders", 0, ALONE)
     assert own[1].classes == by_folder[1].classes == ("ant", "bee")
     for images in (by_parquet[1], by_folder[1], own[1]):
-        held = {(images.encoded(i), images.classes[images.labels[i]]) for i in range(len(images))}  # type: ignore[attr-defined]
-        assert held == {(own[1].encoded(i), own[1].classes[own[1].labels[i]]) for i in range(len(own[1]))}  # type: ignore[attr-defined]
+        held = {(images.source.read(i), images.classes[images.labels[i]]) for i in range(len(images))}  # type: ignore[attr-defined]
+        assert held == {(own[1].source.read(i), own[1].classes[own[1].labels[i]]) for i in range(len(own[1]))}  # type: ignore[attr-defined]
 
 
 def columns_and_classes_are_found_by_type_or_named(tmp_path: Path) -> None:
@@ -182,28 +178,3 @@ def what_can_not_be_used_says_why(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=match) as caught:
             load(name, tmp_path, val_fraction=0.0)
         assert caught.value.remedy, name
-
-
-def a_parquet_table_is_the_same_as_a_csv(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    write(tmp_path, pictures(3))
-    columns = [list(column) for column in zip(*tables.ROWS, strict=True)]
-    whole = {"label": columns[1], "path": columns[0], "split": columns[2], "width": [1.5] * 4}
-    parquet.write_table(pyarrow.table(whole), tmp_path / "list.parquet")
-    ours = tables.sets(tmp_path / "list.parquet")
-    assert [each.fingerprint for each in ours] == [
-        each.fingerprint for each in tables.sets(tables.listed(tmp_path, tables.ROWS))
-    ]
-    for change, match in (
-        ({"label": ["ant", None, "bee", "bee"]}, "row 2: no label"),
-        ({"label": [b"x"] * 4}, "column label holds bytes"),
-        ({"path": [{"bytes": b"x"}] * 4}, "column path holds dict"),
-    ):
-        parquet.write_table(pyarrow.table(whole | change), tmp_path / "bad.parquet")
-        with pytest.raises(UserError, match=match):
-            tables.sets(tmp_path / "bad.parquet")
-    (tmp_path / "torn.parquet").write_bytes((tmp_path / "list.parquet").read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"torn.parquet can't be read"):
-        tables.sets(tmp_path / "torn.parquet")

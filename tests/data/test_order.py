@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.data.order import EMPTY_LEDGER, Ledger, Order, extend_ledger, permute
+from lockstep.distributed.world import shard_of
 from lockstep.errors import UserError
-from lockstep.processes.world import share_of
 from lockstep.randomness import stream
 
 
@@ -103,7 +103,7 @@ def test_a_huge_epoch_starts_at_once() -> None:
 
 @given(n=st.integers(0, 1000), size=st.integers(1, 64))
 def test_shares_tile_the_batch_and_differ_by_at_most_one(n: int, size: int) -> None:
-    parts = [share_of(n, rank, size) for rank in range(size)]
+    parts = [shard_of(n, rank, size) for rank in range(size)]
     assert [i for p in parts for i in range(n)[p]] == list(range(n))
     lengths = [p.stop - p.start for p in parts]
     assert max(lengths) - min(lengths) <= 1

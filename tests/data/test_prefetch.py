@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import prefetch as module
-from lockstep.data.arrays import ArraySet
+from lockstep.data import loaders as module
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import TrainLoader
+from lockstep.data.image_sets import ArraySet
+from lockstep.data.loaders import TrainLoader, prefetch, resident, streaming
 from lockstep.data.order import Order
-from lockstep.data.prefetch import prefetch
-from lockstep.data.readers import resident, streaming
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 
 CPU = torch.device("cpu")
 

@@ -13,23 +13,23 @@ from PIL import Image
 from torchvision import datasets
 
 from lockstep.config import DataConfig
-from lockstep.data import sources, vision
-from lockstep.data.duplicates import duplicates
-from lockstep.data.folder import FolderSet
-from lockstep.data.held import HeldSet, numbered
-from lockstep.data.named import parse
+from lockstep.config.data import parse_source
+from lockstep.data import sources
+from lockstep.data.adapters import _TORCHVISION, Rows, torchvision_sets
+from lockstep.data.contents import duplicates
+from lockstep.data.picture_set import PictureSet
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
-from tests.data.formats import md5, server, write_idx
+from tests.data.formats import md5, path_of, server, write_idx
 from tests.ranks import run_ranks
 
 ALONE = World.single()
 
 
-def load(name: str, root: Path, world: World = ALONE, **data: Any) -> tuple[FolderSet, FolderSet]:
+def load(name: str, root: Path, world: World = ALONE, **data: Any) -> tuple[PictureSet, PictureSet]:
     train, val = sources.load(DataConfig(dataset=f"tv:{name}", image_size=16, **data), root, 0, world)
-    assert isinstance(train, FolderSet)
-    assert isinstance(val, FolderSet)
+    assert isinstance(train, PictureSet)
+    assert isinstance(val, PictureSet)
     return train, val
 
 
@@ -61,11 +61,11 @@ def test_a_set_of_files_reads_as_torchvisions_own(tmp_path: Path) -> None:
     theirs = datasets.OxfordIIITPet(tmp_path, split="trainval")
     expected = {str(path): theirs[i] for i, path in enumerate(theirs._images)}
     for sample in range(len(train)):
-        image, label = expected[str(train.path(sample))]
+        image, label = expected[str(path_of(train, sample))]
         assert train.labels[sample] == label
-        assert np.array_equal(np.asarray(image), train._decoded(sample).permute(1, 2, 0).numpy())
-    assert [train.key(i) for i in range(6)] == sorted(
-        (train.key(i) for i in range(6)), key=lambda key: ("Abyssinian" in key, key)
+        assert np.array_equal(np.asarray(image), train.decoded(sample).permute(1, 2, 0).numpy())
+    assert [train.source.key(i) for i in range(6)] == sorted(
+        (train.source.key(i) for i in range(6)), key=lambda key: ("Abyssinian" in key, key)
     )
     again = load("OxfordIIITPet:train=test,val=trainval", tmp_path)
     assert [len(each) for each in again] == [4, 6]
@@ -79,11 +79,11 @@ def test_a_set_of_arrays_reads_as_torchvisions_own_and_travels_to_workers(tmp_pa
         write_idx(raw / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28)))
         write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(count) % 10)
     train, val = load("KMNIST", tmp_path)
-    assert isinstance(train, HeldSet)
+    assert isinstance(train.source, Rows)
     assert (train.classes[0], len(train), len(val)) == ("o", 30, 20)
     theirs = datasets.KMNIST(tmp_path, train=True)
     for sample in (0, 7, 29):
-        pixels = train._decoded(sample)
+        pixels = train.decoded(sample)
         assert torch.equal(pixels, theirs.data[sample].expand(3, -1, -1))
         assert train.labels[sample] == theirs[sample][1]
     ids = np.arange(5)
@@ -100,8 +100,7 @@ def test_a_set_of_one_part_is_divided(tmp_path: Path) -> None:
         (tmp_path / "eurosat/2750" / name).mkdir(parents=True)
         for number in range(20):
             picture(number + 100 * len(name)).save(tmp_path / "eurosat/2750" / name / f"{number}.ppm")
-    with pytest.raises(UserError, match="tv:EuroSAT does not say what to validate on"):
-        load("EuroSAT", tmp_path)
+    assert load("EuroSAT", tmp_path)[1].fingerprint == load("EuroSAT", tmp_path, val_fraction=0.2)[1].fingerprint
     train, val = load("EuroSAT", tmp_path, val_fraction=0.3)
     flat = sources.load(
         DataConfig(dataset="folder", val_fraction=0.3, image_size=16), tmp_path / "eurosat/2750", 0, ALONE
@@ -152,15 +151,8 @@ def test_what_can_not_be_had_says_what_to_do(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_names_are_torchvisions() -> None:
-    assert set(vision._SPLITS) == set(vision.known_sets())
+    assert set(_TORCHVISION) == set(torchvision_sets())
 
 
-def test_labels_become_places_of_classes() -> None:
-    labels, classes = numbered("set", [3, 10, 3], None)
-    assert (labels.tolist(), classes) == ([0, 1, 0], ("3", "10"))
-    labels, classes = numbered("set", np.array([1, 0]), [("tench", "Tinca"), "shark"])
-    assert (labels.tolist(), classes) == ([1, 0], ("tench, Tinca", "shark"))
-    for bad in ([None, 1], [[1, 2]], ["a"], []):
-        with pytest.raises(UserError, match="its labels"):
-            numbered("set", bad, None)
-    assert parse("hf:user/set:image=a,label=b", ("image", "label")) == ("user/set", {"image": "a", "label": "b"})
+def test_options_stand_behind_the_name() -> None:
+    assert parse_source("hf:user/set:image=a,label=b", ("image", "label")) == ("user/set", {"image": "a", "label": "b"})

@@ -8,10 +8,10 @@ import numpy as np
 from PIL import Image
 
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.card import Card
+from lockstep.checkpoint.weights import Card
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
-from lockstep.data.layout import load_folders
 from lockstep.training.assemble import build_model
+from tests.data.formats import folder_sets
 
 CLASSES = ("bee", "ant", "c-d", "c")  # as folders, "c" comes before "c-d" though "c-d/1" sorts before "c/1"
 CHUNK = 4
@@ -41,7 +41,7 @@ def config(root: Path, **data: Any) -> Config:
 def leave_a_run(run: Path) -> Path:
     """The pictures are in `data` below it."""
     asked = config(pictures(run / "data"))
-    train, _ = load_folders(run / "data", 16, 0, False)
+    train, _ = folder_sets(run / "data", 16)
     (run / "weights").mkdir()
     model = build_model(replace(asked, seed=3), train)
     weights.save(model, run / "weights" / "best.safetensors", Card.of(asked, train).to_metadata())

@@ -2,6 +2,8 @@
 
 import csv
 import shutil
+import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,18 @@ import pytest
 import torch
 
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.card import Card
+from lockstep.checkpoint.weights import Card
 from lockstep.config import Config, DataConfig, ModelConfig
-from lockstep.data.layout import load_folders
 from lockstep.data.sources import load, to_evaluate
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
+from lockstep.inference.classifier import predictions
 from lockstep.inference.elsewhere import Matched, matched, scored
 from lockstep.inference.loading import load as load_classifier
 from lockstep.inference.pictures import find
-from lockstep.inference.predictions import predictions
-from lockstep.processes.world import World
 from lockstep.training.assemble import build_model, eval_loader
-from lockstep.training.by_class import ByClass
-from lockstep.training.evaluation import Metrics, evaluate
+from lockstep.training.evaluation import ByClass, Metrics, evaluate
+from tests.data.formats import folder_sets
 from tests.inference.runs import CLASSES, config, leave_a_run
 from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
@@ -39,7 +40,7 @@ def looked_at(run: Path, data: str, world: World = ALONE, **how: Any) -> tuple[M
 
 def test_the_runs_own_pictures_have_the_scores_that_evaluation_gave(tmp_path: Path) -> None:
     run = leave_a_run(tmp_path)
-    _, val = load_folders(run / "data", 16, 0, False)
+    _, val = folder_sets(run / "data", 16)
     asked = config(run / "data")
     model = load_classifier(run).model
     expected = evaluate(model, eval_loader(asked, val, ALONE), ALONE)
@@ -85,6 +86,16 @@ def test_classes_are_matched_by_their_names_on_any_number_of_ranks(tmp_path: Pat
     assert "matched by their names" in caught.value.remedy
 
 
+def test_a_name_in_either_of_unicodes_forms_is_one_class(tmp_path: Path) -> None:
+    """Weights of before hold names as their folders had them: macOS writes an accent as a character of its own."""
+    run = leave_a_run(tmp_path)
+    card = replace(load_classifier(run).card, classes=tuple(unicodedata.normalize("NFD", name) for name in ("é", "ü")))
+    for name in (unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "ü")):
+        shutil.copytree(run / "data/val/ant", tmp_path / "other" / name)
+    images, notes = matched(to_evaluate(str(tmp_path / "other"), "", 16, False, ALONE), card)
+    assert (len(images), sorted(set(images.labels)), notes) == (6, [0, 1], [])
+
+
 def test_a_table_is_evaluated_by_its_rows_to_validate_on(tmp_path: Path) -> None:
     run = leave_a_run(tmp_path)
     rows = [(f"{part}/{name}/{k}.png", name, part) for part in ("train", "val") for name in CLASSES for k in range(3)]
@@ -117,7 +128,7 @@ def test_pictures_of_another_size_and_colour_are_fitted(tmp_path: Path) -> None:
     assert metrics.count == 6
     assert images.read(np.arange(2), None)[0].shape == (2, 1, 8, 8)
     card = Card.of(asked, digits)
-    own = Matched(digits, card, np.arange(3), np.arange(3))
+    own = Matched(card=card, name="", fingerprint="", other=digits, samples=np.arange(3), labels=np.arange(3))
     assert torch.equal(own.read(np.arange(3), None)[0], digits.read(np.arange(3), None)[0])
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from lockstep.config import OptimConfig
+from lockstep.distributed.files import write_json
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.inference.find_mistakes import find_mistakes
 from lockstep.inference.loading import load
 from lockstep.inference.pictures import as_image
-from lockstep.processes.files import write_json
-from lockstep.processes.world import World
 from tests.inference import runs
 
 
@@ -38,8 +39,34 @@ def test_they_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     assert [(m.sample, m.label, m.taken) for m in found.shown] == [tuple(each[1:]) for each in sorted(wrong)[:5]]
     assert [m.confidence for m in found.shown] == pytest.approx([-each[0] for each in sorted(wrong)[:5]], abs=1e-5)
     assert sum(n for _, _, n in found.pairs) == found.wrong
+    below = [file.relative_to(folder / "data/val").as_posix() for file in files]
+    assert [m.file for m in found.shown] == [below[m.sample] for m in found.shown]
     for mistake in found.shown:
         assert Image.open(io.BytesIO(mistake.picture)).size == (16, 16)
+
+
+def test_of_several_labels_any_is_right(tmp_path: Path) -> None:
+    folder = _run(tmp_path)
+    classes, data = sorted(runs.CLASSES), folder / "data"
+    rows = [("path", "label", "split")]
+    for number, file in enumerate(sorted((data / "val").rglob("*.png"))):
+        rows.append((str(file.relative_to(data)), ";".join(classes[4 - number % 5 :]), "val"))
+    rows += [(str(file.relative_to(data)), ";".join(classes), "train") for file in (data / "train").rglob("*.png")]
+    (data / "list.csv").write_text("\n".join(map(",".join, rows)))
+    asked = replace(runs.config(data).data, dataset=f"table:{data / 'list.csv'}:separator=;")
+    asked_run = replace(runs.config(data), data=asked, seed=3, optim=OptimConfig(loss="bce"))
+    write_json(folder / "config.json", asked_run.to_dict())
+    found = find_mistakes(World.single(), str(folder), "", False, 99)
+    wrong = []
+    for path, labels, split in rows[1:]:
+        classifier = load(folder)
+        logits = classifier(classifier.transform(data / path)[None])[0]
+        said = classifier.card.classes[int(logits.argmax())]
+        if split == "val" and (said not in labels.split(";") if labels else bool(logits.max() > 0)):
+            wrong.append(path)
+    assert sorted(m.file for m in found.shown) == sorted(wrong)
+    assert len(wrong) == found.wrong > 2
+    assert {m.label for m in found.shown} <= {" + ".join(classes[k:]) or "none" for k in range(5)}
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Exported programs compute what the model does, know what they are, and are run before they get their name."""
 
 import json
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from torch import Tensor
 import lockstep as ls
 from lockstep.cli import main
 from lockstep.commands.export import Export, export
-from lockstep.data.layout import load_folders
+from lockstep.distributed.files import write_text
 from lockstep.errors import UserError
 from lockstep.inference import programs
 from lockstep.inference.classifier import Classifier
 from lockstep.inference.pictures import find
-from lockstep.processes.files import write_text
 from tests.inference.runs import CLASSES, config, leave_a_run
 
 
@@ -36,19 +34,18 @@ def test_a_program_answers_as_the_model_and_carries_its_card(
 ) -> None:
     classifier, files = ls.load(trained), find([str(trained / "data" / "val")])
     images = torch.stack([classifier.transform(file) for file in files])
-    for form in ("onnx", "pt2"):
-        path = tmp_path / f"net.{form}"
-        with pytest.raises(SystemExit) as end:
-            main(["export", str(trained), "--to", form, "--out", str(path)])
-        out, err = capsys.readouterr()
-        assert (end.value.code, out) == (0, f"{path}\n")
-        assert "compared with the model on 12 pictures: logits up to" in err
-        program = ls.load(path, trust_code=True)
-        assert program.card == classifier.card
-        for batch in (images, images[:1], images[:7]):
-            torch.testing.assert_close(program(batch), classifier(batch), rtol=1e-4, atol=1e-5)
-        for ours, theirs in zip(program.classify(*files), classifier.classify(*files), strict=True):
-            assert ours.classes == theirs.classes
+    path = tmp_path / "net.onnx"
+    with pytest.raises(SystemExit) as end:
+        main(["export", str(trained), "--to", "onnx", "--out", str(path)])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (0, f"{path}\n")
+    assert "compared with the model on 16 random images: logits up to" in err
+    program = ls.load(path)
+    assert program.card == classifier.card
+    for batch in (images, images[:1], images[:7]):
+        torch.testing.assert_close(program(batch), classifier(batch), rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(program.classify(*files), classifier.classify(*files), strict=True):
+        assert ours.classes == theirs.classes
     # by the other program alone, as somebody else would
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], {"images": images.numpy()})
@@ -67,16 +64,16 @@ def test_a_program_that_differs_gets_no_name(trained: Path, tmp_path: Path, monk
         return right(self, images) * 1.001
 
     monkeypatch.setattr(programs.Program, "forward", wrong)
-    with pytest.raises(UserError, match=r"the pt2 program differs from the model by .* in logits of up to"):
-        export(trained, Export("pt2", out=str(tmp_path / "net.pt2")))
+    with pytest.raises(UserError, match=r"the program differs from the model by .* in logits of up to"):
+        export(trained, Export("onnx", out=str(tmp_path / "net.onnx")))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_several_views_of_an_image_are_part_of_the_program(trained: Path, tmp_path: Path) -> None:
     whole = ls.load(trained)
     mirrored = Classifier(whole.model, replace(whole.card, tta="mirror", precision="bf16"))
-    programs.save(mirrored, tmp_path / "net.pt2", "pt2")
-    program = programs.load(tmp_path / "net.pt2")
+    programs.save(mirrored, tmp_path / "net.onnx")
+    program = programs.load(tmp_path / "net.onnx")
     images = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     assert (program.card.tta, program.card.precision) == ("none", "fp32")
     worst, largest = programs.largest_difference(program, mirrored, images)
@@ -84,18 +81,9 @@ def test_several_views_of_an_image_are_part_of_the_program(trained: Path, tmp_pa
     assert programs.largest_difference(program, whole, images)[0] > programs.BOUND * largest
 
 
-def test_what_is_no_program_or_can_run_code_is_refused(trained: Path, tmp_path: Path) -> None:
-    _, val = load_folders(trained / "data", 16, 0, False)
-    torn, empty = tmp_path / "torn.onnx", tmp_path / "empty.pt2"
-    torn.write_bytes(b"onnx")
-    with zipfile.ZipFile(empty, "w") as archive:
-        archive.writestr("archive/version", "0")
+def test_what_is_no_program_is_refused_and_weights_alone_make_one(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "torn.onnx").write_bytes(b"onnx")
     with pytest.raises(UserError, match=r"torn\.onnx can't be read"):
-        ls.load(torn)
-    with pytest.raises(UserError, match="reading one can run code"):
-        ls.load(empty)
-    with pytest.raises(UserError, match=r"empty\.pt2 can't be read"):
-        ls.load(empty, trust_code=True)
-    with pytest.raises(UserError, match="would name pictures"):
-        export(trained / "weights" / "best.safetensors", Export("pt2", out=str(tmp_path / "net.pt2")))
-    assert len(val) == 12
+        ls.load(tmp_path / "torn.onnx")
+    path = export(trained / "weights" / "best.safetensors", Export("onnx", out=str(tmp_path / "net.onnx")))
+    assert ls.load(path).card == ls.load(trained).card

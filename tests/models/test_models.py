@@ -30,10 +30,6 @@ def _build(name: str, channels: int = 3, size: int = 32, classes: int = 7) -> nn
         ("digits_net", 3, 9),
         ("mnist_net", 1, 28),
         ("mnist_net", 3, 32),
-        ("lenet5", 1, 28),
-        ("lenet5", 3, 32),
-        ("lenet5", 1, 8),
-        ("lenet5", 1, 41),
         ("resnet18_cifar", 3, 32),
         ("resnet34_cifar", 1, 28),
         ("speed_net", 3, 32),
@@ -79,7 +75,7 @@ def test_whitened_patches_are_uncorrelated_and_nothing_trains_the_filters(channe
 
 
 def test_every_own_name_is_listed_and_known() -> None:
-    for name in ("mlp", "digits_net", "mnist_net", "lenet5", "resnet18_cifar", "resnet50_cifar"):
+    for name in ("mlp", "digits_net", "mnist_net", "resnet18_cifar", "resnet50_cifar"):
         assert name in models.names()
     for name in (*models.names(), *torchvision.models.list_models(module=torchvision.models)):
         models.check(name)

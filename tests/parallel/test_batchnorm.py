@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import SyncBatchNorm, _global_statistics, apart, ghost
-from lockstep.parallel.modules import average_buffers, preserved
-from lockstep.parallel.norms import convert_sync_batchnorm
-from lockstep.processes.world import World
+from lockstep.parallel.batchnorm import SyncBatchNorm, _global_statistics, apart, convert_sync_batchnorm, ghost
+from lockstep.parallel.buffers import average_buffers
+from lockstep.parallel.module_state import preserved
 from tests.ranks import run_ranks
 
 SINGLE = World.single()

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,21 +17,16 @@ from torch import Tensor, nn
 
 from lockstep.config import Config, Execution, ModelConfig
 from lockstep.config.recipes import recipe
-from lockstep.data.arrays import ArraySet
-from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader
-from lockstep.data.readers import reader
-from lockstep.draws.generators import reseeding
+from lockstep.distributed.devices import peak_gib, peaks_gib
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel import data_parallel as module
 from lockstep.parallel import strategy
-from lockstep.parallel.data_parallel import Replicas, copies, data_parallel, driven, replica_devices, require_gpus
-from lockstep.parallel.modules import average_buffers
+from lockstep.parallel.buffers import average_buffers
+from lockstep.parallel.data_parallel import Replicas, data_parallel, driven, replica_devices, require_gpus
 from lockstep.parallel.strategy import parallelize, sync_of
-from lockstep.processes.memory import peak_gib, peaks_gib
-from lockstep.processes.world import World
+from lockstep.rng.generators import seeding
 from lockstep.training.assemble import assemble
-from lockstep.training.evaluation import evaluate
 from lockstep.training.loop import train as training
 from lockstep.training.step import TrainStep
 from lockstep.training.summary import _unequal, summary
@@ -249,31 +243,6 @@ def test_the_devices_of_a_module() -> None:
     assert driven(wrapped) == replica_devices(wrapped) == [torch.device("cuda", 3), torch.device("cuda", 1)]
 
 
-def test_copies_for_evaluation_start_with_the_model_itself() -> None:
-    model = network().eval()
-    found = copies(model, [torch.device("cpu", 0)] * 3)
-    assert found[0] is model
-    x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
-    with torch.no_grad():
-        assert all(torch.equal(each(x), model(x)) for each in found)
-    assert copies(model, [torch.device("cpu")]) == [model]
-
-
-@pytest.mark.parametrize("tta", ["none", "shift"])
-def test_evaluation_over_several_devices_is_that_of_one_to_the_bit(tta: str) -> None:
-    rng = np.random.default_rng(0)
-    pixels, labels = rng.integers(0, 256, (50, 2, 5, 5), dtype=np.uint8), rng.integers(0, 3, 50)
-    images = ArraySet("some", ("a", "b", "c"), (0.5, 0.4), (0.2, 0.3), (pixels,), labels, "some")
-    loader = EvalLoader(images, Augment(images.mean, images.std), SINGLE, reader(images, SINGLE.device), 7)
-    model = network().float()
-    used: list[nn.Module] = []
-    model.register_forward_pre_hook(lambda copy, _: used.append(copy))
-    found = [evaluate(model, loader, SINGLE, tta=tta, devices=[torch.device("cpu", 0)] * n) for n in (1, 2, 3)]
-    assert found[0] == found[1] == found[2]
-    assert len({id(copy) for copy in used}) == 1 + 1 + 2, "each device has its copy, the model itself among them"
-    assert model.training
-
-
 def test_nobody_can_tell_how_long_its_gpus_waited() -> None:
     assert sync_of(OnCpu(network(), 2)).waited_ms() is None
 
@@ -299,7 +268,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Cuda)
     monkeypatch.setattr(torch.accelerator, "device_index", Chosen)
-    reseed = reseeding(_gpus(3))
+    reseed = seeding(_gpus(3))
     for seed in (7, 7, 8):
         reseed(seed)
     first, again, other = told[:3], told[3:6], told[6:]
@@ -308,7 +277,7 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first[0] == (0, 7), "one GPU alone draws the same"
     assert len({seed for _, seed in first + other}) == 6
     told.clear()
-    reseeding(_gpus(1))(7)
+    seeding(_gpus(1))(7)
     assert told == [(0, 7)]
 
 

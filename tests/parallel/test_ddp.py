@@ -13,12 +13,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.loaders import Batch
-from lockstep.data.pieces import micro_batches
+from lockstep.data.order import Shard, micro_batches
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.modules import average_buffers
+from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.parallel.sync import GradientSync
-from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
 from tests.ranks import run_ranks
 
@@ -180,9 +180,9 @@ def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
     assert parallelize(model, SINGLE, strategy=strategy) is model
     sync = sync_of(model)
     assert type(sync) is GradientSync
-    assert sync.average_over == 1
+    assert sync.ranks == 1
     for last in (False, True):
-        with sync.piece(3, last):
+        with sync.around(Shard(0, 0, slice(0, 3), 3), last):
             model(torch.zeros(3, 2, 5, 5, dtype=torch.float64)).sum().backward()
     sync.finish()
 

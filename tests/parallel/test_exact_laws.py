@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from lockstep.checkpoint.weights import digest
 from lockstep.data.loaders import Batch
-from lockstep.data.pieces import slices
+from lockstep.data.order import slices
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
+from lockstep.parallel.determinism import configure
 from lockstep.parallel.exact import ExactSync
-from lockstep.parallel.repeatable import configure
-from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
 from tests.parallel.odd_nets import CLASSES, NETS, PIXELS, mlp
 from tests.ranks import run_ranks
@@ -92,8 +93,8 @@ def test_slices_begin_at_aligned_addresses_on_every_rank_of_every_number_of_them
             world = dataclasses.replace(SINGLE, rank=rank, size=n)
             for batch in batches(world):
                 for whole in (batch.images, batch.labels):
-                    parts = sync.cut(whole, [p.size for p in batch.pieces])
-                    assert len(parts) == len(batch.pieces)
+                    parts = sync.cut(whole, [p.size for p in batch.shards])
+                    assert len(parts) == len(batch.shards)
                     assert all(part.data_ptr() % 64 == 0 for part in parts)
                     assert len({part.untyped_storage().data_ptr() for part in parts}) == len(parts)
 
@@ -116,11 +117,11 @@ def test_slices_go_side_by_side_in_threads_of_one_intra_op_thread() -> None:
     before = torch.get_num_threads()
     net, seen, meeting = Seeing(PIXELS, CLASSES), list[tuple[int, int]](), threading.Barrier(1)
     sync = ExactSync(net, SINGLE, 4, threads=2)
-    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync)
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync, law="off")
     first, second, _ = batches(SINGLE)
     try:
         configure(SINGLE)
-        first.pieces = second.pieces = slices(23, 4, SINGLE)
+        first.shards = second.shards = slices(23, 4, SINGLE)
         step(first)
         assert len(seen) == 4
         seen.clear()
@@ -246,3 +247,100 @@ def test_a_gradient_in_two_parts_that_comes_later_is_refused() -> None:
     net.times = 2
     with pytest.raises(UserError, match=r"linear\.weight came in two parts|linear\.bias came in two parts"):
         step(second)
+
+
+@pytest.mark.parametrize("how", ["closure", "method", "argument"])
+def test_a_model_with_a_function_that_holds_a_part_of_it_has_no_copies(how: str) -> None:
+    layer = nn.Linear(PIXELS, CLASSES)
+    net, plain, scale = nn.Sequential(nn.Flatten(), layer), layer.forward, nn.Parameter(torch.ones(CLASSES))
+    net.scale = scale
+
+    def scaled(x: Tensor, by: Tensor = scale) -> Tensor:
+        return layer.bias + F.linear(x, layer.weight) * by
+
+    ways: dict[str, Any] = {"closure": lambda x: plain(x) * scale, "method": lambda x: plain(x), "argument": scaled}
+    layer.forward = ways[how]  # type: ignore[method-assign]
+    sync = ExactSync(net, SINGLE, SLICES, threads=2)
+    parameters = [p for p in net.parameters() if how != "method" or p is not scale]
+    step = TrainStep(
+        net, F.cross_entropy, torch.optim.SGD(parameters, 0.1), sync=sync, find_unused_parameters=how == "method"
+    )
+    for batch in batches(SINGLE):
+        step(batch)
+    assert "a function in it holds a part of the model" in sync.replicas.reason
+
+
+class Dropping(nn.Module):
+    """Leaves a layer out of most slices, and of the second rank's all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.extra = nn.Linear(PIXELS, CLASSES), nn.Linear(PIXELS, CLASSES)
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, self.passes = x.flatten(1), self.passes + 1
+        alone = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        return self.head(x) + (self.extra(x) if alone and self.passes == 1 else 0.0)
+
+
+def test_a_parameter_that_only_another_rank_s_slices_use_is_in_use() -> None:
+    run_ranks(dropped, 2)
+    net = Dropping()
+    net.passes = 1
+    with pytest.raises(UserError, match=r"2 parameter\(s\) took no part in the loss: extra\.weight, extra\.bias"):
+        step_of(net, SINGLE)
+
+
+def dropped(world: World) -> None:
+    step_of(Dropping(), world)
+
+
+def step_of(net: nn.Module, world: World) -> None:
+    sync = ExactSync(net, world, SLICES)
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync, law="off")
+    step(batches(world)[0])
+
+
+class Counting(nn.Linear):
+    """Keeps a count of its passes in an attribute."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x.flatten(1)) / self.calls
+
+
+class Changed(nn.Linear):
+    """Its copy computes something else."""
+
+    scale = 1.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Changed":
+        with torch.random.fork_rng():
+            made = Changed(PIXELS, CLASSES)
+        made.weight, made.bias, made.scale = memo[id(self.weight)], memo[id(self.bias)], 2.0
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Counting, ["what a slice gives depends on the slices before it, by calls"]),
+        (Changed, ["the copies for threads compute otherwise than the model; from now on there are none"]),
+        (nn.Flatten, []),
+    ],
+)
+def test_what_changes_a_slice_s_bits_is_said(make: Any, said: list[str]) -> None:
+    net = make(PIXELS, CLASSES) if make is not nn.Flatten else nn.Sequential(make(), nn.Linear(PIXELS, CLASSES))
+    sync, found = ExactSync(net, SINGLE, SLICES, threads=2), list[str]()
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync)
+    step.check.report = lambda finding, _: found.append(finding.cause)
+    for batch in batches(SINGLE):
+        step(batch)
+    assert found == said
+    assert sync.sequential == bool(said)

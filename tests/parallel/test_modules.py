@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lockstep.parallel.modules import Kept, aligned, average_buffers, flattened, preserved
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
+from lockstep.parallel.buffers import average_buffers
+from lockstep.parallel.module_state import Kept, aligned, flattened, preserved
 from tests.ranks import run_ranks
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.parallel import norm_kernels
+from lockstep.parallel import batchnorm
 
 
 def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    dims, _ = norm_kernels.channels(x)
+    dims, _ = batchnorm.channels(x)
     variance = x.var(dims, correction=0)
     return x.mean(dims), torch.where((variance != 0) | (eps != 0), (variance + eps).rsqrt(), 0.0)
 
@@ -17,7 +17,7 @@ def _reduce(
     dy: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor | None, x_g: bool, weight_g: bool, bias_g: bool
 ) -> tuple[Tensor | None, ...]:
     del weight
-    dims, shape = norm_kernels.channels(x)
+    dims, shape = batchnorm.channels(x)
     sum_dy, sum_dy_xmu = dy.sum(dims), (dy * (x - mean.view(shape))).sum(dims)
     both = (sum_dy, sum_dy_xmu) if x_g else (None, None)
     return *both, sum_dy_xmu * r if weight_g else None, sum_dy if bias_g else None
@@ -27,7 +27,7 @@ def _elemt(
     dy: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor | None, sum_dy: Tensor, sum_xmu: Tensor, n: Tensor
 ) -> Tensor:
     assert n.dtype == torch.int32
-    _, shape = norm_kernels.channels(x)
+    _, shape = batchnorm.channels(x)
     centred = (x - mean.view(shape)) * (r * r * sum_xmu / n.sum()).view(shape)
     gain = r if weight is None else r * weight
     return (dy - (sum_dy / n.sum()).view(shape) - centred) * gain.view(shape)
@@ -51,10 +51,10 @@ def test_the_fused_operators_are_put_together_to_the_same(
     weight, dy = torch.randn(3, dtype=torch.float64) if affine else None, torch.randn_like(x)
     found = []
     for fused in (False, True):
-        monkeypatch.setattr(norm_kernels, "fused", lambda x, fused=fused: fused)
-        mean, squares = norm_kernels.statistics(x)
+        monkeypatch.setattr(batchnorm, "fused", lambda x, fused=fused: fused)
+        mean, squares = batchnorm.statistics(x)
         r, count = (squares / 40 + 1e-5).rsqrt(), torch.tensor(40.0, dtype=torch.float64)
-        sums, finish = norm_kernels.backward(dy, x, mean, r, weight)
+        sums, finish = batchnorm.backward(dy, x, mean, r, weight)
         found.append((mean, squares, sums, finish(sums * 1.5, count)))
     for plain, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
@@ -84,10 +84,10 @@ def test_the_fused_operators_compute_what_the_plain_ones_do(
         x, dy = (torch.randn(8, 16, 5, 7, device="cuda", dtype=dtype).to(memory_format=memory) for _ in range(2))
         weight, found = torch.randn(16, device="cuda"), []
         for fused in (False, True):
-            monkeypatch.setattr(norm_kernels, "fused", lambda x, fused=fused: fused)
-            mean, squares = norm_kernels.statistics(x)
+            monkeypatch.setattr(batchnorm, "fused", lambda x, fused=fused: fused)
+            mean, squares = batchnorm.statistics(x)
             r, count = (squares / 280 + 1e-5).rsqrt(), torch.tensor(280.0, device="cuda", dtype=mean.dtype)
-            sums, finish = norm_kernels.backward(dy, x, mean, r, weight)
+            sums, finish = batchnorm.backward(dy, x, mean, r, weight)
             found.append((mean, squares, sums, finish(sums, count).to(dtype)))
         for plain, ours in zip(*found, strict=True):
             rtol, atol = (2e-2, 2e-2) if plain.dtype == torch.bfloat16 else (1e-4, 1e-3)

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.recompute import checkpoint_activations
-from lockstep.parallel.sharded import is_part, whole
-from lockstep.processes.world import World
+from lockstep.parallel.fsdp import is_part, whole
+from lockstep.parallel.strategy import checkpoint_activations
 from lockstep.training.assemble import assemble
 from tests.parallel.test_sharded import Residual
 from tests.ranks import run_ranks
@@ -51,9 +51,7 @@ CASES = {
     "fsdp": dataclasses.replace(BASE, execution=FSDP),
     "fsdp, bf16": dataclasses.replace(BASE, execution=FSDP, precision="bf16"),
     "stages": dataclasses.replace(BASE, execution=Execution(model_parallel=2)),
-    "local": dataclasses.replace(BASE, link=LinkConfig(sync_every=2)),
     "exact": dataclasses.replace(BASE, exact=4),
-    "exact, fsdp": dataclasses.replace(BASE, exact=4, execution=FSDP),
 }
 
 

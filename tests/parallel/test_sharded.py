@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.snapshot import contribute, snapshot
+from lockstep.checkpoint.writer import contribute, snapshot
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader
-from lockstep.data.readers import reader
+from lockstep.data.loaders import EvalLoader, reader
+from lockstep.data.order import Shard
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.modules import average_buffers
-from lockstep.parallel.sharded import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
-from lockstep.processes.world import World
+from lockstep.monitoring.desync import contents
+from lockstep.parallel.buffers import average_buffers
+from lockstep.parallel.fsdp import ShardedSync, is_part, is_sharded, local, part_of, shard, whole
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
-from lockstep.watch.desync import contents
 from tests.ranks import run_ranks
 
 BASE = Config(
@@ -87,7 +87,7 @@ def both(world: World) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, list[dict[str, Any]]]]:
     return run_ranks(both, request.param, timeout=180)
 
@@ -116,7 +116,7 @@ def pieces(world: World, folder: str) -> dict[str, Any]:
     sync, reduced = ShardedSync(model), []
     for _ in range(2):
         for last in (False, True):
-            with sync.piece(4, last):
+            with sync.around(Shard(0, 0, slice(0, 4), 4), last):
                 model(torch.randn(4, 1, 8, 8)).sum().backward()
             reduced.append(next(model.parameters()).grad is not None)
         optimizer.step()

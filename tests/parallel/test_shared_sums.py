@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.parallel import buckets, shared_sums
+from lockstep.distributed.world import World
+from lockstep.parallel import fixed_point
 from lockstep.parallel.exact import ExactSync
-from lockstep.parallel.shared_sums import mapped, write_sum
-from lockstep.processes.world import World
+from lockstep.parallel.fixed_point import mapped, write_sum
 from tests.parallel.odd_nets import mlp
 from tests.parallel.test_exact_laws import trained
 from tests.ranks import run_ranks
@@ -28,7 +28,7 @@ def open_fails_on(world: World, rank: int) -> Iterator[None]:
     if world.rank != rank:
         yield
         return
-    with mock.patch.object(shared_sums, "_opened", return_value=None):
+    with mock.patch.object(fixed_point, "_opened", return_value=None):
         yield
 
 
@@ -49,7 +49,7 @@ def tell(world: World) -> dict[str, object]:
     net = mlp()
     twin = deepcopy(net)
     through_memory = trained(world, net, 1)
-    with mock.patch.object(buckets, "mapped", return_value=[]):
+    with mock.patch.object(fixed_point, "mapped", return_value=[]):
         through_gloo = trained(world, twin, 1)
         assert not any(bucket.shared for bucket in ExactSync(mlp(), world, 5).buckets)
     used = all(len(bucket.shared) == world.size for bucket in ExactSync(mlp(), world, 5).buckets)
@@ -73,10 +73,10 @@ def test_memory_of_somebody_else_is_not_taken() -> None:
     try:
         os.ftruncate(own, 8 * 512)
         path = f"/proc/{os.getpid()}/fd/{own}"
-        assert shared_sums._opened(path, bytes(16), 512) is not None
-        assert shared_sums._opened(path, b"1" * 16, 512) is None
-        assert shared_sums._opened("/proc/0/fd/1", bytes(16), 512) is None
-        assert shared_sums._opened(path, bytes(16), 513) is None
+        assert fixed_point._opened(path, bytes(16), 512) is not None
+        assert fixed_point._opened(path, b"1" * 16, 512) is None
+        assert fixed_point._opened("/proc/0/fd/1", bytes(16), 512) is None
+        assert fixed_point._opened(path, bytes(16), 513) is None
     finally:
         os.close(own)
     assert mapped(World.single(), COUNT) == []

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.config import Config, Execution, LinkConfig, ModelConfig
+from lockstep.config import CommConfig, Config, Execution, ModelConfig
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.local import LocalSync
 from lockstep.parallel.strategy import _convert, _place, parallelize, spread, sync_of
-from lockstep.processes.world import World
 from lockstep.training.step import TrainStep
 from tests.ranks import run_ranks
 
@@ -21,11 +20,10 @@ SINGLE = World.single()
 IMAGE = (2, 5, 5)
 WAYS = {
     "ddp": Config(),
-    "compressed": Config(link=LinkConfig("bf16")),
+    "compressed": Config(comm=CommConfig("bf16")),
     "fsdp": Config(execution=Execution(strategy="fsdp")),
     "stages": Config(execution=Execution(model_parallel=2)),
     "exact": Config(exact=4),
-    "local": Config(link=LinkConfig(sync_every=4)),
 }
 
 
@@ -52,11 +50,10 @@ def test_each_way_has_its_module_and_its_sync() -> None:
         "fsdp": ("FSDPSequential", "ShardedSync", True),
         "stages": ("LockstepDDP", "DDPSync", False),
         "exact": ("Sequential", "ExactSync", False),
-        "local": ("Sequential", "LocalSync", False),
     }
     assert all(rank == expected for rank in run_ranks(spread_all, 2))
     alone = dict.fromkeys(WAYS, ("Sequential", "GradientSync", False))
-    modes = {"exact": ("Sequential", "ExactSync", False), "local": ("Sequential", "LocalSync", False)}
+    modes = {"exact": ("Sequential", "ExactSync", False)}
     assert spread_all(SINGLE) == alone | modes
 
 
@@ -82,8 +79,8 @@ def test_stages_bring_the_input_of_a_synchronised_batch_norm_after_it() -> None:
     [
         ({"strategy": "fdsp"}, "unknown strategy .fdsp."),
         ({"strategy": None}, "unknown strategy .None."),
-        ({"compress": "bf8"}, "--compress bf8 is unknown"),
-        ({"compress": None}, "--compress None is unknown"),
+        ({"compress": "bf8"}, "unknown compress .bf8."),
+        ({"compress": None}, "--compress None is not"),
         ({"strategy": "fsdp", "compress": "bf16"}, "--compress bf16 with --strategy fsdp"),
         ({"strategy": "dp", "batch_norm": "global"}, "--strategy dp with --batch-norm global"),
     ],
@@ -93,26 +90,11 @@ def test_a_library_call_is_refused_as_a_flag_is(options: dict[str, Any], message
         parallelize(network(), SINGLE, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "fp16"}, "--sync-every 4 with --precision fp16"),
-        ({"skip_nonfinite": True}, "--sync-every 4 with --on-nonfinite skip"),
-        ({"find_unused_parameters": True}, "--sync-every 4 with --find-unused-parameters"),
-    ],
-)
-def test_a_step_is_refused_as_a_flag_is(options: dict[str, Any], message: str) -> None:
-    model = network()
-    optimizer, sync = torch.optim.SGD(model.parameters(), 0.1), LocalSync(model, SINGLE, 4)
-    with pytest.raises(UserError, match=message):
-        TrainStep(model, "CrossEntropyLoss", optimizer, sync=sync, **options)
-
-
-@pytest.mark.parametrize(("norm", "message"), [(-1.0, "--clip-norm -1.0 is negative"), (math.nan, "clip-norm nan")])
+@pytest.mark.parametrize(("norm", "message"), [(-1.0, "--clip-norm -1.0 is too small"), (math.nan, "clip-norm nan")])
 def test_a_norm_that_no_gradient_is_clipped_to_is_refused(norm: float, message: str) -> None:
     model = network()
     with pytest.raises(UserError, match=message):
-        TrainStep(model, "CrossEntropyLoss", torch.optim.SGD(model.parameters(), 0.1), clip_norm=norm)
+        TrainStep(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), clip_norm=norm)
 
 
 def test_a_model_that_is_where_it_belongs_stays_there() -> None:
@@ -128,11 +110,38 @@ def test_a_users_own_ddp_is_known_for_what_it_is() -> None:
 def _own_ddp(world: World) -> tuple[str, int]:
     sync = sync_of(nn.parallel.DistributedDataParallel(network()))
     sync.restart()  # nothing to forget, and no error
-    return type(sync).__name__, sync.average_over
+    return type(sync).__name__, sync.ranks
 
 
 def test_the_librarys_loader_cuts_exact_slices() -> None:
     """As docs/exact.md has it: a batch of 50 in 8."""
     exact, plain = (lockstep.loaders("digits", SINGLE, batch_size=50, exact=v)[0] for v in (8, 0))
-    assert tuple(piece.size for piece in next(exact.epoch(0)).pieces) == (7, 7, 6, 6, 6, 6, 6, 6)
-    assert [piece.size for piece in next(plain.epoch(0)).pieces] == [50]
+    assert tuple(piece.size for piece in next(exact.epoch(0)).shards) == (7, 7, 6, 6, 6, 6, 6, 6)
+    assert [piece.size for piece in next(plain.epoch(0)).shards] == [50]
+
+
+def step_of(model: nn.Module, **given: Any) -> TrainStep:
+    return TrainStep(model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), **given)
+
+
+def spread_again(world: World) -> tuple[int, str]:
+    """As a cell of a notebook that is run again: DDP's reducer lives on, and holds nodes of the parameters.
+
+    Returns how many steps could be made of one model, and what is said of a node that a user holds.
+    """
+    model = network()
+    steps = [step_of(parallelize(model, world)) for _ in range(2)]
+    parallelize(model, world)
+    steps.append(step_of(parallelize(model, world, strategy="ddp")))
+    other = network()
+    nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in other.parameters()]
+    nodes[0].register_hook(lambda *_: None)
+    with pytest.raises(UserError) as caught:
+        step_of(parallelize(other, world))
+    return len(steps), caught.value.message
+
+
+def test_a_model_may_be_spread_again_and_a_node_that_a_user_holds_is_seen() -> None:
+    for steps, message in run_ranks(spread_again, 2):
+        assert steps == 3
+        assert message.startswith("somebody holds the AccumulateGrad node of 0.weight")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lockstep import models
 from lockstep.errors import UserError
-from lockstep.parallel.stages import balanced, cut
-from lockstep.parallel.units import sequence, units
+from lockstep.parallel.fsdp import sequence, units
+from lockstep.parallel.model_parallel import balanced, cut
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -11,7 +11,7 @@ from lockstep.checkpoint import weights
 from lockstep.config import Execution
 from lockstep.config.recipes import recipe
 from lockstep.data.official import CIFAR10, MNIST, Official, load_official
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train
 from tests.journals import read
@@ -83,7 +83,7 @@ def test_cifar10_trains_some_steps_in_bf16_on_two_processes(real_data: Path) -> 
 
 
 def test_the_command_learns_cifar10_with_a_small_network(real_data: Path, tmp_path: Path) -> None:
-    flags = "--model lenet5 --epochs 2 --fraction 0.4 --optimizer adamw --lr 0.002 --no-nesterov --no-channels-last"
+    flags = "--model mlp --epochs 2 --fraction 0.4 --optimizer adamw --lr 0.002 --no-nesterov --no-channels-last"
     args = ("train", "cifar10", "--out", "run", "--nproc", "2", *flags.split())
     ended = run_lockstep(*args, cwd=tmp_path, env={"LOCKSTEP_DATA": str(real_data)}, timeout=150)
     assert ended.code == 0, ended.text

@@ -98,35 +98,6 @@ for epoch in range(3):
         print(sum(int((average(x).argmax(1) == y).sum()) for x, y in test))
 """
 
-# an average whose decay begins small; the decay that it comes to, and the number of its first update
-WARMED = """
-import copy
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(3)
-images, labels = torch.randn(96, 1, 8, 8), torch.randint(0, 10, (96,))
-train = DataLoader(TensorDataset(images, labels), batch_size=16, shuffle=True)
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-average, updates = copy.deepcopy(model), {first}
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(2):
-    for x, y in train:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        kept = min({cap}, (1 + updates) / (10 + updates))
-        updates += 1
-        with torch.no_grad():
-            for mine, theirs in zip(average.parameters(), model.parameters()):
-                mine.lerp_(theirs, 1 - kept)
-    with torch.no_grad():
-        print((average(images).argmax(1) == labels).sum())
-"""
-
 _LOOP = """
 import torch
 import torch.nn as nn
@@ -166,7 +137,7 @@ REFUSED = {
         "        outputs = model(x)\n"
         "        loss = 0.5 * F.cross_entropy(outputs, y) + 0.5 * F.cross_entropy(outputs, y.flip(0))\n"
         "        loss.backward()",
-        "the loss of a pass is made of several (script.py:17)",
+        "the loss of a pass is a sum of several (script.py:17)",
     ),
     "optimizers": (f"        {LOSS}.backward()\n        other.step()", "several optimizers (script.py:18)"),
     "ignored": (

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.recipes import recipe
-from lockstep.config.toml import applied, read_values
+from lockstep.commands.shared.arguments import planned
 from tests.subprocesses import run_lockstep
 
 # ROOT: the folder of MNIST's files
@@ -68,5 +67,5 @@ def test_a_script_on_mnist(tmp_path: Path, real_data: Path) -> None:
     assert len(set(proof["script"])) == 6, "the losses would agree if nothing moved"
     for losses in proof["lockstep"].values():
         assert losses == pytest.approx(proof["script"], rel=1e-5)
-    config = applied(read_values(str(tmp_path / "out" / "recipe.toml")), recipe("digits"), "recipe.toml")
+    config = planned("train", lambda config: config, ["--config", str(tmp_path / "out" / "recipe.toml")])
     assert (config.data.dataset, config.optim.optimizer, config.optim.gamma) == ("mnist", "adadelta", 0.7)

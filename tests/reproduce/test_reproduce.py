@@ -1,18 +1,27 @@
 """`lockstep reproduce`: a script's experiment as a recipe, and the proof that it is that one."""
 
+import copy
 import json
+import math
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
+from lockstep.commands.audit.events import line_in
+from lockstep.commands.reproduce.experiment import _more_than_the_loss
+from lockstep.commands.reproduce.loaders import Loaders
 from lockstep.commands.reproduce.recipe import _pixels
-from lockstep.commands.reproduce.settings import Reproduce
+from lockstep.commands.reproduce.recorder import Recorder
+from lockstep.commands.reproduce.report import _faults
 from lockstep.commands.reproduce.source import excerpt
-from lockstep.commands.shared.arguments import script_among
-from lockstep.config.recipes import recipe
-from lockstep.config.toml import applied, read_values
+from lockstep.commands.reproduce.start import Reproduce
+from lockstep.commands.reproduce.watching import watch_calls
+from lockstep.commands.shared.arguments import HelpAsked, parse, planned
 from tests.reproduce import scripts
 from tests.subprocesses import Command, run_lockstep
 
@@ -70,7 +79,7 @@ def test_a_plain_script_with_dropout_and_stairs(tmp_path: Path) -> None:
     assert "losses: equal until rounding over 4 steps" in said
     assert "first weights: equal" in said
     assert "images as the recipe reads them: equal" in said
-    config = applied(read_values(str(tmp_path / "out" / "recipe.toml")), recipe("digits"), "recipe.toml")
+    config = planned("train", lambda config: config, ["--config", str(tmp_path / "out" / "recipe.toml")])
     optim = config.optim
     assert (config.epochs, config.batch_size, config.seed) == (6, 16, 3)
     assert (optim.optimizer, optim.lr, optim.momentum, optim.weight_decay) == ("sgd", 0.1, 0.9, 1e-4)
@@ -81,23 +90,59 @@ def test_a_plain_script_with_dropout_and_stairs(tmp_path: Path) -> None:
 
 
 def test_flags_stand_before_the_script() -> None:
-    assert script_among(["--steps", "3", "train.py", "--steps", "5"], Reproduce) == (
-        ["--steps", "3"],
-        "train.py",
-        ["--steps", "5"],
-    )
-    assert script_among(["train.py", "3"], Reproduce) == ([], "train.py", ["3"])
-    assert script_among(["--steps=3", "train.py"], Reproduce) == (["--steps=3"], "train.py", [])
-    assert script_among(["--help"], Reproduce) == (["--help"], "", [])
+    names, chosen = parse(Reproduce(), ["--steps", "3", "train.py", "--steps", "5"], script=True)
+    assert (names, chosen.steps) == (["train.py", "--steps", "5"], 3)
+    assert parse(Reproduce(), ["train.py", "--help"], script=True) == (["train.py", "--help"], Reproduce())
+    with pytest.raises(HelpAsked):
+        parse(Reproduce(), ["--help"], script=True)
 
 
-def test_a_script_that_trains_nothing_is_told(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('nothing here')\n")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("print('last words')\n", "took no step that could be recorded: it ended by itself"),
+        ("print('last words'\n", "took no step that could be recorded: SyntaxError: '(' was never closed"),
+        ("import os\nprint('last words', flush=True)\nos.kill(os.getpid(), 9)\n", "a process was killed by signal 9"),
+    ],
+)
+def test_a_script_that_trains_nothing_is_reported_with_what_ended_it(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "script.py").write_text(text)
     ended = run_lockstep("reproduce", "script.py", cwd=tmp_path, timeout=300)
     assert ended.code == 2, ended.text
-    assert "took no step that could be recorded" in ended.err
-    assert "nothing here" in ended.err
+    assert why in ended.err, ended.text
+    assert "last words" in ended.err
     assert not (tmp_path / "script-lockstep").exists()
+
+
+@pytest.mark.slow
+def test_data_that_are_not_there_have_stand_ins(tmp_path: Path) -> None:
+    """The recipe reads what the script reads, from where it does; and evaluating says nothing that is not so."""
+    data = 'MNIST("absent", train=True, download=True, transform=transforms.ToTensor())'
+    text = scripts.PLAIN.replace("TensorDataset(images, labels)", data).replace("16, shuffle=True", "512, shuffle=True")
+    text = "from torchvision import transforms\nfrom torchvision.datasets import MNIST\n" + text
+    text = text.replace("WIDTH * 36", "WIDTH * 676").replace("torch.randn(96, 1, 8, 8)", "torch.randn(96, 1, 28, 28)")
+    said, losses = reproduced(tmp_path, text, "--steps", "3", "--compare", "1")
+    agree(losses, 3)
+    assert "stand-in for MNIST, training (a download): the losses above are of invented pictures" in said
+    assert "the evaluated model" not in said
+    parts = (tmp_path / "out" / "parts.py").read_text()
+    assert f"MNIST({str(tmp_path / 'absent')!r}, train=True, download=True" in parts
+
+
+def test_the_model_that_is_evaluated_is_the_trained_one() -> None:
+    """Its layers are called as well, and are no other models."""
+    recorder = Recorder(1, Loaders(1, math.inf))
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    recorder.model, original = model, nn.Module.__call__
+    watch_calls(recorder)
+    try:
+        with torch.no_grad():
+            model.eval()(torch.ones(1, 2))
+            assert recorder.evaluated == {"model"}
+            copy.deepcopy(model)(torch.ones(1, 2))
+            assert recorder.evaluated == {"model", "copy"}
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -107,14 +152,14 @@ def test_ranks_with_faults_that_are_replayed_and_not_copied(tmp_path: Path) -> N
     assert set(losses) == {"script", "1", "2"}
     for part in (
         "40 samples a step of 240, 4 epochs",
-        "LS101 line",
-        "LS104 line 50: a rank's part of the test set is taken for the whole (a rank evaluated 45 of 90 samples)",
+        "LS101: set_epoch is never called (epoch 2 had epoch 1's order)",
+        "LS104: a rank's part of the test set is taken for the whole (a rank evaluated 45 of 90 samples)",
         "(gradients are 2 times those of the mean)",
         "--batch-norm groups:10",
         "learning rates of all epochs: equal",
     ):
         assert part in said, said
-    config = applied(read_values(str(tmp_path / "out" / "recipe.toml")), recipe("digits"), "recipe.toml")
+    config = planned("train", lambda config: config, ["--config", str(tmp_path / "out" / "recipe.toml")])
     assert (config.batch_size, config.accumulate, config.optim.clip_norm) == (40, 2, 2.0)
     parts = (tmp_path / "out" / "parts.py").read_text()
     assert 'model._modules["4"] = torch.nn.Linear(128, 5)' in parts
@@ -170,3 +215,33 @@ def test_transforms_that_flags_say() -> None:
     assert _pixels([flip, crop, tensor, normal], [tensor, normal]) is None
     assert _pixels([tensor, normal], [tensor]) is None
     assert _pixels(None, [tensor]) is None
+
+
+def test_a_penalty_is_seen_in_what_backward_starts_from() -> None:
+    def steps(*pairs: tuple[float, float]) -> list[dict[str, object]]:
+        return [{"passes": [{"loss": loss, "backward": value, "at": "train.py:9"}]} for loss, value in pairs]
+
+    assert _more_than_the_loss(steps((2.0, 2.0), (1.0, 1.0))) == []
+    assert _more_than_the_loss(steps((2.0, 1.0), (1.0, 0.5))) == [], "divided by the passes"
+    assert _more_than_the_loss(steps((2.0, math.nan), (1.0, math.nan))) == []
+    assert "(train.py:9)" in _more_than_the_loss(steps((2.0, 2.5), (1.0, 1.5)))[0]
+
+
+def test_lines_of_the_users_own_code(tmp_path: Path) -> None:
+    here = line_in(str(Path(__file__).parent))
+    assert here.startswith("test_reproduce.py:")
+    assert line_in(str(tmp_path)) == ""
+
+
+def test_faults_are_named_where_they_are_so() -> None:
+    """A part of the test set is no whole only where the ranks reduce nothing; an order in sequence needs no epoch."""
+
+    def faults(shuffles: bool, reduces: bool) -> list[str]:
+        train = {"sampler": "DistributedSampler", "shuffles": shuffles, "firsts": [[1, 2], [1, 2]]}
+        tested = {"sampler": "DistributedSampler", "length": 90}
+        record = {"clip_scale": 1, "reduces": reduces}
+        experiment = SimpleNamespace(train=train, evaluated=tested, record=record, world=2, sampled=[45], loss_factor=1)
+        return [line.partition(":")[0] for line in _faults(experiment)]  # type: ignore[arg-type]
+
+    assert faults(shuffles=True, reduces=False) == ["LS101", "LS104"]
+    assert faults(shuffles=False, reduces=True) == ["order"]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.distributed.world import World
 from lockstep.parallel.batchnorm import batch_norms
-from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from tests.pool import Pool
 

@@ -10,10 +10,10 @@ from PIL import Image
 
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from lockstep.training.assemble import assemble, load_data, train_loader
-from lockstep.training.folder import check
+from lockstep.training.run_folder import check
 from tests.data.test_transforms import SPECS
 from tests.ranks import run_ranks
 
@@ -79,11 +79,14 @@ def test_crops_of_folders_in_the_asked_range_reach_training_alone(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"crop_scale": (0.5,)}, "--crop-scale 0.5 is no range of parts of a picture\n  .*0.35,1"),
+        ({"crop_scale": (0.5,)}, "--crop-scale 0.5 is no range\n  .*0.35,1"),
         ({"crop_scale": (0.5, 1.2)}, "--crop-scale 0.5,1.2 is no range"),
         ({"crop_ratio": (2, 1)}, "--crop-ratio 2,1 is no range\n  .*0.75,1.33"),
         ({"crop_ratio": (1, float("inf"))}, "not a finite number"),
-        ({"crop_scale": (0.5, 1), "resized_crop": False}, "--crop-scale without --resized-crop changes nothing"),
+        (
+            {"crop_scale": (0.5, 1), "resized_crop": False},
+            "--no-resized-crop with --crop-scale 0.5,1: it changes nothing",
+        ),
     ],
 )
 def test_ranges_of_crops(words: dict[str, Any], message: str) -> None:

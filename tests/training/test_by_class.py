@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.cli import main
-from lockstep.config.evaluation import Evaluation
+from lockstep.config.execution import Evaluation
+from lockstep.distributed.files import write_text
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.files import write_text
-from lockstep.processes.world import World
-from lockstep.training.by_class import ByClass, ClassCounts, require_ending, write
-from lockstep.training.folder import evaluate_run, read_config
+from lockstep.training.evaluation import ByClass, ClassCounts, require_ending, write_scores
+from lockstep.training.run_folder import evaluate_run, read_config
 from tests.inference.runs import CLASSES, config, leave_a_run
 from tests.ranks import run_ranks
+from tests.training.test_label_sets import Labelled
 
 SINGLE = World.single()
 
 
 def scores_of(logits: torch.Tensor, labels: torch.Tensor, cut: int, sets: Any = None) -> ByClass:
     names = tuple(f"c{k}" for k in range(logits.shape[1]))
-    images: Any = SimpleNamespace(classes=names, label_sets=sets)
+    images: Any = Labelled(names, sets, 0)
     counts = ClassCounts(images, logits.device)
     for start in range(0, len(labels), cut):
         counts.add(logits[start : start + cut], labels[start : start + cut])
@@ -68,7 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reported(world: World, run: Path, file: Path) -> None:
-    asked = read_config(str(run))
+    asked = read_config(str(run), trust_code=False)
     evaluate_run(world, asked, str(run), Evaluation(report=str(file), execution=asked.execution))
 
 
@@ -106,6 +106,6 @@ def test_a_report_that_can_not_be_is_refused_at_once(
 
 def test_hundreds_of_classes_are_drawn_without_their_names(tmp_path: Path) -> None:
     found = scores_of(torch.eye(60), torch.arange(60), 60)
-    write(found, tmp_path / "many.png")
+    write_scores(found, tmp_path / "many.png")
     with Image.open(tmp_path / "many.png") as picture:
         assert max(picture.size) < 2000

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.checkpoint import weights
-from lockstep.config import ChooseConfig, Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
-from lockstep.config.choose import SMALLER_IS_BETTER, Metric
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery, SelectionConfig
+from lockstep.config.optim import SMALLER_IS_BETTER, Metric
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
-from lockstep.training import choose
 from lockstep.training.control import OUT_OF_TIME, Control
 from lockstep.training.loop import train
-from lockstep.training.state import State
+from lockstep.training.state import State, is_over, note_result
 from tests.journals import read
 from tests.ranks import run_ranks
 from tests.training.test_resume import all_of, trained
@@ -29,7 +28,7 @@ PATIENT = Config(
     data=DataConfig(dataset="digits", fraction=0.1),  # 144 samples: 5 steps an epoch
     model=ModelConfig(model="tests.parallel.test_exact:small_net"),
     optim=OptimConfig(optimizer="adamw", lr=0.05, ema=0.6, ema_warmup=True, schedule="constant"),
-    choose=ChooseConfig(keep_best="macro-f1", patience=2, min_delta=0.01),
+    selection=SelectionConfig(keep_best="macro-f1", patience=2, min_delta=0.01),
     execution=Execution(log_every=3, eval_batch_size=200),
     recovery=Recovery(checkpoint_every="4steps", hang_timeout=60),
 )
@@ -61,14 +60,14 @@ def reference(values: list[float], smaller: bool, patience: int, delta: float) -
 def test_the_best_and_the_end_are_those_of_the_definition(
     values: list[float], metric: Metric, patience: int, delta: float
 ) -> None:
-    config = Config(epochs=99, choose=ChooseConfig(keep_best=metric, patience=patience, min_delta=delta))
+    config = Config(epochs=99, selection=SelectionConfig(keep_best=metric, patience=patience, min_delta=delta))
     state, bests, ends = State(), [], len(values) - 1
     for i, value in enumerate(values):
         state.steps += 1
         name = "macro_recall" if metric == "balanced-accuracy" else metric.replace("-", "_")
-        if choose.note(config.choose, state, {name: value}):
+        if note_result(config.selection, state, {name: value}):
             bests.append(i)
-        if choose.over(config, state):
+        if is_over(config, state):
             ends = i
             break
     assert (bests[-1], ends) == reference(values, metric in SMALLER_IS_BETTER, patience, delta)
@@ -77,12 +76,12 @@ def test_the_best_and_the_end_are_those_of_the_definition(
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best() -> None:
-    config, state = ChooseConfig(keep_best="loss", patience=1), State(steps=1)
-    assert choose.note(config, state, {"loss": float("nan")})  # there is something to evaluate later
+    config, state = SelectionConfig(keep_best="loss", patience=1), State(steps=1)
+    assert note_result(config, state, {"loss": float("nan")})  # there is something to evaluate later
     state.steps = 2
-    assert choose.note(config, state, {"loss": 9.0})
+    assert note_result(config, state, {"loss": 9.0})
     state.steps = 3
-    assert not choose.note(config, state, {"loss": float("inf")})
+    assert not note_result(config, state, {"loss": float("inf")})
     assert (state.best, state.best_step, state.waited) == (9.0, 2, 1)
 
 
@@ -112,10 +111,10 @@ def test_a_run_stops_at_the_same_step_with_the_same_bits_on_any_number_of_ranks_
         assert end["ledger_sha256"] == whole["ledger_sha256"]
         assert end["weights_sha256"] == whole["weights_sha256"]
         assert [journal_of(folder, kind) for kind in ("eval", "classes", "stop")] == wanted
-        assert weights.note_of(folder / "weights/best.safetensors")["step"] == str(wanted[2][0]["best_step"])
+        assert weights.read_metadata(folder / "weights/best.safetensors")["step"] == str(wanted[2][0]["best_step"])
     by_class = wanted[1][-1]
     assert [sum(row) for row in by_class["confusion"]] == by_class["images"]
-    assert sum(by_class["right"]) / sum(by_class["images"]) == pytest.approx(wanted[0][-1]["top1"])
+    assert sum(by_class["correct"]) / sum(by_class["images"]) == pytest.approx(wanted[0][-1]["top1"])
     assert sum(by_class["f1"]) / 10 == pytest.approx(wanted[0][-1]["macro_f1"], abs=1e-6)
 
     state = train(PATIENT, World.single(), folders["one"]).state  # the same command once more has nothing to do
@@ -126,7 +125,7 @@ def test_a_run_stops_at_the_same_step_with_the_same_bits_on_any_number_of_ranks_
     longer = dataclasses.replace(
         PATIENT,
         epochs=at // 5 + 1,
-        choose=dataclasses.replace(PATIENT.choose, patience=9),
+        selection=dataclasses.replace(PATIENT.selection, patience=9),
         recovery=dataclasses.replace(PATIENT.recovery, override=("patience", "epochs")),
     )
     assert train(longer, World.single(), folders["one"]).state.steps == at + 5
@@ -135,7 +134,7 @@ def test_a_run_stops_at_the_same_step_with_the_same_bits_on_any_number_of_ranks_
 def limited(world: World, folder: str, limit: str) -> int:
     """Train until the time is over, which each call to a clock brings nearer."""
     config = dataclasses.replace(
-        PATIENT, choose=ChooseConfig(), epochs=3, recovery=dataclasses.replace(PATIENT.recovery, max_time=limit)
+        PATIENT, selection=SelectionConfig(), epochs=3, recovery=dataclasses.replace(PATIENT.recovery, max_time=limit)
     )
     if limit and world.rank == 0:
         agree = Control.agree
@@ -189,11 +188,11 @@ def test_times_are_read(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("cls", "values", "message"),
     [
-        (Recovery, {"max_time": "6"}, "--max-time 6: not a time"),
-        (Recovery, {"max_time": "0h"}, "--max-time 0h: not a time"),
+        (Recovery, {"max_time": "6"}, "--max-time 6 is not a time"),
+        (Recovery, {"max_time": "0h"}, "--max-time 0h ends at once"),
         (Recovery, {"max_time": "6h", "checkpoint_every": "0"}, "nothing would be kept"),
-        (ChooseConfig, {"patience": -1}, "--patience -1"),
-        (ChooseConfig, {"min_delta": 0.5}, "--min-delta 0.5 without --patience"),
+        (SelectionConfig, {"patience": -1}, "--patience -1"),
+        (SelectionConfig, {"min_delta": 0.5}, "--min-delta 0.5 with --patience 0"),
     ],
 )
 def test_refusals_name_the_flag(cls: type, values: dict[str, Any], message: str) -> None:

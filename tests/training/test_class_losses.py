@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.errors import UserError
-from lockstep.training.class_losses import ClassLoss, class_weights
-from lockstep.training.losses import cross_entropy
+from lockstep.training.losses import ClassLoss, class_weights, cross_entropy
 
 GENERATOR = torch.Generator().manual_seed(0)
 OUTPUTS = torch.randn(9, 4, generator=GENERATOR, dtype=torch.float64)

@@ -6,7 +6,7 @@ import time
 import torch
 
 from lockstep.config import Interval
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from lockstep.training.control import Control, StopRequest
 
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lockstep.draws.generators import piece_seed
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from lockstep.randomness import bits, stream
-from lockstep.training import engine
+from lockstep.rng.generators import pass_seed
+from lockstep.training import step as engine
 from lockstep.training.step import TrainStep
 from tests.training.test_step import batch_of, inputs, linear, sgd, weights
 
@@ -153,8 +153,8 @@ def test_a_loss_without_a_gradient_is_refused_in_torchs_words() -> None:
 
 def test_a_piece_s_seed_is_its_own_in_each_step() -> None:
     steps, keys = range(0, 200), range(5)
-    found = {(seed, step, key): piece_seed(seed, step, key) for seed in (0, 1) for step in steps for key in keys}
+    found = {(seed, step, key): pass_seed(seed, step, key) for seed in (0, 1) for step in steps for key in keys}
     assert len(set(found.values())) == len(found)
     for step in (0, 63, 64, 1000):  # alone or among others
         alone = int(bits(stream(1, "dropout", 3), torch.tensor(step))) % (1 << 64)
-        assert piece_seed(1, step, 3) == alone
+        assert pass_seed(1, step, 3) == alone

@@ -1,5 +1,6 @@
 """Evaluation counts every sample once, on any number of ranks, and gives the same bits on all of them."""
 
+import random
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -13,13 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import digest
-from lockstep.data.arrays import ArraySet
 from lockstep.data.augment import Augment
-from lockstep.data.loaders import EvalLoader
-from lockstep.data.readers import reader
-from lockstep.parallel.modules import average_buffers
+from lockstep.data.image_sets import ArraySet
+from lockstep.data.loaders import EvalLoader, reader
+from lockstep.distributed.world import World
+from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.strategy import parallelize
-from lockstep.processes.world import World
 from lockstep.training.evaluation import Metrics, _sums, averaged, evaluate
 from tests.ranks import run_ranks
 
@@ -73,6 +73,45 @@ def everything(world: World) -> dict[Any, Any]:
         "training": [m.training for m in model.modules()],
     }
     return found
+
+
+class MonteCarlo(nn.Module):
+    """Goes on in evaluation as in training: draws of every kind, statistics of its batch, a count in a buffer."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.features = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Dropout())
+        self.head = nn.Linear(54, CLASSES)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def train(self, mode: bool = True) -> "MonteCarlo":
+        del mode
+        return super().train(True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        noise = random.random() + np.random.rand() + torch.empty(1).cauchy_().clamp(-1, 1)
+        return self.head(self.features(x) * noise) * self.calls
+
+
+def monte_carlo(world: World) -> list[Any]:
+    model, data = MonteCarlo(), images(37)
+    wrapped = parallelize(model, world)
+    torch.manual_seed(world.rank), random.seed(world.rank)
+    before = random.getstate()
+    found = [evaluate(wrapped, loader(data, world, 5), world).to_dict() for _ in range(2)]
+    assert random.getstate() == before
+    return [*found, float(model.calls), model.features[1].running_mean.tolist()]
+
+
+def test_a_model_that_draws_and_counts_in_evaluation_has_the_same_metrics_on_any_number_of_ranks() -> None:
+    alone = monte_carlo(SINGLE)
+    assert alone[0] == alone[1]
+    assert alone[2] == 0
+    assert run_ranks(monte_carlo, 2) == [alone] * 2
 
 
 class Replayed(nn.Module):

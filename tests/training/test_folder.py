@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.config.recipes import recipe
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
 from lockstep.training.loop import train
 
 

@@ -31,7 +31,7 @@ def test_going_on_on_a_full_or_read_only_disk_is_refused_in_a_sentence(
 
     def ended(epochs: int) -> tuple[object, str]:
         with pytest.raises(SystemExit) as end:
-            cli.main([*words, "--epochs", str(epochs), "--override", "epochs"])
+            cli.main([*words, "--epochs", str(epochs), "--override", "epochs,warmup_epochs"])
         return end.value.code, capsys.readouterr().err
 
     assert ended(1) == (0, "")
@@ -43,7 +43,7 @@ def test_going_on_on_a_full_or_read_only_disk_is_refused_in_a_sentence(
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     code, said = ended(2)
     assert code == 2
-    assert "Read-only file system\n  That file system is read-only" in said
+    assert "Read-only file system\n  Free some space there" in said
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     assert ended(2) == (0, "")
     assert read(disk / "run/journal.jsonl")[-1]["status"] == "completed"

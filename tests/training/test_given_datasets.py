@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 import lockstep as ls
 from lockstep.checkpoint.weights import digest
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
+from lockstep.parallel.determinism import configure
 from lockstep.parallel.exact import ExactSync
-from lockstep.parallel.repeatable import configure
-from lockstep.processes.world import World
 from tests.ranks import run_ranks
 
 ALONE = World.single()
@@ -55,7 +55,7 @@ def images(world: World, workers: int, start: int = 0, sets: Any = None, **given
     found: dict[Any, bytes] = {}
     for epoch in range(EPOCHS):
         for batch in train.epoch(epoch, start):
-            places = np.concatenate([np.arange(0), *(np.arange(batch.count)[p.rows] for p in batch.pieces)]).tolist()
+            places = np.concatenate([np.arange(0), *(np.arange(batch.count)[p.rows] for p in batch.shards)]).tolist()
             for place, image in zip(places, batch.images, strict=True):
                 found[epoch, batch.step, place, int(batch.ids[place])] = image.numpy().tobytes()
     return found | {("val", chunk): each.numpy().tobytes() for chunk, each, _ in val}
@@ -182,3 +182,15 @@ def test_a_pair_of_tensors_is_taken_as_well() -> None:
     train, val = ls.loaders(((pixels, labels), (pixels[:4], labels[:4])), ALONE, batch_size=6, flip=True)
     assert [len(batch.labels) for batch in train.epoch(0)] == [6, 6]
     assert sum(len(each) for _, each, _ in val) == 4
+
+
+def test_a_data_loaders_own_arguments_are_refused_with_what_to_give_instead() -> None:
+    both: Any = (Drawing(TRAIN), Drawing(VAL))
+    for given_, sentence in (
+        ({"sampler": [1, 2]}, r"ls\.loaders takes no sampler\n.*on any number of processes.*Subset"),
+        ({"shuffle": True}, r"ls\.loaders takes no shuffle\n.*a function of seed and epoch"),
+        ({"num_workers": 4}, r"ls\.loaders takes no num_workers\n.*workers=2"),
+        ({"flipp": True}, r"unknown argument of ls\.loaders 'flipp'\n.*Did you mean flip"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            ls.loaders(both, ALONE, batch_size=BATCH, **given_)

@@ -2,8 +2,8 @@
 
 import csv
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,33 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.utils.data import Dataset, Subset, TensorDataset
 
-from lockstep.checkpoint.card import Card
+import lockstep as ls
+from lockstep.checkpoint.weights import Card
 from lockstep.cli import main
-from lockstep.data.label_sets import counts, label_name, numbered
+from lockstep.data.image_sets import counts, label_name, numbered, table_on
+from lockstep.data.user_sets import user_sets
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
-from lockstep.training.by_class import ClassCounts, write
-from lockstep.training.class_losses import ClassLoss
-from lockstep.training.evaluation import evaluate
-from lockstep.watch.journal import read
+from lockstep.monitoring.journal import read
+from lockstep.training.evaluation import ClassCounts, evaluate, write_scores
+from lockstep.training.losses import ClassLoss
+from tests.ranks import run_ranks
 
 COLOURS = ("blue", "green", "red")
+
+
+@dataclass
+class Labelled:
+    """What evaluation asks of a set."""
+
+    classes: tuple[str, ...]
+    label_sets: Any
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def shapes(root: Path) -> Path:
@@ -74,6 +89,93 @@ def test_a_table_with_a_separator_trains_and_evaluates_each_class_for_itself(tra
     assert Card.read(trained / "run" / "weights" / "final.safetensors").outputs == "sigmoid"
 
 
+def test_the_thresholds_of_the_best_f1_go_with_the_weights(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained / "run"
+    records: list[Any] = [record for record in read(run / "journal.jsonl") if record["kind"] in ("eval", "classes")]
+    assert records[-1]["thresholds"] == pytest.approx(Card.read(run / "weights" / "final.safetensors").thresholds)
+    assert records[-1]["thresholds"] == [0.5] * 3  # every class is decided right by that
+    assert records[-2]["map"] == 1.0
+    answers = {}
+    onnx = trained / "several.onnx"
+    for words in (["export", str(run), "--to", "onnx", "--out", str(onnx)], *(
+        ["predict", str(of), str(trained / "val5.png"), str(trained / "val0.png"), "--format", form, "--device", "cpu"]
+        for of in (run, onnx) for form in ("table", "csv", "jsonl")
+    )):  # fmt: skip
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        answers[words[1], words[-3]] = capsys.readouterr().out
+        assert end.value.code == 0
+    table, sheet, lines = (answers[str(run), form] for form in ("table", "csv", "jsonl"))
+    assert [line.split("  ")[1] for line in table.splitlines()] == ["blue + red", "none"]
+    assert [row["labels"] for row in csv.DictReader(sheet.splitlines())] == ["blue;red", ""]
+    assert [json.loads(line)["labels"] for line in lines.splitlines()] == [["blue", "red"], []]
+    assert json.loads(answers[str(onnx), "jsonl"].splitlines()[0])["labels"] == ["blue", "red"]
+
+
+def test_a_run_is_kept_by_map_where_pictures_have_several_labels(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = [*training(trained, "again"), "--epochs", "2", "--keep-best", "map"]
+    one = ["train", "digits", "--fraction", "0.1", "--epochs", "1", "--nproc", "1", "--keep-best", "map"]
+    for words, code in ((again, 0), ([*one, "--out", str(tmp_path / "one")], 2)):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == code
+    assert "--keep-best map: digits/test has one label a picture" in capsys.readouterr().err
+
+
+@given(st.integers(1, 15), st.integers(0, 99), st.booleans())
+@settings(deadline=None, max_examples=25)
+def test_no_other_threshold_has_a_better_f1(n: int, seed: int, ties: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, 3, generator=generator)
+    logits = logits.round() if ties else logits
+    truth = torch.rand(n, 3, generator=generator) < torch.tensor([0.5, 0.1, 0.0])
+    numbers, table = numbered([np.flatnonzero(row).tolist() for row in truth.numpy()], 3)
+    images: Any = Labelled(tuple("abc"), table, n)
+
+    def scored(thresholds: Any = ()) -> Any:
+        counts_of = ClassCounts(images, torch.device("cpu"), thresholds=thresholds)
+        counts_of.add(logits, torch.from_numpy(numbers))
+        return counts_of.scores(images.classes, World.single())
+
+    chosen = scored().thresholds
+    best, plain = scored(chosen), scored([0.5] * 3)
+    assert best.thresholds == chosen
+    for k in range(3):
+        if not truth[:, k].any():
+            assert chosen[k] == 0.5
+            continue
+        tried = [0.0, *logits[:, k].double().sigmoid().tolist()]
+        others = [scored([t if j == k else 0.5 for j in range(3)]).f1[k] for t in tried]
+        assert best.f1[k] == max(others)
+        assert chosen[k] == 0.5 or best.f1[k] > plain.f1[k] or (logits[:, k] == 0).any()
+
+
+def in_a_loop(world: World, loss: Any) -> Any:
+    """A loop of one's own with labels as BCE wants them; its weights and the types of the labels that it saw."""
+    generator = torch.Generator().manual_seed(0)
+    images, targets = torch.rand(40, 1, 4, 4, generator=generator), torch.rand(40, 3, generator=generator).round()
+    train, val = ls.loaders(((images[:30], targets[:30]), (images[30:], targets[30:])), world, batch_size=8, workers=0)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)).to(world.device)
+    spread = ls.parallelize(model, world)
+    step = ls.TrainStep(spread, loss, torch.optim.SGD(model.parameters(), lr=0.5))
+    for batch in train.epoch(0):
+        rows = torch.cat([torch.arange(batch.count)[shard.rows] for shard in batch.shards])
+        assert torch.equal(batch.labels, targets[torch.from_numpy(batch.ids)[rows]])
+        step(batch)
+    return ls.evaluate(spread, val, world).loss, next(model.parameters()).detach().double().numpy()
+
+
+@pytest.mark.parametrize("loss", [F.binary_cross_entropy_with_logits, torch.nn.BCEWithLogitsLoss(reduction="none")])
+def test_a_loop_of_ones_own_gets_labels_as_bce_wants_them(loss: Any) -> None:
+    alone = in_a_loop(World.single(), loss)
+    for found, weights in run_ranks(in_a_loop, 2, loss):
+        assert found == pytest.approx(alone[0], rel=1e-6)
+        np.testing.assert_allclose(weights, alone[1], rtol=1e-5, atol=1e-7)
+
+
 def test_probabilities_are_of_each_class_for_itself(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*line: str) -> str:
         with pytest.raises(SystemExit) as end:
@@ -103,6 +205,42 @@ def test_probabilities_are_of_each_class_for_itself(trained: Path, capsys: pytes
     assert "(3 images)" in text
 
 
+class Several(Dataset[Any]):
+    """Pictures with labels as BCE wants them: float 0 and 1 for each class."""
+
+    def __init__(self, images: torch.Tensor, targets: torch.Tensor) -> None:
+        self.images, self.targets = images, targets
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[k], self.targets[k]
+
+
+def test_float_labels_of_tensors_datasets_and_parts_of_them_mean_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, targets = torch.rand(24, 1, 4, 4, generator=generator), torch.rand(24, 3, generator=generator).round()
+    pairs = [(images[:16], targets[:16]), (images[16:], targets[16:])]
+    whole = Several(images, targets)
+    parts = [Subset(whole, range(16)), Subset(whole, range(16, 24))]
+    for given_sets in (pairs, [TensorDataset(*each) for each in pairs], [Several(*each) for each in pairs], parts):
+        train, val = user_sets("own", given_sets, 0)
+        for images_of, rows in ((train, targets[:16]), (val, targets[16:])):
+            _, labels = images_of.read(np.arange(len(images_of)), None)
+            table = table_on(images_of, "cpu")
+            assert table is not None
+            assert images_of.classes == ("0", "1", "2")
+            assert torch.equal(table[labels], rows.bool())
+    moved = Several(images[:16], targets[:16])
+    train, _ = user_sets("own", [moved, Several(*pairs[1])], 0)
+    moved.targets = 1 - moved.targets + 0.5
+    with pytest.raises(UserError, match="sample 3 has other labels than its Dataset states"):
+        train.read(np.array([3]), None)
+    with pytest.raises(UserError, match="not class numbers"):
+        user_sets("own", [Several(e, t * 0.5) for e, t in pairs], 0)
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -127,7 +265,7 @@ def test_a_number_means_its_set(sets: list[set[int]]) -> None:
     assert len(np.unique(table, axis=0)) == len(table)  # no set has two numbers
     again, _ = numbered(sets[::-1], 5)
     assert again[::-1].tolist() == numbers.tolist()  # whatever their order
-    images: Any = SimpleNamespace(classes=tuple("abcde"), label_sets=table)
+    images: Any = Labelled(tuple("abcde"), table, 0)
     assert counts(images, numbers).tolist() == [sum(k in each for each in sets) for k in range(5)]
     for number, each in zip(numbers.tolist(), sets, strict=True):
         assert label_name(images, number) == (" + ".join("abcde"[k] for k in sorted(each)) or "none")
@@ -140,7 +278,7 @@ def test_scores_are_those_of_the_definitions_however_the_set_is_cut(classes: int
     logits = 2 * torch.randn(n, classes, generator=generator)
     truth = torch.rand(n, classes, generator=generator) < 0.3
     numbers, table = numbered([np.flatnonzero(row).tolist() for row in truth.numpy()], classes)
-    images: Any = SimpleNamespace(classes=tuple(map(str, range(classes))), label_sets=table)
+    images: Any = Labelled(tuple(map(str, range(classes))), table, n)
 
     class Loader:
         chunks = -(-n // cut)
@@ -179,8 +317,47 @@ def test_scores_are_those_of_the_definitions_however_the_set_is_cut(classes: int
     assert by_number.item() == pytest.approx(loss, rel=1e-5)
 
 
+def ranked(world: World, ties: bool) -> Any:
+    """Average precision of random logits, of which each rank has seen another part, and by the definition."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(41, 4, generator=generator)
+    logits = logits.round() if ties else logits
+    truth = torch.rand(41, 4, generator=generator) < torch.tensor([0.5, 0.1, 0.9, 0.0])
+    numbers, table = numbered([np.flatnonzero(row).tolist() for row in truth.numpy()], 4)
+    images: Any = Labelled(tuple("abcd"), table, 41)
+    counts_of = ClassCounts(images, torch.device("cpu"))
+    for start in range(world.rank * 7, 41, world.size * 7):
+        counts_of.add(logits[start : start + 7], torch.from_numpy(numbers)[start : start + 7])
+    wanted = []
+    for k in range(4):
+        precisions, recalls = [1.0], [0.0]
+        for threshold in sorted(set(logits[:, k].tolist()), reverse=True):
+            taken = logits[:, k] >= threshold
+            precisions.append((taken & truth[:, k]).sum().item() / taken.sum().item())
+            recalls.append((taken & truth[:, k]).sum().item() / max(1, truth[:, k].sum().item()))
+        steps = zip(precisions[1:], recalls[1:], recalls[:-1], strict=True)
+        wanted.append(sum(precision * (after - before) for precision, after, before in steps))
+    return counts_of.scores(images.classes, world), wanted
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_average_precision_is_that_of_the_definition_on_any_number_of_ranks(ties: bool, tmp_path: Path) -> None:
+    (alone, wanted), *several = ranked(World.single(), ties), *run_ranks(ranked, 3, ties)
+    assert alone.average_precision == pytest.approx(wanted, abs=1e-12)
+    for scores, _ in several:
+        assert scores.average_precision == alone.average_precision
+    mean = sum(wanted[:3]) / 3  # the fourth class has no picture
+    assert f"mAP {mean:.2%}" in str(alone)
+    write_scores(alone, tmp_path / "scores.csv")
+    write_scores(alone, tmp_path / "scores.json")
+    rows = list(csv.DictReader((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()))
+    assert [float(row["average_precision"]) for row in rows] == alone.average_precision
+    assert json.loads((tmp_path / "scores.json").read_text())["average_precision"] == alone.average_precision
+    assert alone.record(0, 1)["average_precision"] == pytest.approx(wanted, abs=1e-6)
+
+
 def test_there_is_no_confusion_matrix_to_draw(tmp_path: Path) -> None:
-    images: Any = SimpleNamespace(classes=("a", "b"), label_sets=np.eye(2, dtype=bool))
+    images: Any = Labelled(("a", "b"), np.eye(2, dtype=bool), 2)
     scores = ClassCounts(images, torch.device("cpu")).scores(images.classes, World.single())
     with pytest.raises(UserError, match="no confusion matrix"):
-        write(scores, tmp_path / "report.png")
+        write_scores(scores, tmp_path / "report.png")

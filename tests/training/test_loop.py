@@ -10,13 +10,13 @@ from torch import nn
 from lockstep import recipe
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
 from lockstep.data.loaders import Batch
-from lockstep.parallel import modules, sync
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
+from lockstep.parallel import buffers, sync
 from lockstep.training import evaluation
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import steps, train
+from lockstep.training.session import Window
 from lockstep.training.state import State
-from lockstep.training.window import Window
 from tests.journals import read
 from tests.ranks import run_ranks
 
@@ -140,14 +140,14 @@ def averaged_buffers(world: World, folder: str) -> dict[str, list[int]]:
         execution=Execution(eval_every=2, eval_batch_size=200, log_every=3),
         recovery=Recovery(checkpoint_every="2steps"),
     )
-    inner = modules.average_buffers
+    inner = buffers.average_buffers
     for name, exact in (("plain", 0), ("exact", 2)):
         taken = found[name] = []
 
-        def counted(model: nn.Module, ranks: int, taken: list[int] = taken) -> None:
+        def counted(model: nn.Module, ranks: int, share: float | None = None, taken: list[int] = taken) -> None:
             if ranks > 1:
                 taken.append(int(next(b for n, b in model.named_buffers() if "tracked" in n)))
-            inner(model, ranks)
+            inner(model, ranks, share)
 
         for user in (sync, evaluation):
             setattr(user, "average_buffers", counted)  # noqa: B010 (which types would refuse)

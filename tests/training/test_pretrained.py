@@ -18,14 +18,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lockstep import models
-from lockstep.checkpoint.card import Card
-from lockstep.checkpoint.weights import digest
+from lockstep.checkpoint.weights import Card, digest
 from lockstep.commands.shared.arguments import planned
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
-from lockstep.data.folder import centre_crop
+from lockstep.data.picture_set import centre_crop
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.models.pretrained import Weights, converted, find
-from lockstep.processes.world import World
 from lockstep.training import pretrained
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train
@@ -129,7 +128,7 @@ def test_a_torn_file_and_one_of_another_network_are_refused(hub: Path, photos: P
     config = pretrained.settled(config_for(photos, TIMM_NET))
     place = hub / f"{TIMM_NET}.safetensors"
     place.write_bytes(b"torn")
-    with pytest.raises(UserError, match="neither a safetensors file nor one of weights alone"):
+    with pytest.raises(UserError, match="is damaged or not a safetensors file"):
         assemble(config, SINGLE)
     save_file({"fc.weight": torch.zeros(2, 2)}, place)
     with pytest.raises(UserError, match="does not fit timm's test_resnet"):
@@ -140,7 +139,7 @@ def test_a_torn_file_and_one_of_another_network_are_refused(hub: Path, photos: P
         assemble(config, SINGLE)
     net = replace(config, model=ModelConfig(model=NET, init="pretrained"))
     save_file(published(NET) | {"another": torch.zeros(1)}, hub / "shufflenetv2_x0.5-f707e7126e.safetensors")
-    with pytest.raises(UserError, match=r"unexpected: another"):
+    with pytest.raises(UserError, match=r"another \[1\] float -> \(none\)"):
         assemble(net, SINGLE)
 
 
@@ -165,7 +164,7 @@ def test_without_a_network_the_place_and_the_file_are_named(
 
 def test_what_the_weights_were_made_with_is_taken_over() -> None:
     def data(*flags: str) -> DataConfig:
-        return planned("train", Config, lambda c: c, ["folder", *flags], "{}").data
+        return planned("train", lambda c: c, ["folder", *flags], "{}").data
 
     usual = data("--model", "efficientnet_b3")
     assert (usual.image_size, usual.mean, usual.crop_pct, usual.interpolation) == (224, (), 0, "auto")
@@ -175,7 +174,7 @@ def test_what_the_weights_were_made_with_is_taken_over() -> None:
     mine = data("--model", "efficientnet_b3", "--init", "pretrained", "--image-size", "128", "--mean", "0,0,0",
                 "--std", "1,1,1", "--interpolation", "bilinear")  # fmt: skip
     assert (mine.image_size, mine.mean, mine.std, mine.interpolation) == (128, (0, 0, 0), (1, 1, 1), "bilinear")
-    tagged = planned("train", Config, lambda c: c, ["folder", "--model", TIMM_NET], "{}")
+    tagged = planned("train", lambda c: c, ["folder", "--model", TIMM_NET], "{}")
     assert tagged.model.init == "pretrained:r160_in1k"
     assert (tagged.data.image_size, tagged.data.mean) == (160, (0.5, 0.5, 0.5))
     assert round(160 / tagged.data.crop_pct) == 168  # as timm: floor(160 / 0.95)
@@ -325,6 +324,6 @@ def test_one_process_downloads_and_a_wrong_checksum_leaves_nothing(server: str, 
     assert _Server.asked == [f"/net-{whole[:8]}.pth"]
     assert run_ranks(fetched, 2, f"{server}/net-{whole[:8]}.pth", env=env) == [whole] * 2
     assert len(_Server.asked) == 1
-    with pytest.raises(AssertionError, match=r"net-00000000.pth is damaged: its sha256 is"):
+    with pytest.raises(AssertionError, match=r"invalid hash value .expected .00000000"):
         run_ranks(fetched, 1, f"{server}/net-00000000.pth", env=env)
     assert [p.name for p in (tmp_path / "hub/checkpoints").iterdir()] == [f"net-{whole[:8]}.pth"]

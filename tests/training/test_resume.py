@@ -4,16 +4,19 @@ import dataclasses
 import json
 import random
 import signal
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery, SamplesConfig
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery, SamplesConfig
+from lockstep.config.fields import with_values
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.control import Agreement, Control
 from lockstep.training.loop import train
@@ -37,7 +40,7 @@ AUGMENTED = dataclasses.replace(
     execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1),
 )
 PLAIN = dataclasses.replace(EXACT, exact=0, accumulate=2, optim=OptimConfig(lr=0.05))
-MIXED = dataclasses.replace(EXACT, samples=SamplesConfig("equal", 2, mixup=0.4, cutmix=1.0, mix_off_epochs=1))
+MIXED = dataclasses.replace(EXACT, samples=SamplesConfig("equal", 2, mixup=0.4, cutmix=1.0))
 STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
 STEPS = 15
 
@@ -102,12 +105,21 @@ def test_resume_at_the_very_next_sample_on_another_number_of_processes(tmp_path:
     check(
         tmp_path,
         [
-            ("first step", EXACT, 1, 1, 3),
             ("middle of an epoch", EXACT, 3, 7, 1),
             ("end of an epoch, before its evaluation", EXACT, 1, 10, 3),
+            ("streaming", STREAMING, 1, 6, 3),
+        ],
+    )
+
+
+@pytest.mark.slow
+def test_resume_at_the_ends_of_a_run_and_of_what_is_drawn(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        [
+            ("first step", EXACT, 1, 1, 3),
             ("end of the last epoch, before its evaluation", EXACT, 3, STEPS, 1),
             ("plain", PLAIN, 3, 8, 1),
-            ("streaming", STREAMING, 1, 6, 3),
             ("mixed", MIXED, 3, 7, 1),
             ("augmented", AUGMENTED, 1, 7, 3),
         ],
@@ -118,7 +130,7 @@ def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(World.single(), EXACT, str(tmp_path), 7)
-    monkeypatch.setattr("lockstep.parallel.repeatable.device_name", lambda _: "another one")
+    monkeypatch.setattr("lockstep.parallel.determinism.device_name", lambda _: "another one")
     with pytest.raises(UserError, match=r"device: .* -> another one\n.*--override rounding"):
         trained(World.single(), EXACT, str(tmp_path))
 
@@ -149,11 +161,25 @@ def test_another_experiment_is_refused_with_a_diff(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["optim"]["lr"] == 0.5
 
 
+def test_what_follows_from_epochs_needs_no_override_of_its_own(tmp_path: Path) -> None:
+    config, folder = PLAIN, tmp_path / "run"
+    short = with_values(config, {"epochs": 1, "warmup_epochs": 0.5})
+    longer = with_values(config, {"epochs": 2, "warmup_epochs": 1.0})
+    trained(World.single(), short, str(folder))
+    with pytest.raises(UserError, match=r"(?s)epochs: 1 -> 2.*warmup_epochs: 0.5 -> 1.0.*--override epochs if"):
+        trained(World.single(), longer, str(folder))
+    trained(World.single(), with_values(longer, {"override": ("epochs",)}), str(folder))
+    assert end_of(folder)["status"] == "completed"
+    other = with_values(longer, {"epochs": 3, "warmup_epochs": 0.75, "override": ("epochs",)})
+    with pytest.raises(UserError, match=r"--override optim.warmup_epochs if"):
+        trained(World.single(), other, str(folder))
+
+
 def poisoned(world: World, config: Config, folder: str, step: int) -> list[int]:
     """Train with one rank's images of one step blown up; returns the steps that were left out."""
 
     class Spoiled(TrainStep):
-        def __call__(self, batch: Any) -> Any:
+        def __call__(self, batch: Any, *_: object) -> Any:
             if batch.step == step and world.rank == world.size - 1:
                 batch.images.fill_(float("nan"))
             return super().__call__(batch)
@@ -181,16 +207,68 @@ def test_a_non_finite_loss_has_one_answer_on_all_ranks(tmp_path: Path) -> None:
     assert [(f["fault"], f["step"], f["back_to"]) for f in faults] == [("rollback", 6, 4)]
     assert records[-1]["status"] == "completed"
     assert records[-1]["samples"] == 3 * 144 - 30
-    alone = dataclasses.replace(
-        back,
-        link=LinkConfig(sync_every=3),
-        recovery=dataclasses.replace(back.recovery, checkpoint_every="3steps", check_every=3),
-    )
-    # the batch left out is that of an exchange, which there must be all the same: the ranks are compared after it
-    assert run_ranks(poisoned, 2, alone, str(tmp_path / "alone"), 8) == [[8], [8]]
     skip = dataclasses.replace(config, on_nonfinite="skip")
     run_ranks(poisoned, 2, skip, str(tmp_path / "skip"), 6)
     end = end_of(tmp_path / "skip")
     assert end["status"] == "completed"
     assert end["skipped"] == 1
     assert end["ledger_sha256"] == records[-1]["ledger_sha256"]  # both have trained on all but that batch
+
+
+class Keeps(nn.Module):
+    """Keeps in every kind of place what its next pass uses, and no state_dict has."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        del in_channels
+        self.mean: Tensor
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes)).double()
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64), persistent=False)
+        self.calls, self.noise = 0, torch.Generator().manual_seed(1)
+        self.last: Tensor | None = None
+        self.recent = deque([1.0, 1.0])
+        self.net.register_forward_hook(self._note)
+
+    def _note(self, *_: object) -> None:
+        self.calls += self.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.double()
+        scale = 1 + self.mean + self.calls / 10 + sum(self.recent)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1
+            scale = scale + torch.rand(1, generator=self.noise)
+            self.recent.append(self.recent.popleft() / 2)
+            self.last = torch.ones(3) if self.last is None else self.last + 1
+        return self.net(x) / scale
+
+
+class Warm(torch.optim.SGD):
+    """Counts its steps in an attribute."""
+
+    taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        for group in self.param_groups:
+            group["lr"] = 0.05 / self.taken
+        return super().step(closure)
+
+
+def warm(model: nn.Module, optim: OptimConfig, lr: float) -> Warm:
+    return Warm(model.parameters(), lr)
+
+
+def test_what_no_state_dict_holds_is_carried(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        PLAIN,
+        accumulate=1,
+        model=ModelConfig(model=f"{__name__}:Keeps"),
+        optim=OptimConfig(optimizer=f"{__name__}:warm", lr=0.05),
+    )
+    straight, stopped = str(tmp_path / "straight"), str(tmp_path / "stopped")
+    trained(World.single(), config, straight)
+    trained(World.single(), config, stopped, stop_at=7)
+    trained(World.single(), config, stopped)
+    end, other = (read(Path(folder, "journal.jsonl"))[-1] for folder in (straight, stopped))
+    assert end["weights_sha256"] == other["weights_sha256"]

@@ -12,11 +12,11 @@ from safetensors import safe_open
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.foreign import load_foreign
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.models import build
-from lockstep.processes.world import World
-from lockstep.training.folder import claim_folder
 from lockstep.training.loop import train
+from lockstep.training.run_folder import claim_folder
 
 BASE = Config(
     batch_size=48,
@@ -96,7 +96,7 @@ def test_the_file_that_a_run_began_with_may_be_gone_when_it_goes_on(tmp_path: Pa
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda t: t.to(torch.int32), "no floating-point numbers"),
+        (lambda t: t.to(torch.int32), "int32 -> "),
         (lambda t: torch.full_like(t, torch.nan), "not finite"),
         (lambda t: torch.full_like(t, torch.inf), "not finite"),
     ],

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
 from lockstep.data.order import EMPTY_LEDGER, extend_ledger
-from lockstep.parallel.modules import average_buffers
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
+from lockstep.parallel.buffers import average_buffers
 from lockstep.training.assemble import assemble
 from tests.ranks import run_ranks
 
@@ -72,7 +72,7 @@ def changed(**groups: Any) -> Config:
     return dataclasses.replace(BASE, **values)
 
 
-MIXED = {"mixup": 0.4, "cutmix": 1.0, "mix_prob": 0.9, "mix_off_epochs": 1}
+MIXED = {"mixup": 0.4, "cutmix": 1.0}
 CASES = {
     "mixed": changed(samples=MIXED),
     "mixup, label smoothing": changed(samples={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
@@ -88,7 +88,7 @@ CASES = {
     ),
     "repeated, mixed": changed(batch_size=12, samples={"aug_repeats": 3, **MIXED}),
 }
-SHARDED = ("mixed",)
+MORE = ("mixed",)  # with other precisions and batch norms too
 
 
 def trained(world: World, config: Config) -> tuple[str, list[float], dict[str, np.ndarray]]:
@@ -101,8 +101,6 @@ def trained(world: World, config: Config) -> tuple[str, list[float], dict[str, n
             ledger = extend_ledger(ledger, batch.ids)
     if not config.exact:
         average_buffers(run.model, world.size)
-    if config.execution.strategy == "fsdp" and world.size > 1:
-        return digest(run.model) + ledger.hex(), losses, {}
     return (
         digest(run.model) + ledger.hex(),
         losses,
@@ -121,11 +119,9 @@ def everything(world: World) -> dict[Any, Any]:
         found[3, name] = trained(world, dataclasses.replace(plain, accumulate=3))[:0:-1]
         if world.size == 1:
             found["in one piece", name] = trained(world, plain)[:0:-1]
-        if name in SHARDED:
+        if name in MORE:
             found[1, name] = trained(world, config)[:0:-1]
-    for name in SHARDED:
-        sharded = dataclasses.replace(CASES[name], exact=5).with_execution(strategy="fsdp")
-        found["sharded", name] = trained(world, sharded)[:2]
+    for name in MORE:
         low = dataclasses.replace(CASES[name], exact=5, precision="bf16")
         found["bf16", name] = trained(world, low)[:2]
     return found
@@ -136,8 +132,6 @@ def test_one_result_on_any_number_of_ranks() -> None:
     alone = run_ranks(everything, 1, timeout=240)[0]
     digests = [alone["exact", name][0] for name in CASES]
     assert len(set(digests)) == len(digests)  # the cases do differ
-    for name in SHARDED:
-        assert alone["sharded", name] == alone["exact", name]
     for name in CASES:
         _require_close(alone[3, name], alone["in one piece", name], f"{name}: three micro-batches beside one")
     for n in (2, 3):

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
-from lockstep.processes.world import World
+from lockstep.distributed.world import World
+from lockstep.monitoring.journal import read
 from lockstep.training.loop import train
-from lockstep.watch.journal import read
 
 EPOCHS, SAMPLES, BATCH = 2, 40, 10
 

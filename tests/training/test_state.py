@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.commands import evaluate
-from lockstep.config import Config, DataConfig, ModelConfig
+from lockstep.config import Config, ModelConfig
 from lockstep.errors import UserError
 from lockstep.training.evaluation import Metrics
-from lockstep.training.folder import require_trusted
 from lockstep.training.state import State, require_whole
 
 
@@ -71,16 +70,9 @@ def test_code_that_a_folder_names_runs_only_where_it_is_trusted(tmp_path: Path) 
     with pytest.raises(UserError, match="names code that this would run: model os:system") as told:
         evaluate.main([str(tmp_path), "--nproc", "1"])
     assert "--trust-code" in told.value.remedy
-    for code in (Config(model=ModelConfig(model="hf:set")), Config(data=DataConfig(dataset="own:sets"))):
-        with pytest.raises(UserError, match="names code that this would run"):  # a model has no kinds of names
-            require_trusted(code, str(tmp_path), trust_code=False)
-    table = dataclasses.replace(Config(), data=DataConfig(dataset="table:pictures.csv"))
-    require_trusted(table, str(tmp_path), trust_code=False)
-    require_trusted(config, str(tmp_path), trust_code=True)
-    require_trusted(Config(), str(tmp_path), trust_code=False)
 
 
-@pytest.mark.parametrize("name", ["execution", "choose", "optim"])
+@pytest.mark.parametrize("name", ["execution", "selection", "optim"])
 def test_a_config_whose_parts_are_none_is_refused(name: str) -> None:
     saved = {"config": Config().to_dict(), "data": "", "rounding": {}, "progress": State().to_dict()}
     require_whole(saved)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 from torch import nn
 
-from lockstep.config import Config, DataConfig, Execution, LinkConfig, ModelConfig, OptimConfig, Recovery, Strategy
+from lockstep.config import CommConfig, Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery, Strategy
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from lockstep.training import summary
 from tests.journals import read
 from tests.parallel.test_sharded import blocks
@@ -94,7 +94,7 @@ def test_passing_through_fsdp_changes_no_bit(tmp_path: Path) -> None:
 
 def saved_again(world: World, config: Config, folder: str) -> None:
     from lockstep.training.assemble import assemble
-    from lockstep.training.lifetime import session
+    from lockstep.training.session import session
 
     if world.rank == 0:
         Path(folder, "weights").mkdir(parents=True)
@@ -104,95 +104,18 @@ def saved_again(world: World, config: Config, folder: str) -> None:
         live.flush()
 
 
-LOCAL = dataclasses.replace(
-    BASE,
-    model=ModelConfig(model="tests.parallel.test_exact:small_net"),
-    optim=OptimConfig(lr=0.05),
-    recovery=dataclasses.replace(BASE.recovery, checkpoint_every="6steps"),
-    link=LinkConfig(sync_every=3),
-)
-DILOCO = dataclasses.replace(LOCAL, link=LinkConfig(sync_every=3, outer_lr=0.7, outer_momentum=0.9))
-ADAMW = dataclasses.replace(LOCAL, optim=OptimConfig(optimizer="adamw", lr=0.01))
-PRIVATE = dataclasses.replace(ADAMW, link=dataclasses.replace(DILOCO.link, inner_state="private"))
-
-
-@pytest.mark.slow
-def test_a_resumed_local_run_is_the_one_that_went_through(tmp_path: Path) -> None:
-    """Stopped where the ranks have common weights: every third step, and each epoch's end (5, 10)."""
-    cases = [
-        ("local", LOCAL, 6),
-        ("diloco", DILOCO, 9),
-        ("diloco, at an epoch's end", DILOCO, 10),
-        ("adamw", ADAMW, 12),
-        ("private", PRIVATE, 12),
-    ]
-    run_ranks(all_of, 2, [(config, str(tmp_path / f"{name} whole")) for name, config, _ in cases], timeout=120)
-    run_ranks(all_of, 2, [(config, str(tmp_path / name), at) for name, config, at in cases], timeout=120)
-    for name, _, at in cases:
-        assert (end_of(tmp_path / name)["status"], end_of(tmp_path / name)["steps"]) == ("interrupted", at)
-    run_ranks(all_of, 2, [(config, str(tmp_path / name)) for name, config, _ in cases], timeout=120)
-    for name, _, _ in cases:
-        end, whole = end_of(tmp_path / name), end_of(tmp_path / f"{name} whole")
-        for key in ("status", "steps", "ledger_sha256", "weights_sha256", "top1", "loss"):
-            assert end[key] == whole[key], (name, key)
-
-
-def test_local_steps_stop_where_weights_are_common(tmp_path: Path) -> None:
-    """Asked to stop after step 7, between two exchanges, the ranks go on to the ninth."""
-    run_ranks(asked_to_stop, 2, LOCAL, str(tmp_path), 7, timeout=120)
-    assert end_of(tmp_path)["steps"] == 9
-
-
-def asked_to_stop(world: World, config: Config, folder: str, step: int) -> None:
-    import os
-    import signal
-
-    from lockstep.parallel.local import LocalSync
-    from lockstep.training import control
-
-    control._REACT_S = 0.0  # the ranks agree at every step that they can
-    updated = LocalSync.updated
-
-    def ask(self: LocalSync, at: int) -> None:
-        if at + 1 == step:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        updated(self, at)
-
-    LocalSync.updated = ask  # type: ignore[method-assign, assignment]
-    trained(world, config, folder)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"exact": 4, "execution": Execution(strategy="fsdp"), "model": ModelConfig(channels_last=True)},
-            "--exact 4 with --strategy fsdp and --channels-last",
-        ),
+        ({"exact": 4, "execution": Execution(strategy="fsdp")}, "--exact 4 with --strategy fsdp"),
         ({"exact": 4, "execution": Execution(strategy="single")}, "--exact 4 with --strategy single"),
         ({"exact": 4, "execution": Execution(model_parallel=2)}, "--exact 4 with --model-parallel 2"),
-        ({"exact": 4, "link": LinkConfig(compress="bf16")}, "--exact 4 with --compress bf16"),
-        ({"exact": 4, "link": LinkConfig(sync_every=2)}, "--exact 4 with --sync-every 2"),
-        ({"link": LinkConfig("bf16"), "execution": Execution(strategy="fsdp")}, "--compress bf16 with --strategy fsdp"),
-        ({"link": LinkConfig("powersgd:1"), "precision": "fp16"}, "--compress powersgd:1 with --precision fp16"),
-        ({"link": LinkConfig("powersgd:1"), "on_nonfinite": "skip"}, "with --on-nonfinite skip: what PowerSGD"),
-        ({"link": LinkConfig(sync_every=2), "execution": Execution(strategy="fsdp")}, "averages whole models"),
-        ({"link": LinkConfig(sync_every=2), "precision": "fp16"}, "--sync-every 2 with --precision fp16"),
-        ({"link": LinkConfig(sync_every=2), "on_nonfinite": "skip"}, "--on-nonfinite skip: each process would decide"),
-        ({"link": LinkConfig(sync_every=2), "optim": OptimConfig(ema=0.9)}, "--sync-every 2 with --ema 0.9"),
+        ({"exact": 4, "comm": CommConfig(compress="bf16")}, "--exact 4 with --compress bf16"),
+        ({"comm": CommConfig("bf16"), "execution": Execution(strategy="fsdp")}, "--compress bf16 with --strategy fsdp"),
         (
-            {"link": LinkConfig(sync_every=2), "model": ModelConfig(batch_norm="global")},
-            "with --batch-norm global: that talks",
+            {"optim": OptimConfig("timm:muon"), "execution": Execution(strategy="fsdp")},
+            "norms of whole parameters",
         ),
-        (
-            {"link": LinkConfig(sync_every=2), "model": ModelConfig(find_unused_parameters=True)},
-            "--sync-every 2 with --find-unused-parameters",
-        ),
-        (
-            {"link": LinkConfig(sync_every=4), "recovery": Recovery(checkpoint_every="10steps")},
-            "--checkpoint-every 10steps with --sync-every 4: a checkpoint needs common weights",
-        ),
-        ({"optim": OptimConfig("muon"), "execution": Execution(strategy="fsdp")}, "Muon orthogonalises whole matrices"),
         (
             {"execution": Execution(model_parallel=2), "model": ModelConfig(compile=True)},
             "--model-parallel 2 with --comp",
@@ -207,16 +130,7 @@ def test_what_does_not_go_together_says_why(changes: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinkConfig("powersgd"), "--compress powersgd is unknown"),
-        (lambda: LinkConfig("powersgd:0"), "--compress powersgd:0 is unknown"),
-        (lambda: LinkConfig(sync_every=0), "--sync-every 0 is not positive"),
-        (lambda: LinkConfig(sync_every=2, outer_lr=0.0), "--outer-lr 0.0 is not positive"),
-        (lambda: LinkConfig(sync_every=2, outer_momentum=1.0), "not in"),
-        (
-            lambda: LinkConfig(outer_momentum=0.9),
-            "--outer-lr, --outer-momentum and --inner-state belong to --sync-every",
-        ),
-        (lambda: LinkConfig("bf16", sync_every=2), "weights are averaged, not gradients"),
+        (lambda: CommConfig(cast(Any, "powersgd:4")), "unknown compress 'powersgd:4'"),
         (lambda: Execution(model_parallel=0), "--model-parallel 0"),
         (lambda: Execution(strategy="fsdp", model_parallel=2), "both spread one model"),
     ],
@@ -224,8 +138,3 @@ def test_what_does_not_go_together_says_why(changes: dict[str, Any], message: st
 def test_values_out_of_range_are_refused(make: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()
-
-
-def test_the_rank_of_powersgd_is_read() -> None:
-    assert LinkConfig("powersgd:12").powersgd_rank == 12
-    assert LinkConfig("bf16").powersgd_rank == 0

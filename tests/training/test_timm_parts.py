@@ -1,25 +1,15 @@
-"""timm's optimizers and schedules under their names are timm's, and what can't work is said."""
-
-import dataclasses
-from typing import Any
+"""timm's optimizers under their names are timm's, and what can't work is said."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from timm.optim._optim_factory import create_optimizer_v2
-from timm.scheduler.cosine_lr import CosineLRScheduler
-from timm.scheduler.poly_lr import PolyLRScheduler
-from timm.scheduler.tanh_lr import TanhLRScheduler
 from torch import nn
 
-from lockstep.config import Config, Execution, OptimConfig, ScheduleName
+from lockstep.config import Config, Execution, OptimConfig
 from lockstep.errors import UserError
-from lockstep.training import timm_parts
-from lockstep.training.average import Average
-from lockstep.training.folder import check
-from lockstep.training.optimizers import build
-from lockstep.training.schedules import WARMUP_START, factor
+from lockstep.training import optimizers
+from lockstep.training.optimizers import Average, build
+from lockstep.training.run_folder import check
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -31,7 +21,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-@pytest.mark.parametrize("name", ["lamb", "lion", "adan", "rmsprop", "nadamw"])
+@pytest.mark.parametrize("name", ["lamb", "lion", "adan", "rmsprop", "nadamw", "muon"])
 def test_an_optimizer_by_name_is_timms_with_the_configs_values(name: str) -> None:
     torch.manual_seed(0)
     ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -41,42 +31,16 @@ def test_an_optimizer_by_name_is_timms_with_the_configs_values(name: str) -> Non
     assert torch.equal(stepped(ours, build(ours, optim, 0.01)), stepped(theirs, wanted))
 
 
-_THEIRS: dict[ScheduleName, tuple[Any, dict[str, Any]]] = {
-    "timm:cosine": (CosineLRScheduler, {}),
-    "timm:tanh": (TanhLRScheduler, {}),
-    "timm:poly": (PolyLRScheduler, {"power": 0.9}),
-}
-
-
-@given(st.sampled_from(list(_THEIRS)), st.integers(0, 700), st.integers(1, 6))
-def test_a_schedule_by_name_has_timms_values_at_epochs_and_is_a_function_of_samples(
-    name: ScheduleName, samples: int, epochs: int
-) -> None:
-    kind, options = _THEIRS[name]
-    theirs = kind(torch.optim.SGD([torch.zeros(1)], lr=1.0), t_initial=epochs, lr_min=0.0, **options)
-    optim = OptimConfig(schedule=name, gamma=0.9)
-    for epoch in range(epochs):
-        theirs.step(epoch)
-        assert factor(optim, 100 * epoch, 100, epochs) == pytest.approx(theirs.optimizer.param_groups[0]["lr"])
-    before = factor(optim, samples, 100, epochs)
-    factor(optim, 3, 100, epochs)  # whatever was asked in between
-    assert factor(optim, samples, 100, epochs) == before
-    assert 0 <= before <= 1
-    warm = dataclasses.replace(optim, warmup_epochs=1.0)
-    assert factor(warm, 0, 100, epochs) == pytest.approx(WARMUP_START * factor(optim, 0, 100, epochs))
-
-
 def test_what_can_not_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, near in (("lambb", "lamb"), ("bnbadam", "nadam"), ("kron", "")):
         with pytest.raises(UserError, match=f"unknown optimizer of timm '{name}'") as caught:
             check(Config(optim=OptimConfig(optimizer=f"timm:{name}")))
         assert near in caught.value.remedy
-    with pytest.raises(UserError, match=r"--strategy fsdp with --optimizer timm:lamb: timm's optimizers take norms"):
+    with pytest.raises(UserError, match=r"--strategy fsdp with --optimizer timm:lamb: timm's take norms"):
         Config(optim=OptimConfig(optimizer="timm:lamb"), execution=Execution(strategy="fsdp"))
-    monkeypatch.setattr("lockstep.training.timm_parts.importlib.util.find_spec", lambda _: None)
-    for optim in (OptimConfig(optimizer="timm:lamb"), OptimConfig(schedule="timm:poly")):
-        with pytest.raises(UserError, match=r"--(optimizer timm:lamb|schedule timm:poly): timm is not installed"):
-            timm_parts.check(optim)
+    monkeypatch.setattr("lockstep.training.optimizers.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"--optimizer timm:lamb: timm is not installed"):
+        optimizers.require_timm(OptimConfig(optimizer="timm:lamb"))
 
 
 def test_a_warmed_up_average_has_the_decays_of_its_formula() -> None:

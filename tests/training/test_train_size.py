@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.checkpoint.card import Card
+from lockstep.checkpoint.weights import Card
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train
 from tests.inference.runs import pictures
@@ -54,7 +54,7 @@ def test_what_uses_the_model_takes_the_side_of_evaluation(tmp_path: Path) -> Non
     ("model", "data", "message"),
     [
         ("vit_b_16", {"image_size": 32, "train_size": 16}, "model vit_b_16 can't take 3x16x16 images"),
-        ("resnet18", {"train_size": 16}, "--train-size 16 without --image-size"),
+        ("resnet18", {"train_size": 16}, "--train-size 16 with --image-size 0"),
         ("resnet18", {"image_size": 32, "train_size": 9000}, "--train-size 9000 is too large"),
     ],
 )

@@ -1,6 +1,8 @@
-"""Weights out of somebody else's file: as they are, or for other classes and colours than they were learned for."""
+"""Weights from other programs' files: as they are, or for other classes and colours than they were trained for."""
 
 import json
+import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,156 +10,180 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoint.weights import bare, first, fit, note_of, read, state_tensors
+from lockstep.checkpoint import weights
+from lockstep.checkpoint.weights import NAME_A_FILE, listed
+from lockstep.distributed.files import named
 from lockstep.errors import UserError, reason, refusal
+from lockstep.monitoring.journal import require_plain
 from lockstep.parallel.strategy import unwrap
-from lockstep.processes.files import named
 
-_NESTS = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put the weights among other things
-_OF_A_FOLDER = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
-_ENDINGS = (".safetensors", ".bin", ".pth", ".pt")
+# where training scripts put the weights among other things: the weights themselves first, then their averages
+_NESTS = ("state_dict", "model_state_dict", "model", "net", "module", "model_ema", "state_dict_ema")
+_REFUSALS = (r"Unsupported global: GLOBAL ([\w.]+) was", r"Can only SETITEM.* got <class '([\w.]+)'>")
+_MOST_TYPES = 200
+_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
 _SAVE = "Save the weights alone: torch.save(model.state_dict(), path), or as safetensors."
+_AGAIN = "Download or copy the file again."
+
+
+class _StandIn(list[Any]):
+    """In place of an object of a type that torch does not take for plain data: it is not built."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    is_dict = False  # of a dict's type: torch sets items of plain ones alone
+
+    def __new__(cls, *_: Any) -> Any:
+        return OrderedDict() if cls.is_dict else super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, _: Any) -> None: ...
 
 
 def read_foreign(path: str | Path) -> dict[str, Tensor]:
-    """The weights in somebody's file, on the CPU, by the names that they have there.
+    """The weights in a file of another program, on the CPU, by the names that they have there.
 
     Read are safetensors files and those of torch.save, the latter by `torch.load(weights_only=True)` alone, which
-    builds tensors and plain containers and calls nothing else. The state_dict may lie under "state_dict",
-    "model_state_dict", "model" or "net". The content decides, not the file's name. Of a folder it is the one file of
-    weights in it, as the Hugging Face hub names it, or the best ones of a run.
-
-    Raises:
-        UserError: for a missing file, and for one that holds anything else.
+    builds tensors and plain containers and calls nothing else. The content decides, not the file's name. Of a folder it
+    is the file that the Hugging Face hub names so, or the best weights of a run. Raises UserError.
     """
-    path = _inside(Path(path))
+    path = _file_at(Path(path))
     try:
-        by_torch = path.is_file() and not _looks_like_safetensors(path)
-        found: Any = _read_torch(path) if by_torch else read(path)
+        by_torch = path.exists() and _is_torch_file(path)
+        found: Any = _read_torch(path) if by_torch else weights.read(path)
     except OSError as error:
         raise UserError(f"can't read {path}: {refusal(error)}", "Is it yours to read?") from error
-    for name in _NESTS:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-            break
+    if isinstance(found, Mapping):
+        names = [name for name in _NESTS if isinstance(found.get(name), Mapping)]
+        others = [] if names else [str(name) for name, value in found.items() if _are_weights(value)]
+        if len(others) > 1:
+            raise UserError(f"{path} holds several sets of weights: {listed(others)}", _SAVE)
+        found = found[(names or others)[0]] if names or others else found
     if not isinstance(found, Mapping) or not found:
-        raise UserError(f"{path} holds no state_dict but a {type(found).__name__}", _SAVE)
-    if strange := [
-        str(name) for name, value in found.items() if not (isinstance(name, str) and isinstance(value, Tensor))
-    ]:
-        raise UserError(f"{path} holds a dict with entries that are no weights: {first(strange)}", _SAVE)
+        what = "an empty dict" if isinstance(found, Mapping) else f"a {type(found).__name__}, not a state_dict"
+        raise UserError(f"{path} holds {what}", _SAVE)
+    if strange := [str(k) for k, v in found.items() if not (isinstance(k, str) and isinstance(v, Tensor))]:
+        raise UserError(f"{path} holds a dict with entries that are no weights: {listed(strange)}", _SAVE)
     return {name: value.detach() for name, value in found.items()}
+
+
+def _are_weights(value: Any) -> bool:
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return bool(pairs) and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in pairs)
 
 
 def load_foreign(
     model: nn.Module, path: str | Path, adapt: bool = False, classes: Sequence[str] | None = None
 ) -> list[str]:
-    """Copy the weights in somebody's file into the model, on its own device; what is before all names is no obstacle.
+    """Copy the weights in a file of another program into the model, on its own device.
 
-    `adapt`: where the file's last layer is of another shape, or as it says itself for other classes than these, the
-    model's stays as it was drawn; where its first convolution sees other colours, it is summed over them for grey
-    images, or shared out over those of the model. Returns what was done of that, a line each.
-
-    Raises:
-        UserError: as `read_foreign`, and where names or shapes are not the model's.
+    `adapt`: where the file's last layer has another shape, or is for other classes as the file says, the model's keeps
+    its initial values; where its first convolution sees other colours, it is summed over them for grey images, or
+    spread over those of the model. Returns what was done of that, a line each. Raises UserError where they don't fit.
     """
-    known = note_of(_inside(Path(path))).get("classes")
+    known = weights.read_metadata(_file_at(Path(path))).get("classes")
     others = classes is not None and known is not None and known != json.dumps(list(classes))
-    done = take(model, read_foreign(path), str(path), adapt, anew=others and adapt)
+    done = load_adapted(model, read_foreign(path), str(path), adapt, reset_head=others and adapt)
     if others and not adapt:
-        done.append("its last layer stays, though it was trained for other classes (--adapt-init draws it anew)")
+        done.append("its last layer stays, though it was trained for other classes (--adapt-init initialises it again)")
     return done
 
 
-def take(model: nn.Module, found: Mapping[str, Tensor], path: str, adapt: bool, anew: bool = False) -> list[str]:
-    """As `load_foreign`, of tensors that were read from `path`; `anew`: without their last layer, if that fits too."""
-    own = state_tensors(model)
-    found = _under_own_names(dict(found), own)
-    changed, done = _adapted(unwrap(model), found, own, anew)
+def load_adapted(
+    model: nn.Module, found: Mapping[str, Tensor], path: str, adapt: bool, reset_head: bool = False
+) -> list[str]:
+    """As `load_foreign`, of tensors that were read from `path`; `reset_head`: without their last layer in any case."""
+    own = weights.state_tensors(model)
+    everything, found = found, weights.under_own_names(found, own)
+    changed, done = _adapted(unwrap(model), found, own, reset_head)
     if done and not adapt:
-        unlike = [f"{n} {list(found[n].shape)}, the model has {list(own[n].shape)}" for n in found if n in changed]
+        lines = weights.diff_tensors({name: found[name] for name in changed}, {name: own[name] for name in changed})
         raise UserError(
-            f"{path} does not fit {type(unwrap(model)).__name__}: another shape: {first(unlike)}",
+            f"{path} does not fit {type(unwrap(model)).__name__} (file -> model): {listed(lines)}",
             f"Build the model that wrote it, or give --adapt-init: {'; '.join(done)}.",
         )
-    fit(model, found | changed, path)
-    return done
-
-
-def _under_own_names(found: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without a wrapper's prefix, and without an attribute's (`model.`, as in Lightning) if the model is below it."""
-    found = bare(found, own)
-    needed = [name for name in own if not name.endswith("num_batches_tracked")]
-    begin = needed[0] if needed else ""
-    for prefix in {name.removesuffix(begin) for name in found if begin and name.endswith(f".{begin}")}:
-        if all(prefix + name in found for name in needed) and not any(name in found for name in needed):
-            return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    return found
+    weights.load_tensors(model, found | changed, path)
+    kept = {id(tensor) for tensor in found.values()}
+    left = [name for name, tensor in everything.items() if id(tensor) not in kept and name != "n_averaged"]
+    return [*done, f"{listed(left)} in it are not the model's, and left out"] if left else done
 
 
 def _adapted(
-    model: nn.Module, found: Mapping[str, Tensor], own: Mapping[str, Tensor], anew: bool
+    model: nn.Module, found: Mapping[str, Tensor], own: Mapping[str, Tensor], reset_head: bool
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """What to take instead of the tensors whose shapes don't fit, and what that means; nothing where others don't."""
+    """Replacements for the tensors whose shapes don't fit, and what was done; nothing where one can't be replaced."""
     if {name for name in own.keys() ^ found.keys() if not name.endswith("num_batches_tracked")}:
         return {}, []
     layers = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
-    head = layers[-1] if anew and layers[1:] else None
-    unlike = [
-        name
-        for name in own
-        if name in found and (found[name].shape != own[name].shape or name.rpartition(".")[0] == head)
-    ]
+    head = layers[-1] if layers[1:] else None
     convolution = next((name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "")
     instead: dict[str, Tensor] = {}
     done: list[str] = []
-    for name in unlike:
-        layer, _, _ = name.rpartition(".")
-        theirs, ours = found[name], own[name]
+    for name, ours in own.items():
+        layer, theirs = name.rpartition(".")[0], found.get(name, ours)
+        if theirs.shape == ours.shape and not (reset_head and layer == head):
+            continue
         if layer == convolution and theirs.ndim == 4 and theirs.shape[0] == ours.shape[0]:
             if theirs.shape[2:] != ours.shape[2:] or 1 not in (theirs.shape[1], ours.shape[1]):
                 return {}, []
             instead[name] = theirs.sum(1, keepdim=True) / ours.shape[1] * torch.ones_like(ours[:1], device="cpu")
             done.append(f"{layer} is summed over its {theirs.shape[1]} input channel(s)")
-        elif layers[1:] and layer == layers[-1]:
+        elif layer == head:
             instead[name] = ours
-            done.append(f"{layer} is drawn anew")
+            done.append(f"{layer} keeps its initial values")
         else:
             return {}, []
     return instead, list(dict.fromkeys(done))
 
 
-def _inside(path: Path) -> Path:
-    """The file itself, or the file of weights in a folder. Raises UserError where that has none, or several."""
-    if not named(str(path)).is_dir():
-        return path
-    for name in _OF_A_FOLDER:
-        if (path / name).is_file():
-            return path / name
-    found = sorted(file.name for file in path.iterdir() if file.suffix in _ENDINGS)
-    if len(found) == 1:
-        return path / found[0]
-    if not found:
-        raise UserError(f"no weights at {path}: the folder holds no {', '.join(_OF_A_FOLDER)}", "Name the file.")
-    raise UserError(f"the folder {path} holds several files of weights: {first(found)}", "Name the file.")
+def _file_at(path: Path) -> Path:
+    """The file itself, or the file of weights in a folder. Raises UserError where that has none."""
+    if named(str(path)).is_dir():
+        found = [path / name for name in _IN_FOLDERS if (path / name).exists()]
+        if not found:
+            raise UserError(f"no weights at {path}: the folder holds no {', '.join(_IN_FOLDERS)}", "Name the file.")
+        path = found[0]
+    require_plain(path, NAME_A_FILE)
+    return path
 
 
-def _looks_like_safetensors(path: Path) -> bool:
+def _is_torch_file(path: Path) -> bool:
+    """True for a file of torch.save, False for what safetensors may read. Raises UserError for what neither can."""
     with path.open("rb") as file:
-        start = file.read(9)
-    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
+        start = file.read(32)
+    if start[8:9] == b"{":  # safetensors: behind the length of its header, which may begin with any byte
+        return False
+    if start.startswith((b"PK", b"\x80")):  # a zip archive; a pickle, as torch wrote before 1.6
+        return True
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(f"{path} is a pointer of Git LFS, not the weights", "Run `git lfs pull` where it comes from.")
+    if not start or path.suffix != ".safetensors":
+        what = "holds neither safetensors nor what torch.save writes" if start else "is empty"
+        raise UserError(f"{path} {what}", _AGAIN)
+    return False
 
 
 def _read_torch(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:  # given a path, torch goes by its ending
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # hostile or damaged bytes end in errors of any type
-        advice = "weights_only" in str(error)  # torch's own: to have the file run its code
-        why = "torch finds more than tensors in it" if advice else reason(error)
-        raise UserError(
-            f"{path} is neither a safetensors file nor one of weights alone: {why}",
-            "Files that need code to be read are refused, because reading them would run it. " + _SAVE,
-        ) from error
+    stand_ins: dict[str, type[_StandIn]] = {}  # by the names of the types that torch refuses
+    while True:
+        try:
+            known = torch.serialization.safe_globals([(each, name) for name, each in stand_ins.items()])
+            with known, path.open("rb") as file:  # given a path, torch goes by its ending
+                return torch.load(file, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:  # hostile or damaged bytes end in errors of any type
+            says = str(error)
+            unknown, plain = (re.search(pattern, says) for pattern in _REFUSALS)
+            if unknown and unknown[1] not in stand_ins and len(stand_ins) < _MOST_TYPES:
+                for name in (unknown[1], f"builtins.{unknown[1]}"):
+                    stand_ins[name] = type(name, (_StandIn,), {"__module__": "builtins"})
+            elif plain and plain[1] in stand_ins and not stand_ins[plain[1]].is_dict:
+                stand_ins[plain[1]].is_dict = True
+            elif "weights_only" in says:  # torch's own advice: to have the file run its code
+                blocked = re.search(r"GLOBAL ([\w.]+)", says)
+                what = f"a {blocked[1]}" if blocked else "more than tensors"
+                raise UserError(f"{path} holds {what}: reading it could run code, so it is refused", _SAVE) from error
+            else:
+                raise UserError(f"{path} is damaged: {reason(error).partition('. ')[0]}", _AGAIN) from error

@@ -1,12 +1,11 @@
-"""The files of a checkpoint: tensors as safetensors, all else as JSON, and a manifest that vouches for both."""
+"""The files of a checkpoint: tensors as safetensors, everything else as JSON, and a manifest with their digests."""
 
 import hashlib
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +35,29 @@ class Damaged(Exception):
     """A checkpoint that is not what was written; the message is the reason."""
 
 
-def octets(tensor: Tensor) -> Tensor:
-    """A host tensor's elements as uint8 [bytes]: logical order, little-endian; complex numbers are (real, imaginary).
-
-    Shares memory with `tensor` where that is laid out so already.
-    """
+def tensor_bytes(tensor: Tensor) -> Tensor:
+    """A host tensor's elements as uint8 [bytes], in logical order; no copy where it is laid out so."""
     data = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    flat = data.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    if sys.byteorder == "big":
-        flat = flat.view(-1, data.element_size()).flip(1).contiguous().view(-1)
-    return flat
+    return data.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def require_storable(name: str, tensor: Tensor) -> None:
     """Raise UserError for a tensor that a checkpoint can't hold: sparse, quantised, or of an exotic dtype."""
     if tensor.layout != torch.strided or not (tensor.is_complex() or tensor.dtype in _DTYPES):
-        raise UserError(
-            f"{name} is a tensor of layout {tensor.layout} and dtype {tensor.dtype}, which a checkpoint can't hold",
-            "Keep the state of model and optimizer in dense tensors of a usual dtype.",
-        )
+        remedy, dtype = "Keep the state of model and optimizer in dense tensors of a usual dtype.", tensor.dtype
+        raise UserError(f"{name} is a tensor of {tensor.layout} and {dtype}, which a checkpoint can't hold", remedy)
 
 
-def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file with these host tensors, one by one, without a copy of the whole."""
-    complexes = [name for name, tensor in tensors.items() if tensor.is_complex()]
-    header: dict[str, Any] = {"__metadata__": {"complex": json.dumps(complexes)}} if complexes else {}
-    # widest elements first: every tensor is then aligned in the file, which readers that map it rely on
-    names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+def safetensors_chunks(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file of host tensors. Equal ones give equal bytes: the library's own don't."""
+    metadata = dict(sorted((metadata or {}).items()))
+    if pairs := [name for name, tensor in tensors.items() if tensor.is_complex()]:
+        metadata["complex"] = json.dumps(pairs)
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    # widest elements first, so that every tensor is aligned in the file, as readers that map it expect
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     end = 0
     for name in names:
         dtype, shape = tensors[name].dtype, list(tensors[name].shape)
@@ -70,37 +65,31 @@ def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
             dtype, shape = dtype.to_real(), [*shape, 2]
         start, end = end, end + tensors[name].nbytes
         header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
-        yield octets(tensors[name]).numpy().data
+        yield tensor_bytes(tensors[name]).numpy().data
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file of ours, mapped into memory: they cost nothing until they are read.
-
-    Raises:
-        Damaged: where it is no such file.
-    """
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file; they are mapped: read when they are used. Raises Damaged."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            for name in parse_json((file.metadata() or {}).get("complex", "[]").encode(), path.name):
+            metadata = dict(file.metadata() or {})
+            for name in parse_json(metadata.pop("complex", "[]").encode(), path.name):
                 tensors[name] = torch.view_as_complex(tensors[name])
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
         raise Damaged(f"{path.name}: {reason(error)}") from error
-    return tensors
+    return tensors, metadata
 
 
 def encode(value: Any, where: str, tensor: Callable[[str, Tensor], str] | None = None) -> Any:
     """A tree of plain values as JSON, from which `decode` makes the same types and the same bits again.
 
-    What JSON lacks stands under a key with a dollar sign. `tensor(where, t)` files a tensor away and returns
-    the name to find it by.
-
-    Raises:
-        UserError: for anything else than None, bool, int, float, str, list, tuple, dict and (with `tensor`) tensors.
+    What JSON lacks stands under a key with a dollar sign. `tensor(where, t)` files a tensor away and returns its name.
+    Raises UserError for anything else than None, bool, int, float, str, list, tuple, dict and tensors.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -120,16 +109,12 @@ def encode(value: Any, where: str, tensor: Callable[[str, Tensor], str] | None =
         return {"$dict": [[key, item] for key, item in pairs]}
     raise UserError(
         f"{where} is a {type(value).__qualname__}, which a checkpoint can't hold",
-        "Keep tensors, numbers, text, None, lists, tuples and dicts in it, and make the rest anew when resuming.",
+        "Keep tensors, numbers, text, None, lists, tuples and dicts in it, and build the rest again when resuming.",
     )
 
 
 def decode(value: Any, tensor: Callable[[str, str], Tensor] | None = None, key: str = "") -> Any:
-    """The inverse of `encode`. `tensor(name, key)` finds a tensor; `key` is what it stands under in its dict.
-
-    Raises:
-        Damaged: for what `encode` never makes.
-    """
+    """The inverse of `encode`; Damaged for what that never makes. `tensor(name, key)` finds a tensor by both."""
     if isinstance(value, list):
         return [decode(item, tensor, key) for item in value]
     if not isinstance(value, dict):
@@ -151,20 +136,19 @@ def decode(value: Any, tensor: Callable[[str, str], Tensor] | None = None, key: 
 
 def parse_json(text: bytes, name: str) -> Any:
     """JSON as this library writes it: no NaN, no key twice. Raises Damaged for anything else."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(values := dict(pairs)) < len(pairs):
+            raise ValueError("a key stands twice")
+        return values
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
     try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=distinct, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{name} can't be read: {error}") from error
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(values := dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice")
-    return values
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 @dataclass(frozen=True)
@@ -183,55 +167,46 @@ class Manifest:
     files: Mapping[str, FileRecord]
 
     @property
+    def _entries(self) -> dict[str, Any]:
+        files = {name: asdict(record) for name, record in sorted(self.files.items())}
+        return {"format": FORMAT, "step": self.step, "files": files}
+
+    @property
     def digest(self) -> str:
         """SHA-256, in hex, of the manifest's other entries."""
-        return hashlib.sha256(_canonical(self._entries())).hexdigest()
-
-    def _entries(self) -> dict[str, Any]:
-        files = {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in sorted(self.files.items())}
-        return {"format": FORMAT, "step": self.step, "files": files}
+        return hashlib.sha256(_canonical(self._entries)).hexdigest()
 
     def to_bytes(self) -> bytes:
         """The content of manifest.json."""
-        return _canonical({**self._entries(), "digest": self.digest})
+        return _canonical({**self._entries, "digest": self.digest})
 
     @classmethod
     def from_bytes(cls, text: bytes) -> "Manifest":
         """The inverse of `to_bytes`; there is one text per manifest, to the byte.
 
-        Raises:
-            Damaged: for any other text.
-            UserError: for a manifest of another format, which is in order as far as this version can tell.
+        Raises Damaged for any other text, and UserError for one of a newer format, which may well be in order.
         """
         found = parse_json(text, MANIFEST)
-        if not isinstance(found, dict):
-            raise Damaged(f"{MANIFEST} is no manifest")
-        rest = {key: value for key, value in found.items() if key != "digest"}
-        if found.get("digest") != hashlib.sha256(_canonical(rest)).hexdigest():
-            raise Damaged(f"{MANIFEST} has not the digest that it names")
-        if type(found.get("format")) is int and found["format"] > FORMAT:
-            raise UserError(
-                f"the checkpoint is of format {found['format']}, and this version reads up to {FORMAT}",
-                "Install a newer Lockstep to continue it.",
-            )
-        step, files = found.get("step"), found.get("files")
-        if type(step) is not int or step < 0 or not isinstance(files, dict):
-            raise Damaged(f"{MANIFEST} lacks a step or its files")
-        if strange := set(files) - KNOWN:
-            raise Damaged(f"{MANIFEST} names a file that no checkpoint has: {min(strange)!r}")
-        if missing := REQUIRED - set(files):
-            raise Damaged(f"{MANIFEST} lacks {', '.join(sorted(missing))}")
-        manifest = cls(step, {name: _record(name, entry) for name, entry in files.items()})
-        if manifest.to_bytes() != text:
-            raise Damaged(f"{MANIFEST} is not as it was written")
-        return manifest
+        rest = {key: value for key, value in found.items() if key != "digest"} if isinstance(found, dict) else {}
+        if not rest or found.get("digest") != hashlib.sha256(_canonical(rest)).hexdigest():
+            raise Damaged(f"{MANIFEST} does not have the digest that it names")
+        if type(number := rest.get("format")) is int and number > FORMAT:
+            remedy = "Install a newer Lockstep to continue it."
+            raise UserError(f"the checkpoint is of format {number}, and this version reads up to {FORMAT}", remedy)
+        step, files = rest.get("step"), rest.get("files")
+        if type(step) is int and step >= 0 and isinstance(files, dict) and REQUIRED <= set(files) <= KNOWN:
+            manifest = cls(step, {name: _file_record(name, entry) for name, entry in files.items()})
+            if manifest.to_bytes() == text:
+                return manifest
+        raise Damaged(f"{MANIFEST} is not as it was written")
 
 
-def _record(name: str, entry: Any) -> FileRecord:
-    size, sha = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
-    if type(size) is not int or size < 0 or not isinstance(sha, str) or not re.fullmatch("[0-9a-f]{64}", sha):
-        raise Damaged(f"{MANIFEST} has no size and SHA-256 for {name}")
-    return FileRecord(size, sha)
+def _file_record(name: str, entry: Any) -> FileRecord:
+    match entry:
+        case {"bytes": size, "sha256": str(sha)} if type(size) is int and size >= 0:
+            if re.fullmatch("[0-9a-f]{64}", sha):
+                return FileRecord(size, sha)
+    raise Damaged(f"{MANIFEST} has no size and SHA-256 for {name}")
 
 
 def _canonical(entries: dict[str, Any]) -> bytes:

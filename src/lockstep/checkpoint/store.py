@@ -1,140 +1,107 @@
 """Checkpoints in a run's folder: each is whole or not there, whenever the process or the disk gives out."""
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lockstep.checkpoint.format import MANIFEST, STATE, FileRecord, Manifest, safetensors_pieces
-from lockstep.checkpoint.snapshot import Snapshot
+from torch import Tensor
+
+from lockstep.checkpoint.format import MANIFEST, STATE, FileRecord, Manifest, safetensors_chunks
+from lockstep.distributed.files import fsync, try_lock, write_error
 from lockstep.errors import UserError
-from lockstep.processes.files import fsync, write_error
 
 _CHUNK = 4 << 20  # bytes hashed and written at a time: both release the interpreter, so training goes on beside them
 _HIDDEN = re.compile(r"\.(?P<why>writing|removing|replaced)-[0-9a-f]{8}-(?P<name>step-\d+)")
 
-Phase = Callable[[str], None]  # called between the phases of a write, with the name of the one that begins
-
 
 @dataclass(frozen=True)
-class Written:
-    """A checkpoint that is on the device."""
+class Snapshot:
+    """A step's state on the host."""
 
-    path: Path
     step: int
-    digest: str  # of its manifest: kept in the journal, so that a forged checkpoint is found out
-    bytes: int
+    tensors: Mapping[str, Mapping[str, Tensor]]  # file -> name -> tensor
+    document: Mapping[str, Any]  # the content of state.json
 
 
-def name_of(step: int) -> str:
+def folder_name(step: int) -> str:
     """The folder name of a step's checkpoint."""
     return f"step-{step:09d}"
 
 
-def steps(folder: Path) -> dict[int, Path]:
+def list_checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints in a folder by step, in rising order, good or bad. Raises UserError where it can't be listed."""
     try:
         names = [path.name for path in folder.iterdir()] if folder.exists() else []
     except OSError as error:
         raise UserError(f"can't list {folder}: {error.strerror}", "Give this user the right to read there.") from error
     found = {int(name.removeprefix("step-")): folder / name for name in names if re.fullmatch(r"step-\d{9,18}", name)}
-    return {step: path for step, path in sorted(found.items()) if path.name == name_of(step)}
+    return {step: path for step, path in sorted(found.items()) if path.name == folder_name(step)}
 
 
-def write(snapshot: Snapshot, folder: Path, at: Phase = lambda _: None) -> Written:
+def write(snapshot: Snapshot, folder: Path) -> Manifest:
     """Make `folder/step-...` of a snapshot: when this returns it is on the device, before that it isn't there at all.
 
-    A checkpoint of the same step is replaced. All others are left as they are, whatever happens.
-
-    Raises:
-        UserError: where the disk is full, read-only, gone, or fails: the path, the system's reason and the remedy.
+    A checkpoint of the same step is replaced, others are left as they are. Raises UserError where the disk refuses.
     """
-    target = folder / name_of(snapshot.step)
+    target = folder / folder_name(snapshot.step)
     temporary = folder / f".writing-{os.urandom(4).hex()}-{target.name}"
-    at("begin")
     try:
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
         try:
             with _locked(temporary):
-                manifest = _fill(temporary, snapshot, at)
-                _publish(temporary, target, at)
+                files = {
+                    name: _write_file(temporary / name, safetensors_chunks(tensors))
+                    for name, tensors in snapshot.tensors.items()
+                }
+                files[STATE] = _write_file(temporary / STATE, [json.dumps(snapshot.document).encode()])
+                manifest = Manifest(snapshot.step, files)
+                _write_file(temporary / MANIFEST, [manifest.to_bytes()])
+                fsync(temporary)
+                # killed between the two renames, `tidy` gives the old one its name back
+                old = _hide(target, "replaced") if os.path.lexists(target) else None
+                temporary.rename(target)
+                fsync(folder)
+                if old is not None:
+                    _remove(old)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # what can't be removed now, `tidy` removes
     except OSError as error:
         raise write_error(target, error, "the checkpoint ") from error
-    at("end")
-    return Written(target, snapshot.step, manifest.digest, sum(f.bytes for f in manifest.files.values()))
-
-
-def _fill(temporary: Path, snapshot: Snapshot, at: Phase) -> Manifest:
-    files = {}
-    for name, tensors in snapshot.tensors.items():
-        at(name)
-        files[name] = write_file(temporary / name, _announced(safetensors_pieces(tensors), name, at))
-    at(STATE)
-    files[STATE] = write_file(temporary / STATE, [json.dumps(snapshot.document).encode()])
-    at(MANIFEST)
-    manifest = Manifest(snapshot.step, files)
-    write_file(temporary / MANIFEST, [manifest.to_bytes()])
-    at("sync")
-    fsync(temporary)
     return manifest
 
 
-def _announced(pieces: Iterator[bytes | memoryview], name: str, at: Phase) -> Iterator[bytes | memoryview]:
-    yield next(pieces)
-    at(f"{name} half")
-    yield from pieces
-
-
-def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
     """Write a new file and have it on the device. Raises OSError, also where there is a file of this name."""
     sha, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for piece in pieces:
-            view = memoryview(piece)
+        for chunk in chunks:
+            view = memoryview(chunk)
             for start in range(0, len(view), _CHUNK):
-                chunk = view[start : start + _CHUNK]
-                file.write(chunk)
-                sha.update(chunk)
+                part = view[start : start + _CHUNK]
+                file.write(part)
+                sha.update(part)
             size += len(view)
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, sha.hexdigest())
 
 
-def _publish(temporary: Path, target: Path, at: Phase) -> None:
-    at("rename")
-    old = None
-    if os.path.lexists(target):
-        old = hide(target, "replaced")
-        at("replace")  # killed here, `tidy` gives the old one its name back
-    temporary.rename(target)
-    at("sync parent")
-    fsync(target.parent)
-    if old is not None:
-        remove_folder(old)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder so that no moment shows half of it under its name.
-
-    Raises:
-        OSError: where it can't even be renamed. What is left of the content lies under a name that means nothing.
-    """
-    hidden = folder if folder.name.startswith(".removing-") else hide(folder, "removing")
+def _remove(folder: Path) -> None:
+    """Remove a folder so that no moment shows half of it under its name. Raises OSError."""
+    hidden = folder if folder.name.startswith(".removing-") else _hide(folder, "removing")
     with suppress(FileNotFoundError):
         shutil.rmtree(hidden)
 
 
-def hide(folder: Path, why: str) -> Path:
+def _hide(folder: Path, why: str) -> Path:
     """Rename a folder to `.WHY-RANDOM-NAME`, and return that path. One that is hidden already keeps its NAME."""
     match = _HIDDEN.fullmatch(folder.name)
     return folder.rename(folder.with_name(f".{why}-{os.urandom(4).hex()}-{match['name'] if match else folder.name}"))
@@ -142,68 +109,48 @@ def hide(folder: Path, why: str) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Hold a lock on a folder, which ends with this process at the latest; False where another one holds it.
-
-    A file system without locks gives True: `tidy` takes every unfinished folder there for a dead writer's.
-    """
-    descriptor, free = os.open(folder, os.O_RDONLY), True
+    """Hold a lock on a folder; False where another process holds it. A file system without locks gives True."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            free = not isinstance(error, BlockingIOError)
-        yield free
+        yield try_lock(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _is_free(folder: Path) -> bool:
-    with _locked(folder) as free:
-        return free
-
-
 def tidy(folder: Path) -> list[str]:
-    """Clear away what writers that were killed left behind; returns the names. For the start of a run, on one rank.
-
-    A writer that still lives keeps its folder. Raises UserError where the folder can't be written.
-    """
+    """Clear away what killed writers left; returns the names. For the start of a run, on one rank. Raises UserError."""
     done = []
     try:
         for path in sorted(folder.iterdir()) if folder.exists() else []:
             match = _HIDDEN.fullmatch(path.name)
             if match is None or path.is_symlink() or not path.is_dir():  # of such a name, and no writer's
                 continue
-            if match["why"] == "writing" and not _is_free(path):
-                continue
+            if match["why"] == "writing":
+                with _locked(path) as free:
+                    if not free:
+                        continue
             target = folder / match["name"]
             if match["why"] == "replaced" and not os.path.lexists(target):
                 path.rename(target)
             else:
-                remove_folder(path)
+                _remove(path)
             done.append(path.name)
     except OSError as error:
         raise write_error(folder, error, "the checkpoint folder ") from error
     return done
 
 
-def prune(folder: Path, keep: int, best: int | None = None, at: Phase = lambda _: None) -> list[int]:
-    """Remove all checkpoints but the last `keep` and that of step `best`; returns the removed steps.
-
-    Raises:
-        UserError: where one can't be removed.
-    """
+def prune(folder: Path, keep: int, best: int | None = None) -> list[int]:
+    """Remove all checkpoints but the last `keep` and that of step `best`; returns their steps. Raises UserError."""
     if keep < 1:
         raise UserError(f"--keep {keep} would keep no checkpoint", "Use 1 or more.")
-    present = steps(folder)
+    present = list_checkpoints(folder)
     doomed = [step for step in list(present)[:-keep] if step != best]
     for step in doomed:
         try:
-            at("prune")
-            hidden = hide(present[step], "removing")
-            at("pruned")
-            remove_folder(hidden)
+            _remove(present[step])
         except FileNotFoundError:
-            continue  # somebody else removed it
+            continue  # another process removed it
         except OSError as error:
             raise write_error(present[step], error, "(remove) the old checkpoint ") from error
     return doomed
@@ -212,18 +159,17 @@ def prune(folder: Path, keep: int, best: int | None = None, at: Phase = lambda _
 def abandon(folder: Path, after: int) -> list[str]:
     """Rename the checkpoints of steps after this one to `abandoned-...`; returns their old names.
 
-    For a run that goes back: later checkpoints belong to a course that it left, and must not be resumed from.
+    For a run that goes back: later checkpoints belong to training that was undone, and must not be resumed from.
     """
-    return [path.name for step, path in steps(folder).items() if step > after and set_aside(path, "abandoned")]
+    found = list_checkpoints(folder).items()
+    return [path.name for step, path in found if step > after and set_aside(path, "abandoned")]
 
 
 def set_aside(path: Path, why: str) -> bool:
     """Rename a checkpoint to `WHY-step-...`, with a number where that is taken; False where it can't be renamed."""
-    for number in range(1000):
-        aside = path.with_name(f"{why}-{path.name}" + (f"-{number}" if number else ""))
-        if not os.path.lexists(aside):
-            with suppress(OSError):
-                path.rename(aside)
-                return True
-            return False
-    return False
+    names = (f"{why}-{path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(1, 1000))))
+    free = next((name for name in names if not os.path.lexists(path.with_name(name))), None)
+    try:
+        return free is not None and bool(path.rename(path.with_name(free)))
+    except OSError:
+        return False

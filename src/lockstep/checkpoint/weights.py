@@ -1,185 +1,139 @@
-"""A model's weights: their digest, and as a safetensors file."""
+"""A model's weights as one sealed safetensors file, their digest, and the card that says how to use them."""
 
+import dataclasses
 import hashlib
 import json
-import os
 import re
-import stat
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lockstep.checkpoint.format import octets
+from lockstep.checkpoint.format import Damaged, read_tensors, safetensors_chunks, tensor_bytes
+from lockstep.config import Config, Precision, Tta
+from lockstep.data.image_sets import ImageSet
+from lockstep.distributed.files import atomic_write, write_error
 from lockstep.errors import UserError, reason
-from lockstep.parallel.sharded import whole
+from lockstep.monitoring.journal import require_plain
+from lockstep.parallel.fsdp import whole
 from lockstep.parallel.strategy import unwrap
-from lockstep.processes.files import atomic_write, write_error
 
-_SHOWN = 4  # entries of each kind that a mismatch lists
-_SEAL = "lockstep_sha256"  # the note's entry that vouches for the file: safetensors itself would not see a changed bit
-_PREFIXES = ("module.", "_orig_mod.")  # what DDP, DataParallel and torch.compile put before every name
+_SHOWN = 8  # entries that a mismatch lists
+_SEAL = "lockstep_sha256"  # of tensors and metadata, in the metadata: safetensors itself would not see a changed bit
+NAME_A_FILE, _AGAIN = "Name a file that holds weights.", "Copy or export the file again."
+_WRAPPERS = re.compile(r"\b(module|_orig_mod)\.")  # what DDP, DataParallel and torch.compile put into names
+_NORM = re.compile(r"\b(\w+)_([gv])$")  # weight norm's, before torch 2.0
 
 
 def digest(model: nn.Module) -> str:
-    """SHA-256, in hex, of the unwrapped model's state_dict in its own order.
+    """SHA-256, in hex, of the elements of the unwrapped model's state_dict, in its own order; of any memory format.
 
-    It covers the elements' bytes alone, in logical order (so any memory format gives the same), little-endian. Every
-    tensor comes to the CPU for it. All ranks call it together where the model is sharded.
+    Every tensor comes to the CPU for it. All ranks call it together where the model is sharded.
     """
     sha = hashlib.sha256()
     for tensor in state_tensors(model).values():
-        sha.update(octets(whole(tensor).detach().cpu()).numpy().data)
+        sha.update(tensor_bytes(whole(tensor).detach().cpu()).numpy().data)
     return sha.hexdigest()
 
 
 def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: bool = True) -> None:
     """Write the unwrapped model's state_dict. The file appears whole or not at all, also when the machine dies.
 
-    Tied weights are written once per name, so that any reader can load the file. `here`: on this rank; where the model
-    is sharded the others call it too, and hand in their parts.
-
-    Raises:
-        UserError: where the file can't be written.
+    Tied weights are written once per name. `here`: on this rank; where the model is sharded the others call it too,
+    and contribute their shards. Raises UserError where the file can't be written.
     """
-    path = Path(path)
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
     for name, tensor in state_tensors(model).items():
-        value = whole(tensor)
-        if not here:
-            continue
-        value = value.detach().cpu().contiguous()
-        storage = value.untyped_storage().data_ptr()
-        tensors[name] = value.clone() if storage in seen else value
-        seen.add(storage)
+        gathered = whole(tensor)  # one at a time: together they may not fit on the device
+        if here:
+            tensors[name] = gathered.detach().cpu()
     if not here:
         return
     try:
-        with atomic_write(path) as temporary:
+        with atomic_write(Path(path)) as temporary:
             write_sealed(tensors, temporary, metadata)
     except OSError as error:
-        raise write_error(path, error) from error
+        raise write_error(Path(path), error) from error
 
 
-def write_sealed(tensors: dict[str, Tensor], path: Path, note: Mapping[str, str]) -> None:
-    """Write tensors on the CPU with a note that vouches for both; equal ones make equal files.
-
-    Raises:
-        OSError: for whatever safetensors could not do, with the system's number where it tells that.
-    """
-    rest = {name: value for name, value in note.items() if name != _SEAL}
-    path.touch()
-    mode = path.stat().st_mode  # by the umask: safetensors would make a file that is for this user alone
-    try:
-        save_file(tensors, path, {**rest, _SEAL: _seal(tensors, rest)})
-    except SafetensorError as error:
-        refused = re.search(r"\(os error (\d+)\)", str(error))
-        if refused is None:
-            raise OSError(reason(error)) from error
-        raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
-    path.chmod(stat.S_IMODE(mode))
-    _sort_metadata(path)
+def write_sealed(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write tensors on the CPU with metadata and a digest of both; equal ones make equal files. Raises OSError."""
+    metadata = {name: value for name, value in metadata.items() if name != _SEAL}
+    with path.open("wb") as file:
+        file.writelines(safetensors_chunks(tensors, metadata | {_SEAL: _seal(tensors, metadata)}))
 
 
-def _seal(tensors: Mapping[str, Tensor], note: Mapping[str, str]) -> str:
-    """SHA-256, in hex, of names, dtypes, shapes and elements of tensors on the CPU, and of the note beside them."""
+def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256, in hex, of names, dtypes, shapes and elements of tensors on the CPU, and of the metadata."""
     shapes = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(tensors.items())]
-    rest = sorted((name, value) for name, value in note.items() if name != _SEAL)
+    rest = sorted((name, value) for name, value in metadata.items() if name != _SEAL)
     sha = hashlib.sha256(json.dumps([shapes, rest]).encode())
     for _, tensor in sorted(tensors.items()):
-        sha.update(octets(tensor).numpy().data)
+        sha.update(tensor_bytes(tensor).numpy().data)
     return sha.hexdigest()
 
 
-def _sort_metadata(path: Path) -> None:
-    """Put a safetensors file's metadata in order, in place: they come in one that differs from process to process.
-
-    Format: 8 bytes of the header's length, little-endian, the header in JSON, padded with spaces, the tensors.
-    """
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header |= {"__metadata__": dict(sorted(header["__metadata__"].items()))} if "__metadata__" in header else {}
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= length:  # it is the same text but for its order
-            file.seek(8)
-            file.write(text.ljust(length))
-
-
 def load(model: nn.Module, path: str | Path) -> None:
-    """Copy a safetensors file's weights into the model, on the model's own device.
-
-    Names with a wrapper's prefix (`module.`) load too. The model is untouched where anything is wrong.
-
-    Raises:
-        UserError: for a missing or damaged file, or one whose names or shapes are not the model's.
-    """
-    fit(model, read(path, ours=True), str(path))
+    """Copy a file that `save` wrote into the model. Raises UserError, and changes nothing, where it doesn't fit."""
+    load_tensors(model, read(path, ours=True), str(path))
 
 
 def read(path: str | Path, ours: bool = False) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises UserError for a missing or damaged file.
+    """The tensors of a safetensors file, compared with the digest in its metadata; `ours`: it must have one.
 
-    One that `save` wrote is compared with the digest in its note. `ours`: any other one, which has none, is refused.
+    Raises UserError for a missing or damaged file.
     """
-    if not Path(path).is_file():
+    if not Path(path).exists():
         raise UserError(f"no weights at {path}", "Check the path; a run leaves its weights in its own folder.")
+    require_plain(Path(path), NAME_A_FILE)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            note = dict(file.metadata() or {})
-        if (ours or _SEAL in note) and note.get(_SEAL) != _seal(tensors, note):
-            raise SafetensorError("its contents are not those that it was written with")
-    except (OSError, SafetensorError) as error:
+        tensors, metadata = read_tensors(Path(path))
+        if (ours or _SEAL in metadata) and metadata.get(_SEAL) != _seal(tensors, metadata):
+            raise Damaged("its contents are not those that it was written with")
+    except (OSError, Damaged) as error:
         remedy = "Take another checkpoint, or export or download the file again."
         raise UserError(f"{path} is damaged or not a safetensors file: {reason(error)}", remedy) from error
     return tensors
 
 
-def note_of(path: str | Path) -> dict[str, str]:
-    """What `save` was told beside the weights; nothing for a file that can't be read."""
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """What `save` wrote beside the weights; nothing for a file that can't be read."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError):
+        return read_tensors(Path(path))[1] if Path(path).is_file() else {}
+    except (OSError, Damaged):
         return {}
 
 
-def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Copy weights into the model, on its own device; names with a wrapper's prefix fit too.
-
-    Raises:
-        UserError: for names or shapes that are not the model's, and for numbers that are not finite, naming `source`;
-            the model is untouched then.
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copy weights into the model, on its own device. Raises UserError, which names `source`, for other names or shapes
+    than the model's, and for numbers that are not finite; nothing is changed then.
     """
     if broken := [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
-        raise UserError(f"{source} holds weights that are not finite: {first(broken)}", "Take an earlier file.")
-    model = unwrap(model)
+        raise UserError(f"{source} holds weights that are not finite: {listed(broken)}", "Take an earlier file.")
     own = state_tensors(model)
-    found = bare(tensors, own)
-    problems = {
-        # old files don't have batch norm's count of batches, and torch takes it to be 0
-        "missing": [name for name in own if name not in found and not name.endswith("num_batches_tracked")],
-        "unexpected": [name for name in found if name not in own],
-        "another shape": [
-            f"{name} {list(found[name].shape)}, the model has {list(tensor.shape)}"
-            for name, tensor in own.items()
-            if name in found and found[name].shape != tensor.shape
-        ],
-        "no floating-point numbers": [
-            f"{name} is {found[name].dtype}"
-            for name, tensor in own.items()
-            if name in found and tensor.is_floating_point() and not found[name].is_floating_point()
-        ],
-    }
-    if any(problems.values()):
-        lines = "; ".join(f"{kind}: {first(items)}" for kind, items in problems.items() if items)
-        raise UserError(f"{source} does not fit {type(model).__name__}: {lines}", "Build the model that wrote it.")
-    copy_into(model, {name: torch.zeros_like(t) for name, t in own.items() if name not in found} | found)
+    # old files don't have batch norm's count of batches, and torch takes it to be 0
+    counts = {name: torch.zeros_like(t) for name, t in own.items() if name.endswith("num_batches_tracked")}
+    found = counts | under_own_names(tensors, own)
+    if lines := diff_tensors(found, own, exact=False):
+        name, remedy = type(unwrap(model)).__name__, "Build the model that wrote it."
+        raise UserError(f"{source} does not fit {name} (file -> model): {listed(lines)}", remedy)
+    copy_into(model, found)
+
+
+def diff_tensors(found: Mapping[str, Tensor], own: Mapping[str, Tensor], exact: bool = True) -> list[str]:
+    """A line for each name, shape or dtype that is not the same; unless `exact` all floating-point dtypes are alike."""
+
+    def described(tensor: Tensor | None) -> str:
+        if tensor is None:
+            return "(none)"
+        alike = not exact and tensor.is_floating_point()
+        return f"{list(tensor.shape)} {'float' if alike else str(tensor.dtype).removeprefix('torch.')}"
+
+    pairs = ((name, described(found.get(name)), described(own.get(name))) for name in dict.fromkeys([*found, *own]))
+    return [f"{name} {before} -> {now}" for name, before, now in pairs if before != now]
 
 
 def copy_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -193,24 +147,125 @@ def state_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The unwrapped model's state_dict, detached. Raises UserError where an entry is no tensor."""
     state = unwrap(model).state_dict()
     if strange := [name for name, value in state.items() if not isinstance(value, Tensor)]:
-        raise UserError(
-            f"the model's state has entries that are not tensors: {first(strange)}",
-            "Only tensors are saved: register them as buffers.",
-        )
+        remedy = "Only tensors are saved: register them as buffers."
+        raise UserError(f"the model's state has entries that are not tensors: {listed(strange)}", remedy)
     return state
 
 
-def bare(tensors: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
-    """Tensors without a wrapper's prefix before their names, where that gives no name twice and is not the model's."""
-    return {name if name in own or _bare(name) in tensors else _bare(name): t for name, t in tensors.items()}
+def under_own_names(found: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """Tensors without what a wrapper (DDP, torch.compile, an average) or an attribute (Lightning's `model.`) put into
+    their names; weight norm's by torch's new ones. What stands beside those of the attribute is left out.
+
+    They stay as they are where the model's own names are among them, and where two would get one name. Raises UserError
+    where several attributes hold all of the model's names.
+    """
+    needed = [name for name in own if not name.endswith("num_batches_tracked")]
+    found = {name: tensor for name, tensor in found.items() if name != "n_averaged" or name in own}  # AveragedModel's
+    bare = {_WRAPPERS.sub("", name): tensor for name, tensor in found.items()}
+    renamed = {_NORM.sub(lambda m: f"parametrizations.{m[1]}.original{m[2] == 'v':d}", n): t for n, t in bare.items()}
+    for tensors in (found, bare, renamed) if needed else ():
+        ends = [name for name in tensors if f".{name}".endswith(f".{needed[0]}")]
+        prefixes = [name.removesuffix(needed[0]) for name in ends]
+        whole = [prefix for prefix in prefixes if all(prefix + name in tensors for name in needed)]
+        if len(whole) > 1 and "" not in whole:
+            raise UserError(f"these are the model's weights more than once: {listed(whole)}", "Save one of them alone.")
+        if whole:
+            prefix = min(whole)
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    return bare if len(bare) == len(found) else found
 
 
-def _bare(name: str) -> str:
-    while name.startswith(_PREFIXES):
-        name = name.partition(".")[2]
-    return name
-
-
-def first(items: list[str]) -> str:
+def listed(items: list[str]) -> str:
     """The first few of some names, for an error."""
     return ", ".join(items[:_SHOWN]) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
+
+
+@dataclass(frozen=True)
+class Card:
+    """How a trained model is to be used: what goes in, and what comes out means."""
+
+    model: str  # as --model takes it
+    classes: tuple[str, ...]  # output k is classes[k]
+    shape: tuple[int, int, int]  # channels, height and width of a picture before augmentation
+    image_size: int  # the side that the model sees (0: as `shape` has it)
+    crop_pct: float  # of a picture's short side, that the centre keeps: timm's word
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    precision: str
+    tta: str
+    eval_batch_size: int  # images of one forward pass: other shapes may round otherwise
+    dataset: str
+    interpolation: str = "bilinear"
+    initial_weights: str = ""  # whose the run began with: source and licence
+    outputs: str = "softmax"  # what makes probabilities of logits; "sigmoid": each class for itself
+    thresholds: tuple[float, ...] = ()  # several labels a picture: the probability from which each class is there
+    decode_size: int = 0  # the shorter side that a picture is shrunk to first, upright (0: it is taken as stored)
+
+    @property
+    def side(self) -> int:
+        """The side of an image as the model sees it, in pixels."""
+        return self.image_size or self.shape[1]
+
+    @classmethod
+    def of(cls, config: Config, images: ImageSet, initial_weights: str = "") -> "Card":
+        """The card of what a config trains on a set."""
+        return cls(
+            model=config.model.model,
+            classes=tuple(images.classes),
+            shape=images.shape,
+            image_size=config.data.image_size,
+            crop_pct=getattr(images, "crop_pct", 1.0),  # a set of arrays, or a user's own, has whole pictures
+            mean=tuple(images.mean),
+            std=tuple(images.std),
+            precision=config.precision,
+            tta=config.tta,
+            eval_batch_size=config.execution.eval_batch_size,
+            dataset=config.data.dataset,
+            interpolation=getattr(images, "interpolation", "bilinear"),
+            initial_weights=initial_weights,
+            decode_size=config.data.decode_size,
+            outputs="sigmoid" if config.optim.loss == "bce" else "softmax",
+        )
+
+    def to_metadata(self) -> dict[str, str]:
+        """As safetensors keeps it: text as it is, the rest as JSON."""
+        values = dataclasses.asdict(self)
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Card":
+        """The card in a weights file. Raises UserError where it has none, or a damaged one."""
+        return cls.from_metadata(read_metadata(path), str(path))
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[str, str], where: str) -> "Card":
+        """The card among a file's metadata; `where` names the file in the error."""
+        hints = get_type_hints(cls)
+        later = {"thresholds"} - metadata.keys()  # files of before have none
+        if missing := [name for name in hints if name not in metadata and name not in later]:
+            remedy = "Name a run folder, or weights that `lockstep train` or `lockstep export` left."
+            raise UserError(f"{where} does not say what model it is for: {', '.join(missing)} missing", remedy)
+        try:
+            card = cls(**{name: _parse(metadata[name], hint) for name, hint in hints.items() if name not in later})
+            sound = len(card.shape) == 3 and len(card.mean) == len(card.std) == card.shape[0] and card.side > 0
+            sound = sound and 0 < card.crop_pct <= 1 and card.eval_batch_size > 0 and all(card.std)
+            sound = sound and card.decode_size >= 0 and card.outputs in ("softmax", "sigmoid")
+            sound = sound and card.interpolation in ("bilinear", "bicubic") and card.tta in get_args(Tta)
+            sound = sound and card.precision in get_args(Precision) and all(0 <= t <= 1 for t in card.thresholds)
+            sound = sound and len(card.thresholds) in (0, len(card.classes))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{where}: what it says of its model is damaged: {error}", _AGAIN) from error
+        if not sound:
+            raise UserError(f"{where}: what it says of its model can't be: {card}", _AGAIN)
+        return card
+
+
+def _parse(text: str, hint: Any) -> Any:
+    if hint is str:
+        return text
+    value = json.loads(text)
+    if hint in (int, float):
+        return hint(value)
+    if not isinstance(value, list):
+        raise ValueError(f"{text[:40]} is no list")
+    return tuple(hint.__args__[0](item) for item in value)

@@ -1,20 +1,24 @@
-"""Checkpoints in the background: training waits for the snapshot, a thread does the rest."""
+"""Writing checkpoints: training waits while its state is copied to host memory, a thread does the rest."""
 
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lockstep.checkpoint.snapshot import Buffers, Copy, Snapshot, snapshot
-from lockstep.checkpoint.store import Phase, prune, write
+from lockstep.checkpoint.format import EMA, MODEL, OPTIMIZER, encode, require_storable
+from lockstep.checkpoint.store import Snapshot, prune, write
+from lockstep.checkpoint.weights import state_tensors
+from lockstep.distributed.devices import has_streams
 from lockstep.errors import UserError
-from lockstep.watch.journal import seal
-from lockstep.watch.records import CheckpointRecord
+from lockstep.monitoring.journal import CheckpointRecord, checksum
+from lockstep.parallel.fsdp import whole
+from lockstep.parallel.strategy import unwrap
 
 
 class Writer:
@@ -24,16 +28,12 @@ class Writer:
         folder: where the checkpoints go; its parent exists.
         keep: how many of the newest stay, beside the best.
         timeout_s: the longest that a write may keep training or the end of the run waiting.
-        at: called in the writing thread with the name of each phase of a write as it begins.
     """
 
-    def __init__(self, folder: Path, keep: int, timeout_s: float = 600.0, at: Phase = lambda _: None) -> None:
-        self.folder, self.keep, self.timeout_s, self.at = folder, keep, timeout_s, at
-        self._buffers = Buffers()
+    def __init__(self, folder: Path, keep: int, timeout_s: float = 600.0) -> None:
+        self.folder, self.keep, self.timeout_s = folder, keep, timeout_s
+        self._taken: Snapshot | None = None  # the newest, whose memory the next one uses again
         self._thread: threading.Thread | None = None
-        self._step, self._stall_ms = -1, 0.0
-        self._copied = threading.Event()  # the newest snapshot is whole
-        self._hook: Any = None  # of the optimizer, whose next step waits for that
         self._saved: SimpleQueue[CheckpointRecord] = SimpleQueue()
         self._failed: SimpleQueue[Exception] = SimpleQueue()
 
@@ -46,78 +46,44 @@ class Writer:
         ema: nn.Module | None = None,
         state: Mapping[str, Any] | None = None,
         best: int | None = None,
-        overlap: bool = False,
     ) -> float:
         """Snapshot now, write in the background; returns how long this took, in ms. Arguments as `snapshot` has them.
 
         Waits for the write before, if that is still going on. `best`: the step whose checkpoint outlives `keep`.
-
-        `overlap`: what lies in the host's memory is copied while the next forward and backward pass only read it, and
-        `optimizer.step` waits for the rest. Until then nothing else may write into parameters and state; where torch
-        counts such a write this checkpoint is not made, and `failure` tells it.
-
-        Raises:
-            UserError: where the write before takes longer than `timeout_s`, or the state can't be kept. A write that
-                failed does not show here but in `failure`, and this one is made nevertheless.
+        Raises UserError where that write takes longer than `timeout_s`, or the state can't be kept. A write that failed
+        does not show here but in `failure`, and this one is made nevertheless.
         """
         began = time.perf_counter()
         self._wait(self.timeout_s)
-        later: list[Copy] | None = [] if overlap else None
-        taken = snapshot(step, model, optimizer, scaler, ema, state, self._buffers, later)
-        self._step, self._stall_ms = step, (time.perf_counter() - began) * 1000
-        self._copied.clear()
+        self._taken = taken = snapshot(step, model, optimizer, scaler, ema, state, self._taken)
+        stall_ms = (time.perf_counter() - began) * 1000
+        work = (taken, best, began, stall_ms)
         # a daemon: a disk that never answers must not keep the process from ending
-        write = (taken, later or [], best, began)
-        thread = threading.Thread(target=self._write, args=write, name="checkpoint", daemon=True)
+        thread = threading.Thread(target=self._write, args=work, name="checkpoint", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            raise UserError(
-                f"the checkpoint of step {step} can't be written: {error}",
-                "The system gives this user no more threads: look at `ulimit -u` and the container's pids limit.",
-            ) from error
+            remedy = "The system gives this user no more threads: look at `ulimit -u` and the container's pids limit."
+            raise UserError(f"the checkpoint of step {step} can't be written: {error}", remedy) from error
         self._thread = thread
-        if later:
-            self._hook = optimizer.register_step_pre_hook(self._before_update)
-        return (time.perf_counter() - began) * 1000
+        return stall_ms
 
-    def _before_update(self, *_: object) -> None:
-        """Before the optimizer's step, which changes what is being copied; a moment's work once it is copied."""
-        if not self._copied.is_set():
-            began = time.perf_counter()
-            self._copied.wait()
-            self._stall_ms += (time.perf_counter() - began) * 1000
-
-    def _copy(self, later: list[Copy], step: int) -> None:
+    def _write(self, taken: Snapshot, best: int | None, began: float, stall_ms: float) -> None:
         try:
-            if later:
-                self.at("copy")
-            if not all(copy.make() for copy in later):
-                raise UserError(
-                    f"the checkpoint of step {step} was not made: something beside the optimizer's step wrote into "
-                    "parameters or the optimizer's state while they were copied",
-                    "Keep in buffers what forward writes; older checkpoints are as they were.",
-                )
-        finally:
-            self._copied.set()
-
-    def _write(self, taken: Snapshot, later: list[Copy], best: int | None, began: float) -> None:
-        try:
-            self._copy(later, taken.step)
-            written = write(taken, self.folder, self.at)
-            self._saved.put(
-                CheckpointRecord(
-                    kind="checkpoint",
-                    step=taken.step,
-                    digest=written.digest,
-                    seal=seal(taken.step, written.digest),
-                    bytes=written.bytes,
-                    stall_ms=round(self._stall_ms, 3),
-                    durable_ms=round((time.perf_counter() - began) * 1000, 3),
-                )
+            manifest = write(taken, self.folder)
+            # the digest is kept in the journal, so that a forged checkpoint is found out
+            record = CheckpointRecord(
+                kind="checkpoint",
+                step=taken.step,
+                digest=manifest.digest,
+                checksum=checksum(taken.step, manifest.digest),
+                bytes=sum(file.bytes for file in manifest.files.values()),
+                stall_ms=round(stall_ms, 3),
+                durable_ms=round((time.perf_counter() - began) * 1000, 3),
             )
-            prune(self.folder, self.keep, best, self.at)
-        except Exception as error:  # it is the training thread's to raise: `failure`
+            self._saved.put(record)
+            prune(self.folder, self.keep, best)
+        except Exception as error:  # the training thread raises it: `failure`
             self._failed.put(error)
 
     @property
@@ -132,32 +98,17 @@ class Writer:
 
     def finished(self) -> list[CheckpointRecord]:
         """The checkpoints that came to the device since the last call, with what they cost; never waits."""
-        self._let_go()
         return [self._saved.get_nowait() for _ in range(self._saved.qsize())]
 
-    def _let_go(self) -> None:
-        """The optimizer has nothing to wait for any longer."""
-        if self._hook is not None and self._copied.is_set():
-            self._hook.remove()
-            self._hook = None
-
     def failure(self) -> Exception | None:
-        """The newest write that failed since the last call, as its error; never waits.
-
-        All older checkpoints are as they were, and the next `save` is tried. The training loop asks where the ranks
-        agree on things, so that all of them stop together.
-        """
+        """The error of the newest write that failed since the last call; older checkpoints are as they were."""
         error = None
         while not self._failed.empty():
             error = self._failed.get_nowait()
         return error
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for the write that is going on, at the end of a run. `finished` has the last one afterwards.
-
-        Raises:
-            UserError: where it takes longer, or failed, or an earlier failure was not asked for.
-        """
+        """Wait for the write that is going on. Raises UserError where it takes longer, or one has failed."""
         self._wait(self.timeout_s if timeout_s is None else timeout_s)
         if (error := self.failure()) is not None:
             raise error
@@ -166,10 +117,137 @@ class Writer:
         if self._thread is None:
             return
         self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._taken is not None:
             raise UserError(
-                f"the checkpoint of step {self._step} is not on disk after {timeout_s:g} s in {self.folder}",
+                f"the checkpoint of step {self._taken.step} is not on disk after {timeout_s:g} s in {self.folder}",
                 "Its storage is slow or gone: look at it, save less often, or continue in another folder.",
             )
         self._thread = None
-        self._let_go()
+
+
+def copy_to_host(
+    files: Mapping[str, Mapping[str, Tensor]], reuse: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, dict[str, Tensor]]:
+    """Copies of all tensors by file and name, where they fit in the memory of earlier ones; waits once for a device.
+
+    They are in pinned memory where tensors come from a device with streams.
+    """
+    devices = {tensor.device for tensors in files.values() for tensor in tensors.values()}
+    pinned = any(has_streams(device) for device in devices)
+
+    def copied(tensor: Tensor, memory: Tensor | None) -> Tensor:
+        value = whole(tensor)
+        if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
+            memory = torch.empty_like(value, device="cpu", pin_memory=pinned)
+        return memory.copy_(value, non_blocking=pinned)
+
+    with torch.no_grad():
+        copies = {
+            file: {name: copied(tensor, reuse.get(file, {}).get(name)) for name, tensor in tensors.items()}
+            for file, tensors in files.items()
+        }
+    for device in filter(has_streams, devices):  # elsewhere the copies themselves have waited
+        torch.accelerator.current_stream(device).synchronize()
+    return copies
+
+
+def snapshot(
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None = None,
+    ema: nn.Module | None = None,
+    state: Mapping[str, Any] | None = None,
+    reuse: Snapshot | None = None,
+) -> Snapshot:
+    """Copy the state of a run to host memory, so that training may go on and change it; the host waits once.
+
+    Args:
+        step: optimizer steps taken.
+        model: wrapped or not; the module inside is what is kept.
+        ema: a moving average of the weights, as `torch.optim.swa_utils.AveragedModel`.
+        state: plain values (None, bool, int, float, str, and lists, tuples and dicts of them).
+        reuse: an earlier one, whose memory may be written over.
+
+    Raises UserError, which names what can't be kept: no tensor, number or text; a sparse or quantised tensor.
+    """
+    files, described = _collect(model, optimizer, ema)
+    document = {"state": encode(dict(state or {}), "state"), "optimizer": described, "scaler": None}
+    copies = copy_to_host(files, reuse.tensors if reuse else {})
+    if scaler is not None:  # after the copies: it reads its scale from the device, which waits for all of them
+        document["scaler"] = encode(scaler.state_dict(), "scaler")
+    return Snapshot(step, copies, document)
+
+
+def contribute(model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None = None) -> None:
+    """Send this rank's shards of a sharded model, while another rank takes a snapshot of it; keeps nothing."""
+    files, _ = _collect(model, optimizer, ema)
+    for tensors in files.values():
+        for tensor in tensors.values():
+            whole(tensor)
+
+
+def _collect(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None
+) -> tuple[dict[str, Mapping[str, Tensor]], dict[str, Any]]:
+    """The tensors to keep, by file and name in one order on all ranks, and the optimizer without its tensors."""
+    kept: dict[str, Tensor] = {}
+    described = _describe(model, optimizer, kept)
+    files: dict[str, Mapping[str, Tensor]] = {MODEL: state_tensors(model), OPTIMIZER: kept}
+    if ema is not None:
+        files[EMA] = state_tensors(ema)
+    for file, tensors in files.items():
+        for name, tensor in tensors.items():
+            require_storable(f"{name} of {file.partition('.')[0]}", tensor)
+    return files, described
+
+
+def _describe(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The optimizer without its tensors, which go to `tensors` by name."""
+    names: dict[int, str] = {}
+    on_host: list[str] = []  # of these the parameter is elsewhere
+
+    def add(where: str, tensor: Tensor, home: torch.device) -> str:
+        if id(tensor) in names:  # one tensor in two places stays one
+            return names[id(tensor)]
+        while where in tensors:  # keys with dots in them can spell one path in two ways
+            where += "'"
+        tensors[where], names[id(tensor)] = tensor, where
+        if tensor.device.type == "cpu" and home.type != "cpu":
+            on_host.append(where)
+        return where
+
+    saved = optimizer.state_dict()
+    parameters = parameters_by_index(optimizer, saved)
+    home = next(iter(parameters.values())).device
+    entries = []
+    for index, entry in saved["state"].items():
+        if not isinstance(index, int | str):
+            kind, remedy = type(index).__qualname__, "Keep state under parameters of its groups, or under a name."
+            raise UserError(f"the optimizer has state for a {kind} that is none of its parameters", remedy)
+        device = parameters[index].device if index in parameters else home
+        entries.append([index, encode(entry, f"state.{index}", partial(add, home=device))])
+    return {
+        "class": type(optimizer).__qualname__,
+        "parameters": describe_parameters(model, optimizer),
+        "state": entries,
+        "rest": {key: encode(item, key, partial(add, home=home)) for key, item in saved.items() if key != "state"},
+        "on_host": on_host,
+    }
+
+
+def parameters_by_index(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[Any, Tensor]:
+    """The optimizer's parameters by the numbers that its state_dict gives them."""
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    return {index: p for live, group in groups for p, index in zip(live["params"], group["params"], strict=True)}
+
+
+def describe_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[list[Any]]]:
+    """Name, shape and dtype of each parameter, group by group: what the state's numbers refer to."""
+    names = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
+
+    def describe(parameter: Tensor) -> list[Any]:
+        name = names.get(id(parameter), "(not the model's)")
+        return [name, list(parameter.shape), str(parameter.dtype).removeprefix("torch.")]
+
+    return [[describe(parameter) for parameter in group["params"]] for group in optimizer.param_groups]

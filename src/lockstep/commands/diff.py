@@ -1,27 +1,30 @@
 """`lockstep diff`: what differs between two runs, in config, environment, order and result. Imports no torch."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.commands.shared.arguments import parse
-from lockstep.commands.shared.grid import Column, fitted, printable, terminal_width
-from lockstep.config.flags import split_arguments
-from lockstep.config.plain import differences
-from lockstep.errors import UserError
-from lockstep.watch.outside import JOURNAL, group, notable, number, text, whole
+from lockstep.commands.shared.grid import Column, fitted, terminal_width
+from lockstep.config.fields import differences
+from lockstep.errors import UserError, refusal, shown
+from lockstep.monitoring.journal import require_plain
+from lockstep.monitoring.runs import RunSummary, integer, mapping, number, summarize, text
 
 EXPERIMENT, PLACE, ENVIRONMENT, ORDER, RESULT = "experiment", "where and how", "environment", "order", "result"
 _PLACE = ("execution", "recovery", "recipe")  # groups and entries of a config that are no part of the experiment
 _ORDER = ("batch_size", "seed", "val_fraction", "fraction", "drop_last", "balance", "aug_repeats", "dataset")
 _ABSENT = "(none)"
 
+Difference = tuple[str, str, str]  # of what, the first run's, the other's
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """How to say it."""
+    """How to print it."""
 
     strict: bool = False
     """Exit code 1 also where only the results differ."""
@@ -31,135 +34,119 @@ class Comparison:
     """Print the differences as JSON."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a run's folder tells that another one's may tell otherwise."""
-
-    folder: Path
-    config: dict[str, Any]
-    run: dict[str, Any]  # the newest `run` record, or nothing
-    end: dict[str, Any]  # the last record, where it is an `end`
-    evaluated: dict[str, Any]  # the last `eval` record
-
-
-Difference = tuple[str, str, str]  # of what, the first run's, the other's
-
-
 def main(args: list[str]) -> int:
-    """Say what differs between two runs; the exit code is 1 where something of the experiment does."""
-    names, rest = split_arguments(args, Comparison)
+    """Print what differs between two runs; the exit code is 1 where something of the experiment does."""
     about = (
-        "Say what differs between two runs. Exit codes are those of diff: 0 the same experiment, 1 another one (by "
+        "Print what differs between two runs. Exit codes are those of diff: 0 the same experiment, 1 another one (by "
         "config, data or order), 2 something can't be read."
     )
-    chosen: Comparison = parse(Comparison, Comparison(), rest, "lockstep diff RUN RUN", about)
+    names, chosen = parse(Comparison(), args, about)
     if len(names) != 2:
-        given = f"got {' '.join(names)}" if names else "got none"
-        raise UserError(f"diff takes two run folders, {given}", "As `lockstep diff runs/a runs/b`.")
-    one, other = (told(Path(name)) for name in names)
-    found = compared(one, other)
-    same = not (found[EXPERIMENT] or found[ORDER] or (chosen.strict and found[RESULT]))
+        found = f"got {' '.join(names)}" if names else "got none"
+        raise UserError(f"diff takes two run folders, {found}", "As `lockstep diff runs/a runs/b`.")
+    parts = compared(*(load(Path(name)) for name in names))
+    same = not (parts[EXPERIMENT] or parts[ORDER] or (chosen.strict and parts[RESULT]))
     if chosen.json:
-        plain = {part: {what: [a, b] for what, a, b in lines} for part, lines in found.items()}
+        plain = {part: {what: [a, b] for what, a, b in lines} for part, lines in parts.items()}
         print(json.dumps({"runs": names, "same_experiment": same, "differs": plain}, indent=2))
     else:
-        print("\n".join(written(found, names, None if chosen.wide else terminal_width())))
+        print("\n".join(written(parts, names, None if chosen.wide else terminal_width())))
     return 0 if same else 1
 
 
-def told(folder: Path) -> Told:
-    """What a run folder tells. Raises UserError where there is no journal and no config that can be read."""
-    journal, saved = folder / JOURNAL, folder / "config.json"
-    try:
-        records = notable(journal.read_bytes()) if journal.is_file() else []
-        plain = json.loads(saved.read_bytes()) if saved.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder} can't be read: {error}", "Name a run folder that `lockstep train` made.") from error
-    last = {record["kind"]: record for record in records}
-    run = last.get("run", {})
-    config = plain if isinstance(plain, dict) and plain else group(run, "config")
-    if not records and not config:
+def load(folder: Path) -> tuple[RunSummary, dict[str, Any]]:
+    """A run and its config. Raises UserError where there is no journal and no config that can be read."""
+    run, config = summarize(folder, time.time()) or RunSummary(folder), read_config(folder)
+    config = config or run.config
+    if not run.newest and not config:
         raise UserError(
             f"{folder} is no run folder", "Name one that `lockstep train` made; `lockstep runs` lists them."
         )
-    end = records[-1] if records and records[-1]["kind"] == "end" else {}
-    return Told(folder, config, run, end, last.get("eval", {}))
+    return run, config
 
 
-def compared(one: Told, other: Told) -> dict[str, list[Difference]]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a run's config.json holds; empty where there is none. Raises UserError where it can't be read."""
+    path = folder / "config.json"
+    require_plain(path)
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} can't be read: {refusal(error)}", "Name a run folder that `lockstep train` made."
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def compared(
+    one: tuple[RunSummary, dict[str, Any]], other: tuple[RunSummary, dict[str, Any]]
+) -> dict[str, list[Difference]]:
     """The differences, by what they are of."""
-    entries = differences(one.config, other.config)
+    runs, entries = (one[0], other[0]), differences(one[1], other[1])
     free = [entry for entry in entries if entry[0].split(".")[0] in _PLACE]
+    data = [
+        {
+            "data": text(mapping(run.of("run"), "data"), "fingerprint")[:12] or _ABSENT,
+            "parameters": _count(run.of("run"), "parameters"),
+        }
+        for run in runs
+    ]
     return {
-        EXPERIMENT: [
-            *(entry for entry in entries if entry not in free),
-            *_both("data", *(text(group(each.run, "data"), "fingerprint")[:12] for each in (one, other))),
-            *_both("parameters", *(_shown(whole(each.run, "parameters")) for each in (one, other))),
-        ],
-        ORDER: _order(one, other, entries),
+        EXPERIMENT: [*(entry for entry in entries if entry not in free), *differences(*data)],
+        ORDER: _order(*runs, entries),
         PLACE: [entry for entry in free if entry[0] != "execution.out"],
-        ENVIRONMENT: _environment(one.run, other.run),
-        RESULT: _result(one, other),
+        ENVIRONMENT: differences(*(_environment(run.of("run")) for run in runs)),
+        RESULT: differences(*map(_result, runs)),
     }
 
 
-def _order(one: Told, other: Told, entries: Sequence[Difference]) -> list[Difference]:
+def _order(one: RunSummary, other: RunSummary, entries: Sequence[Difference]) -> list[Difference]:
     """By the ledgers, which are chains over all samples of all steps: only those of as many steps can be compared."""
-    steps = [whole(each.end, "steps") for each in (one, other)]
+    ends = [run.of("end") if run.last.get("kind") == "end" else {} for run in (one, other)]
+    steps = [integer(end, "steps") for end in ends]
     if steps[0] != steps[1] or None in steps:
         return [entry for entry in entries if entry[0].split(".")[-1] in _ORDER]
-    return _both("ledger", *(text(each.end, "ledger_sha256")[:12] for each in (one, other)))
+    return differences(*({"ledger": text(end, "ledger_sha256")[:12] or _ABSENT} for end in ends))
 
 
-def _environment(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
-    places = [
-        {
-            "world": group(run, "world"),
-            "devices": _counted(run.get("devices")),
-            "threads": _shown(whole(run, "threads")),
-            "versions": group(run, "versions"),
-        }
-        for run in (one, other)
-    ]
-    return differences(*places)
+def _environment(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "world": mapping(run, "world"),
+        "devices": count_devices(run),
+        "threads": _count(run, "threads"),
+        "versions": mapping(run, "versions"),
+    }
 
 
-def _result(one: Told, other: Told) -> list[Difference]:
-    sides = []
-    for each in (one, other):
-        end, scores = each.end, each.evaluated
-        top1, loss, seconds = number(scores, "top1"), number(scores, "loss"), number(end, "seconds")
-        sides.append(
-            {
-                "status": text(end, "status") or "no end",
-                "steps": _shown(whole(end, "steps")),
-                "top-1": _ABSENT if top1 is None else f"{top1:.2%}",
-                "loss": _ABSENT if loss is None else f"{loss:.6g}",
-                "weights": text(end, "weights_sha256")[:12] or _ABSENT,
-                "seconds": _ABSENT if seconds is None else f"{seconds:,.1f}",
-            }
-        )
-    return differences(*sides)
+def _result(run: RunSummary) -> dict[str, str]:
+    end, scores = run.of("end") if run.last.get("kind") == "end" else {}, run.of("eval")
+    top1, loss, seconds = number(scores, "top1"), number(scores, "loss"), number(end, "seconds")
+    return {
+        "status": text(end, "status") or "no end",
+        "steps": _count(end, "steps"),
+        "top-1": _ABSENT if top1 is None else f"{top1:.2%}",
+        "loss": _ABSENT if loss is None else f"{loss:.6g}",
+        "weights": text(end, "weights_sha256")[:12] or _ABSENT,
+        "seconds": _ABSENT if seconds is None else f"{seconds:,.1f}",
+    }
 
 
-def _both(what: str, one: str, other: str) -> list[Difference]:
-    return [(what, one or _ABSENT, other or _ABSENT)] if one != other else []
+def _count(record: Mapping[str, Any], name: str) -> str:
+    value = integer(record, name)
+    return _ABSENT if value is None else f"{value:,}"
 
 
-def _shown(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
-
-
-def _counted(devices: Any) -> str:
-    """Names of devices, each once, with how many of it there are."""
+def count_devices(run: Mapping[str, Any]) -> str:
+    """The names of devices in a `run` record, each once, with how many of it there are."""
+    devices = run.get("devices")
     names = [name for name in devices if isinstance(name, str)] if isinstance(devices, list) else []
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
-def written(found: Mapping[str, Sequence[Difference]], names: Sequence[str], width: int | None) -> list[str]:
+def written(parts: Mapping[str, Sequence[Difference]], names: Sequence[str], width: int | None) -> list[str]:
     """The differences as lines: a table a part, and a sentence for parts without any."""
-    lines = ["  ->  ".join(map(printable, names))]
-    for part, entries in found.items():
+    lines = ["  ->  ".join(map(shown, names))]
+    for part, entries in parts.items():
         if not entries:
             lines.append(f"{part}: the same")
             continue
@@ -167,9 +154,9 @@ def written(found: Mapping[str, Sequence[Difference]], names: Sequence[str], wid
         if width is not None:  # a long value, as a list of notes, must not push the other run's out of sight
             room = max(8, (width - max(map(len, whats)) - 6) // 2)
             ones, others = ([_short(value, room) for value in side] for side in (ones, others))
-        grid = [Column(f"{part}:", [f"  {what}" for what in whats], left=True)]
-        grid += [Column("", side, left=True) for side in (ones, others)]
-        lines += fitted(grid, width)[0]
+        columns = [Column(f"{part}:", [f"  {what}" for what in whats], left=True)]
+        columns += [Column("", side, left=True) for side in (ones, others)]
+        lines += fitted(columns, width)[0]
     return lines
 
 

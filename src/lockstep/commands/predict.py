@@ -3,41 +3,37 @@
 import csv
 import dataclasses
 import json
+import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from unicodedata import normalize
 
-from tyro.conf import arg
+from rich.cells import cell_len
 
 from lockstep.commands.shared.arguments import launched, parse
-from lockstep.commands.shared.helping import asked
 from lockstep.config import Execution
-from lockstep.config.fields import require, require_at_least
-from lockstep.config.flags import split_arguments
-from lockstep.errors import UserError
-from lockstep.processes.files import atomic_write, write_error
+from lockstep.config.fields import Arg, Positive, check_fields, require
+from lockstep.distributed.files import atomic_write, named, new_file, write_error
+from lockstep.errors import UserError, cell, shown
 
 if TYPE_CHECKING:
-    from lockstep.inference.predictions import Answer
-    from lockstep.processes.world import World
+    from lockstep.distributed.world import World
+    from lockstep.inference.classifier import Answer
 
 # not what writes a run, and not the size of a chunk: other shapes would round otherwise than evaluation does
 _NOT_PREDICTIONS = (
-    "out",
-    "cache",
-    "log",
-    "log_every",
-    "eval_every",
-    "eval_batch_size",
-    "model_parallel",
-    "duplicates",
-    "strategy",
-    "data_dir",
+    *("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates", "strategy"),
+    *("data_dir", "law", "verbose"),
 )
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)\s*(\.|$)", re.I)  # devices, to Windows
+_LONGEST = 255  # bytes of a file's name
 
 
 @dataclass(frozen=True)
@@ -46,13 +42,13 @@ class Predict:
 
     weights: Literal["best", "final"] = "best"
     """Which of a run's saved weights."""
-    top: int = 5
+    top: Positive = 5
     """How many classes to name for each picture, the likeliest first."""
     format: Literal["table", "csv", "jsonl"] = "table"
     """A table to read, comma-separated values, or a JSON object a line."""
-    file: Annotated[str, arg(help_behavior_hint="(default: print it)")] = ""
+    file: Annotated[str, Arg(unset="print it")] = ""
     """Write to this file instead."""
-    sort_into: Annotated[str, arg(help_behavior_hint="(default: no copies)")] = ""
+    sort_into: Annotated[str, Arg(unset="no copies")] = ""
     """Copy each picture into a folder of its likeliest class below this one."""
     follow_links: bool = False
     """Follow links that lead out of the folders."""
@@ -61,20 +57,17 @@ class Predict:
     execution: Execution = field(default_factory=Execution, metadata={"hidden": _NOT_PREDICTIONS})
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "top")
+        check_fields(self)
 
 
 def main(args: list[str]) -> int:
     """Name what is on new pictures."""
-    names, rest = split_arguments(args, Predict)
-    if asked(rest) is None:
-        require(
-            len(names) >= 2,
-            "predict needs a run and pictures",
-            "As `lockstep predict runs/flowers photo.jpg more-photos/`.",
-        )
-    chosen: Predict = parse(
-        Predict, Predict(), rest, "lockstep predict RUN PICTURE|FOLDER...", "Name what is on new pictures."
+    about = "Name what is on new pictures, by the weights of a run, a weights file, or an exported program."
+    names, chosen = parse(Predict(), args, about)
+    require(
+        len(names) >= 2,
+        "predict needs a run and pictures",
+        "As `lockstep predict runs/flowers photo.jpg more-photos/`.",
     )
     from lockstep.inference.loading import require_usable, weights_file
     from lockstep.inference.pictures import find
@@ -82,48 +75,40 @@ def main(args: list[str]) -> int:
     path = weights_file(names[0], chosen.weights)
     require_usable(path, chosen.trust_code)
     pictures = find(names[1:], chosen.follow_links)
-    if chosen.file and Path(chosen.file).exists():
-        raise UserError(f"{chosen.file} exists already", "Name another file with --file, or remove that one.")
+    if chosen.file:
+        new_file(chosen.file, "--file")
+    target = named(chosen.sort_into)
+    require(target.is_dir() or not target.exists(), f"--sort-into: {target} is no folder", "Name another one.")
     return launched(predict, str(path), pictures, chosen, execution=chosen.execution)
 
 
 def predict(world: "World", path: str, pictures: tuple[str, ...], chosen: Predict) -> int:
     """Name the pictures on this process, as one of the world's; rank 0 writes. Returns 0."""
-    from lockstep.inference.loading import load
-    from lockstep.inference.predictions import predictions
-
-    classifier = load(path, device=str(world.device), trust_code=chosen.trust_code)
-    size = classifier.card.eval_batch_size
-    chunks = -(-len(pictures) // size)
-    with _progress(-(-chunks // world.size) * size * world.size, world.rank == 0) as advance:
-        answers = predictions(
-            classifier,
-            pictures,
-            world,
-            chosen.top,
-            chosen.execution.workers if len(pictures) > size else 0,
-            lambda: advance(size * world.size),
-        )
-    if world.rank == 0:
-        _write(answers, chosen)
-    return 0
-
-
-@contextmanager
-def _progress(total: int, here: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error where that is a terminal: standard output is the answer's."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not (here and sys.stderr.isatty()), transient=True) as bar:
-        task = bar.add_task("pictures", total=total)
-        yield lambda count: bar.advance(task, count)
+    from lockstep.inference.classifier import predictions
+    from lockstep.inference.loading import load
+
+    classifier = load(path, device=str(world.device), trust_code=chosen.trust_code)
+    size = classifier.card.eval_batch_size
+    folders = class_folders(classifier.card.classes) if chosen.sort_into else {}
+    seen = world.rank == 0 and sys.stderr.isatty()  # standard output is the answer's
+    each = size * world.size  # pictures that all ranks take at once
+    with Progress(console=Console(stderr=True), disable=not seen, transient=True) as bar:
+        task = bar.add_task("pictures", total=-(-len(pictures) // each) * each)
+        workers = chosen.execution.workers if len(pictures) > size else 0
+        answers = predictions(classifier, pictures, world, chosen.top, workers, lambda: bar.advance(task, each))
+    world.barrier()  # where writing fails, the others are stopped, and not while they end their loaders
+    if world.rank == 0:
+        _write(answers, chosen, folders)
+    return 0
 
 
-def _write(answers: Sequence["Answer"], chosen: Predict) -> None:
+def _write(answers: Sequence["Answer"], chosen: Predict, folders: dict[str, str]) -> None:
     write = {"table": _table, "csv": _csv, "jsonl": _jsonl}[chosen.format]
     if chosen.file:
-        path = Path(chosen.file)
+        path = named(chosen.file)
         try:
             with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
                 write(answers, file)
@@ -132,47 +117,101 @@ def _write(answers: Sequence["Answer"], chosen: Predict) -> None:
     else:
         write(answers, sys.stdout)
     if chosen.sort_into:
-        _sort(answers, Path(chosen.sort_into))
-    if broken := sum(answer.error != "" for answer in answers):
-        print(f"lockstep: {broken} of {len(answers):,} pictures could not be read", file=sys.stderr)
+        _sort(answers, named(chosen.sort_into), folders)
+    if broken := [answer.path for answer in answers if answer.error]:
+        raise UserError(
+            f"{len(broken):,} of {len(answers):,} pictures could not be read, as {broken[0]}",
+            "All others are answered. Replace or remove these; why stands beside each in the answers.",
+        )
 
 
 def _table(answers: Sequence["Answer"], file: TextIO) -> None:
-    width = max(len(answer.path) for answer in answers)
-    for answer in answers:
-        print(f"{answer.path:<{width}}  {answer.error or answer.prediction}", file=file)
+    paths = [shown(answer.path) for answer in answers]
+    width = max(map(cell_len, paths))
+    for path, answer in zip(paths, answers, strict=True):
+        print(f"{path}{' ' * (width - cell_len(path))}  {shown(answer.error or str(answer.prediction))}", file=file)
 
 
 def _csv(answers: Sequence["Answer"], file: TextIO) -> None:
-    """`path,class,probability,class_2,probability_2,...,error`."""
+    """`path,class,probability,class_2,probability_2,...,error`; of several labels a picture `labels` after the path."""
+    several = ["labels"] * any(answer.prediction.labels is not None for answer in answers)
     top = max(len(answer.prediction.classes) for answer in answers)
     ranks = ["", *(f"_{k}" for k in range(2, top + 1))][:top]
     writer = csv.writer(file)
-    writer.writerow(["path", *(f"{what}{rank}" for rank in ranks for what in ("class", "probability")), "error"])
+    writer.writerow(
+        ["path", *several, *(f"{what}{rank}" for rank in ranks for what in ("class", "probability")), "error"]
+    )
     for answer in answers:
-        pairs = zip(answer.prediction.classes, answer.prediction.probabilities, strict=True)
+        pairs = zip(map(cell, answer.prediction.classes), answer.prediction.probabilities, strict=True)
         values = [value for pair in pairs for value in pair] or [""] * (2 * top)
-        writer.writerow([answer.path, *values, answer.error])
+        labels = [cell(";".join(answer.prediction.labels or ())) for _ in several]
+        writer.writerow([cell(answer.path), *labels, *values, cell(answer.error)])
 
 
 def _jsonl(answers: Sequence["Answer"], file: TextIO) -> None:
-    """`{"path": ..., "classes": [...], "probabilities": [...]}`, or "path" and "error"."""
+    """`{"path": ..., "classes": [...], "probabilities": [...]}`, or "path" and "error"; names to the last byte.
+
+    Of several labels a picture also `"labels": [...]`.
+    """
     for answer in answers:
         found = {"error": answer.error} if answer.error else dataclasses.asdict(answer.prediction)
-        print(json.dumps({"path": answer.path, **found}, ensure_ascii=False), file=file)
+        if found.get("labels", ()) is None:
+            del found["labels"]
+        line = json.dumps({"path": answer.path, **found}, ensure_ascii=False)
+        print("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line), file=file)
 
 
-def _sort(answers: Sequence["Answer"], folder: Path) -> None:
+def class_folders(classes: Sequence[str]) -> dict[str, str]:
+    """Class -> the name of its folder: the class, but what is more than a letter to a file system or a shell as %XX.
+
+    `urllib.parse.unquote` gives the class again. Classes that differ in case or Unicode form alone are one folder to
+    some file systems: of those all is escaped but a-z and digits. A class without a name has the folder %.
+
+    Raises:
+        UserError: for a name that is too long for a folder.
+    """
+    alike = Counter(map(_folded, set(classes)))
+    found = {}
+    for name in classes:
+        harmful = r"[^a-z0-9]" if alike[_folded(name)] > 1 else r'[%/\\:*?"<>|]|^[ .~-]|[ .]\Z'
+        folder = re.sub(f"^.|{harmful}" if _RESERVED.match(name) else harmful, _as_hex, name)
+        found[name] = "".join(c if c.isprintable() else _as_hex(c) for c in folder) or "%"
+        if (size := len(found[name].encode())) > _LONGEST:
+            raise UserError(
+                f"--sort-into: class {shown(name[:40])}... has {size} bytes as a folder's name, at most {_LONGEST} fit",
+                "Leave --sort-into out: --format jsonl says the classes.",
+            )
+    return found
+
+
+def _as_hex(text: str | re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in str(text[0]).encode("utf-8", "surrogatepass"))
+
+
+def _folded(name: str) -> str:
+    return normalize("NFC", normalize("NFC", name).casefold())
+
+
+def _sort(answers: Sequence["Answer"], folder: Path, folders: dict[str, str]) -> None:
     """Copy each picture into `folder / its class`, under its own name, or one with a number where that is taken."""
-    for answer in answers:
-        if answer.error:
-            continue
-        source, target = Path(answer.path), folder / answer.prediction.classes[0]
-        try:
+    temporary = folder / f".{os.getpid()}.tmp"
+    try:
+        for answer in (answer for answer in answers if not answer.error):
+            source, target = Path(answer.path), folder / folders[answer.prediction.classes[0]]
             target.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, temporary)
             place, number = target / source.name, 2
-            while place.exists():
+            while os.path.lexists(place):
                 place, number = target / f"{source.stem}-{number}{source.suffix}", number + 1
-            shutil.copy2(source, place)
-        except OSError as error:
-            raise write_error(target, error) from error
+            temporary.rename(place)
+    except OSError as error:
+        raise write_error(folder, error) from error
+    finally:
+        with suppress(OSError):  # where there is no folder for it
+            temporary.unlink()
+    taken = {answer.prediction.classes[0] for answer in answers if not answer.error}
+    if other := [f"{name} is {folders[name]}" for name in sorted(taken) if folders[name] != name]:
+        print(
+            f"note: folders of classes whose names no folder can have everywhere: {shown(', '.join(other))}",
+            file=sys.stderr,
+        )

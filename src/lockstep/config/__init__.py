@@ -1,84 +1,113 @@
-"""What a run is: frozen dataclasses, validated at birth.
+"""What a run is: frozen dataclasses, checked when they are made.
 
-`Config` splits in two: the experiment (data, model, optim, link, choose and the fields of `Config` itself) decides the
+`Config` splits in two: the experiment (data, samples, model, optim, comm, selection and its own fields) decides the
 result; `Execution` and `Recovery` decide only where and how fast it runs and what it survives. None of their fields may
-change what is learned, except through rounding and, with `batch_norm="local"`, through the statistics of batch
-normalisation.
+change what is learned, except through rounding and, with `batch_norm="local"`, through batch normalisation.
 """
 
 import dataclasses
 import math
-import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from lockstep.config import combinations
-from lockstep.config.choose import ChooseConfig
-from lockstep.config.data import DataConfig
+from lockstep.config.conflicts import check
+from lockstep.config.data import DataConfig, SamplesConfig
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
-from lockstep.config.fields import Floats, Ints, Names, require, split_commas
-from lockstep.config.link import LinkConfig
+from lockstep.config.fields import Arg, Count, Floats, Ints, Names, Positive, flags_of, require, with_values
+from lockstep.config.files import entries
 from lockstep.config.model import ModelConfig
-from lockstep.config.optim import OPTIMIZERS, OptimConfig, ScheduleName
-from lockstep.config.plain import from_plain
-from lockstep.config.samples import SamplesConfig
-from lockstep.config.settings import Precision, Settings
+from lockstep.config.optim import OPTIMIZERS, CommConfig, OptimConfig, ScheduleName, SelectionConfig
 from lockstep.errors import unknown
 
 __all__ = [
-    "LOG_MIRRORS",
-    "OPTIMIZERS",
-    "ChooseConfig",
-    "Config",
-    "DataConfig",
-    "Execution",
-    "Floats",
-    "Interval",
-    "Ints",
-    "LinkConfig",
-    "ModelConfig",
-    "Names",
-    "OptimConfig",
-    "Precision",
-    "Recovery",
-    "SamplesConfig",
-    "ScheduleName",
-    "Strategy",
-    "split_commas",
-]
+    "LOG_MIRRORS", "OPTIMIZERS", "CommConfig", "Config", "DataConfig", "Execution", "Floats", "Interval", "Ints",
+    "ModelConfig", "Names", "OptimConfig", "Precision", "Recovery", "SamplesConfig", "ScheduleName", "SelectionConfig",
+    "Strategy", "Tta",
+]  # fmt: skip
 
-_MOST = 10**9  # samples in a batch, of whose repeats and classes numbers of 64 bits are made
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Tta = Literal["none", "mirror", "shift"]
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class Config:
     """A training run."""
 
+    recipe: Annotated[str, Arg(flag=False)] = "digits"
+    epochs: Positive = 10
+    """Passes over the training set."""
+    batch_size: Annotated[int, Arg(least=1, most=10**9)] = 64  # sums over it are made of 64 bits
+    """Global batch size: images a step, all processes together."""
+    accumulate: Positive = 1
+    """Cut each batch into so many micro-batches: less memory, and the same step."""
+    exact: Count = 0
+    """The same bits on any number of processes up to this. Each batch is cut into so many slices (0: off)."""
+    seed: int = 0
+    """Seed of weights, order, augmentation and dropout."""
+    precision: Precision = "fp32"
+    """fp32, tf32, bf16 (mixed precision) or fp16. tf32 is for NVIDIA GPUs; fp16 comes with a gradient scaler."""
+    tta: Tta = "none"
+    """Evaluate on means of logits: of an image and its mirror image; shift: of those moved by a pixel both ways too."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or gradient that is not finite: stop; skip that update; or go back and leave the batch out."""
+    data: DataConfig = field(default_factory=DataConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    comm: CommConfig = field(default_factory=CommConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    execution: Execution = field(default_factory=Execution)
+    recovery: Recovery = field(default_factory=Recovery)
+
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, f"--epochs {self.epochs} trains nothing", "Use 1 or more.")
-        require(self.batch_size >= 1, f"--batch-size {self.batch_size} is empty", "Use 1 or more.")
-        require(self.batch_size <= _MOST, "--batch-size is too large", f"Use {_MOST:,} at most.")
+        check(self)
         require(
-            0 <= self.accumulate <= self.batch_size,
-            f"--accumulate {self.accumulate} cuts a batch of {self.batch_size} into empty pieces",
-            f"Use 1 to {self.batch_size}, or auto.",
+            self.accumulate <= self.batch_size,
+            f"--accumulate {self.accumulate} cuts a batch of {self.batch_size} into empty micro-batches",
+            f"Use 1 to {self.batch_size}.",
         )
-        combinations.require_sound(self)
-        if strange := [name for name in self.recovery.override if not _is_entry(name)]:
-            raise unknown(
-                "entry", strange[0], sorted(_entries(Config)), "--override names what may differ, as lr,epochs."
-            )
         require(
-            self.recovery.hang_timeout < self.execution.collective_timeout,
-            f"--hang-timeout {self.recovery.hang_timeout:g} is not below --collective-timeout "
-            f"{self.execution.collective_timeout:g}",
+            self.exact <= self.batch_size,
+            f"--exact {self.exact} of a batch of {self.batch_size}: a slice needs a sample",
+            f"Use 1 to {self.batch_size} (0: off).",
+        )
+        self._check_experiment()
+        self._check_execution()
+
+    def _check_experiment(self) -> None:
+        samples = self.samples
+        require(
+            self.batch_size % samples.aug_repeats == 0,
+            f"--aug-repeats {samples.aug_repeats} of each image don't fill a batch of {self.batch_size}",
+            f"Use a multiple of {samples.aug_repeats} as --batch-size.",
+        )
+        groups = -(-self.batch_size // max(1, self.model.group))
+        require(
+            self.accumulate <= groups,
+            f"--accumulate {self.accumulate}: a batch of {self.batch_size} is {groups} group(s), which are not cut "
+            f"(--batch-norm {self.model.batch_norm})",
+            f"Use --accumulate 1 to {groups}, or smaller groups.",
+        )
+
+    def _check_execution(self) -> None:
+        execution, recovery = self.execution, self.recovery
+        flags = flags_of(Config).values()
+        known = {
+            "rounding",
+            *(name for flag in flags for name in (flag.field, flag.group, f"{flag.group}.{flag.field}")),
+        }
+        for name in recovery.override:
+            if name.removeprefix("--").replace("-", "_") not in known:
+                raise unknown("entry", name, sorted(known), "--override names what may differ, as lr,epochs.")
+        require(
+            recovery.hang_timeout < execution.collective_timeout,
+            f"--hang-timeout {recovery.hang_timeout:g} is not below --collective-timeout "
+            f"{execution.collective_timeout:g}",
             "A collective would give up before the report of who keeps it waiting: raise --collective-timeout.",
         )
-        nproc, nodes = self.execution.nproc, self.execution.nnodes
-        if nproc != "auto":
-            self.require_no_fewer(nproc)
-            self.require_batch_for(nproc * nodes)
+        if execution.nproc != "auto":
+            self.require_no_fewer(execution.nproc)
+            self.require_batch_for(execution.nproc * execution.nnodes)
 
     def require_no_fewer(self, processes: int) -> None:
         """Raise UserError where so many processes on this machine are fewer than a restart may go down to."""
@@ -101,15 +130,25 @@ class Config(Settings):
         micro = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         groups = f" in groups of {group}" if group > 1 else ""
         require(
-            processes <= -(-self.batch_size // group) // max(1, self.accumulate),
+            processes <= -(-self.batch_size // group) // self.accumulate,
             f"a batch of {self.batch_size}{groups}{micro} is smaller than the {processes} processes that share it",
-            f"--batch-size is global: give at least {processes * max(1, self.accumulate) * group}, or fewer processes "
+            f"--batch-size is global: give at least {processes * self.accumulate * group}, or fewer processes "
             "with --nproc.",
         )
 
     def with_execution(self, **changed: Any) -> "Config":
         """The config with some fields of its execution changed."""
         return dataclasses.replace(self, execution=dataclasses.replace(self.execution, **changed))
+
+    def statistics(self, processes: int) -> Literal["local", "global", "groups"]:
+        """What batch norm takes its statistics over: one process's images, the micro-batch, or groups.
+
+        On one process torch's own does what "global" means, and a slice of exact mode is a batch of its own.
+        """
+        if self.model.group:
+            return "groups"
+        local = self.model.batch_norm == "local" or self.execution.strategy == "dp"
+        return "local" if local or self.exact or processes == 1 else "global"
 
     @property
     def lr(self) -> float:
@@ -124,24 +163,11 @@ class Config(Settings):
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Config":
-        """The inverse of `to_dict`. What is missing keeps its default: an older version wrote it.
+    def from_dict(cls, values: dict[str, Any], where: str = "config") -> "Config":
+        """The inverse of `to_dict`. What is missing keeps its default. `where` says in errors whose values they are.
 
         Raises:
             UserError: for an unknown entry or one of another type, naming it, and for values that make no run.
         """
-        return typing.cast("Config", from_plain(cls, values, "config"))
-
-
-def _is_entry(name: str) -> bool:
-    """True for what `diff_configs` can leave out: an entry or group by path or last name, as a flag spells it too."""
-    plain = name.removeprefix("--").replace("-", "_")
-    return plain == "rounding" or plain in _entries(Config)
-
-
-def _entries(cls: type, before: str = "") -> Iterator[str]:
-    for item in dataclasses.fields(cls):
-        yield item.name
-        yield before + item.name
-        if dataclasses.is_dataclass(kind := typing.get_type_hints(cls)[item.name]):
-            yield from _entries(typing.cast(type, kind), f"{before}{item.name}.")
+        made: Config = with_values(cls(), entries(values, cls, where))
+        return made

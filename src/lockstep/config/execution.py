@@ -1,24 +1,24 @@
-"""Where and how a run goes, and what happens when something goes wrong. No field changes the experiment."""
+"""Where and how a run goes, and what happens when something goes wrong. No field changes the experiment.
+
+What `lockstep eval` takes.
+"""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from tyro.conf import arg
-
-from lockstep.config.fields import Ints, Names, require, require_at_least, require_finite
-from lockstep.errors import UserError, unknown
+from lockstep.config.conflicts import check
+from lockstep.config.fields import Arg, Count, Ints, Names, Positive, require
+from lockstep.errors import require_no_secrets, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
+Law = Literal["warn", "strict", "off"]
 Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
 ONE_PROCESS = ("single", "dp")  # whatever --nproc says
 LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
-
-
-_LONGEST_S = 10_000_000  # four months
-_SHORTEST_HANG_S = 0.1
 _CORES_EACH, _MAX_AUTO = 2, 8  # more processes than that lose to start-up and all-reduce on one machine's cores
-_MOST = {"nproc": 1024, "threads": 4096, "workers": 1024, "nnodes": 100_000}  # beyond them no machine goes
+_INTERVAL = r"\s*(\d{1,15}(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*"
+_TIME = r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)\s*"
 
 
 def processes_on(cores: int) -> int:
@@ -34,94 +34,70 @@ def processes_on(cores: int) -> int:
 class Execution:
     """Where and how fast the run goes; none of it changes what is learned."""
 
-    out: Annotated[str, arg(help_behavior_hint="(default: runs/RECIPE-DATE-TIME)")] = ""
-    """Run folder: config.json, journal.jsonl, weights/."""
-    data_dir: Annotated[str, arg(help_behavior_hint="(default: $LOCKSTEP_DATA, else ./data)")] = ""
-    """Where data sets live, or are put when they are downloaded."""
-    nproc: Annotated[int | Literal["auto"], arg(aliases=["--nproc-per-node"])] = "auto"
-    """Processes on this machine; auto: one per GPU, else one for two cores, at most 8."""
+    out: Annotated[str, Arg(unset="runs/RECIPE-DATE-TIME")] = ""
+    """Run folder, or where a store keeps it, as s3://bucket/run; a run that is there goes on."""
+    data_dir: Annotated[str, Arg(unset="$LOCKSTEP_DATA, else ./data")] = ""
+    """Where data sets lie, or are put."""
+    nproc: Annotated[int | Literal["auto"], Arg(least=1, most=1024)] = "auto"
+    """Processes on this machine. auto: one per GPU, else one for two cores, at most 8."""
     strategy: Strategy = "ddp"
     """single: one process; dp: one, DataParallel on several GPUs; ddp: a whole model on each; fsdp: a part of it."""
-    model_parallel: int = 1
+    model_parallel: Positive = 1
     """Cut the model into this many stages, each on a device of its own; each process then drives as many devices."""
     device: Device = "auto"
     """Kind of device; auto takes the accelerator where there is one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How ranks talk; auto: NCCL on NVIDIA, XCCL on Intel, gloo on the CPU (gloo also lets ranks share a GPU)."""
-    gpus: Annotated[Ints, arg(help_behavior_hint="(default: all; see CUDA_VISIBLE_DEVICES)")] = ()
-    """GPUs to use, as 0,2."""
-    threads: int = 0
+    gpus: Annotated[Ints, Arg(unset="all; see CUDA_VISIBLE_DEVICES")] = ()
+    """Which GPUs, as 0,2."""
+    threads: Annotated[int, Arg(least=0, most=4096)] = 0
     """CPU threads per process (0: cores / processes on this machine)."""
-    nnodes: int = 1
+    nnodes: Annotated[int, Arg(least=1, most=100_000)] = 1
     """Machines in the run."""
-    node_rank: int = 0
+    node_rank: Count = 0
     """This machine's number, from 0."""
-    master_addr: Annotated[str, arg(aliases=["--ip"], help_behavior_hint="(with --nnodes)")] = ""
+    master_addr: Annotated[str, Arg(unset="with --nnodes")] = ""
     """Address of machine 0."""
-    master_port: Annotated[int, arg(aliases=["--port"], help_behavior_hint="(default: a free one)")] = 0
-    """Port on machine 0, where the processes meet; with --nnodes the same number on each machine."""
-    collective_timeout: float = 600.0
+    master_port: Annotated[int, Arg(least=0, most=65535)] = 0
+    """Port on machine 0, where the processes meet (0: a free one); with --nnodes the same on each machine."""
+    collective_timeout: Annotated[float, Arg(above=0, most=10_000_000)] = 600.0
     """Seconds that any rank waits for the others before the run ends with an error."""
-    workers: int = 2
-    """Processes that read images, for each training process (streaming loader)."""
+    workers: Annotated[int, Arg(least=0, most=1024)] = 2
+    """Processes that read pictures, for each process. A set that fits into memory needs none (--loader)."""
     loader: Literal["auto", "resident", "streaming"] = "auto"
     """resident: in memory, batched; streaming: worker processes; auto: resident where the set fits."""
-    cache: Annotated[str, arg(metavar="DIR|ram|auto", help_behavior_hint="(default: none)")] = ""
-    """Keep pictures as --decode-size left them: in a folder, in memory (ram), or where they fit (auto)."""
-    eval_batch_size: int = 250
+    cache: Annotated[str, Arg(metavar="DIR|auto", unset="none")] = ""
+    """Keep pictures as --decode-size left them: in a folder, or below ~/.cache where they fit (auto)."""
+    eval_batch_size: Positive = 250
     """Images per forward pass in evaluation."""
-    eval_every: int = 1
+    eval_every: Positive = 1
     """Epochs between two evaluations; the last epoch has one in any case."""
-    log: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
-    """Mirrors of the journal beside it in the run folder: csv, tensorboard, wandb, mlflow, trackio."""
-    probe: bool = True
-    """Before the first step, look for parts of the model whose result depends on --nproc, and name them."""
+    log: Annotated[Names, Arg(unset="none")] = ()
+    """csv, tensorboard, wandb, mlflow, trackio. Mirrors of the journal, beside it in the run folder."""
+    law: Law = "warn"
+    """Steps 0, 1, 2, 4, ... are taken again, shared out otherwise; what --nproc changes: warn, strict (end), or off."""
     duplicates: Literal["auto", "always", "never"] = "auto"
     """Before the first step, name pictures that are trained and validated on alike, by content; auto: up to 100,000."""
-    log_every: int = 10
+    log_every: Positive = 10
     """Steps between two `step` records of the journal, and between two moves of the progress bar."""
+    verbose: bool = False
+    """Say more at the start. How cores are shared out, where ranks listen, which parameters are not decayed."""
 
     def __post_init__(self) -> None:
-        require_finite(self)
+        check(self)
         for name in self.log:
             if name not in LOG_MIRRORS:
                 raise unknown("log", name, LOG_MIRRORS, "Separate several with commas, as --log csv,tensorboard.")
-        require(self.nproc == "auto" or self.nproc >= 1, f"--nproc {self.nproc} starts no process", "Use 1 or more.")
-        require_at_least(1, self, "nnodes", "eval_batch_size", "eval_every", "log_every", "model_parallel")
-        require_at_least(0, self, "workers", "threads")
+        require_no_secrets(self.out, "--out ")
         require(
-            0 < self.collective_timeout <= _LONGEST_S,
-            f"--collective-timeout {self.collective_timeout} is not between 0 and {_LONGEST_S:,} seconds",
-            "Give seconds, as 600.",
-        )
-        for name, most in _MOST.items():
-            value, flag = getattr(self, name), name.replace("_", "-")
-            require(value == "auto" or value <= most, f"--{flag} {value} is too much", f"Use {most:,} at most.")
-        require(0 <= self.master_port < 65536, f"--master-port {self.master_port} is not a port", "Use 1 to 65535.")
-        require(
-            0 <= self.node_rank < self.nnodes,
+            self.node_rank < self.nnodes,
             f"--node-rank {self.node_rank} with --nnodes {self.nnodes}",
             f"Machines are numbered 0 to {self.nnodes - 1}; give --nnodes too.",
         )
         require(
-            self.nnodes == 1 or (bool(self.master_addr) and self.master_port > 0),
-            "several machines need one meeting point",
+            self.nnodes == 1 or (self.master_addr and self.master_port > 0),
+            "several machines need one address to meet at",
             "Give --master-addr (machine 0's address) and --master-port, the same on every machine.",
-        )
-        require(
-            self.model_parallel == 1 or self.strategy in ("single", "ddp"),
-            f"--model-parallel {self.model_parallel} with --strategy {self.strategy}: both spread one model",
-            "Leave one of the two out.",
-        )
-        require(
-            self.strategy != "single" or (self.nproc in (1, "auto") and self.nnodes == 1),
-            f"--strategy single is one process, not {self.nproc} on {self.nnodes} machine(s)",
-            "Drop --nproc, or use --strategy ddp.",
-        )
-        require(
-            self.strategy != "dp" or (self.nproc in (1, "auto") and self.nnodes == 1),
-            "--strategy dp drives all GPUs from one process",
-            "Drop --nproc, or use --strategy ddp for several processes.",
         )
 
 
@@ -135,16 +111,10 @@ class Interval:
     @classmethod
     def parse(cls, text: str) -> "Interval":
         """From `500steps`, `1epoch`, `10min` or `0`."""
-        if text.strip() in ("0", "never"):
+        found = re.fullmatch(_INTERVAL, text)
+        if found is None:
             return cls(0, "steps")
-        found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*", text)
-        count = float(found[1]) if found else 0.0
-        if found is None or count <= 0 or (found[2] != "min" and count != int(count)):
-            raise UserError(
-                f"--checkpoint-every {text}: not a number of steps, epochs or minutes",
-                "Write it as 500steps, 1epoch, 10min, or 0 for never.",
-            )
-        return cls(count, {"step": "steps"}.get(found[2], found[2]))
+        return cls(float(found[1]), "steps" if found[2] == "step" else found[2])
 
     def due(self, steps: int, steps_per_epoch: int, seconds: float) -> bool:
         """True where it is time after `steps` steps, `seconds` after the last time."""
@@ -155,43 +125,38 @@ class Interval:
         return steps % int(self.count if self.unit == "steps" else self.count * steps_per_epoch) == 0
 
 
-def _seconds(text: str) -> float:
-    """From `6h`, `90min`, `30s` or `1.5d`."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)\s*", text)
-    if found is None or float(found[1]) <= 0:
-        raise UserError(f"--max-time {text}: not a time", "Write it as 6h, 90min, 30s or 1.5d.")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2][0]]
-
-
 @dataclass(frozen=True)
 class Recovery:
     """What happens when something goes wrong; none of it changes what is learned."""
 
-    checkpoint_every: str = "1epoch"
+    checkpoint_every: Annotated[
+        str, Arg(form=rf"\s*0\s*|never|{_INTERVAL}", takes="a time as 500steps, 1epoch or 10min, or 0 for never")
+    ] = "1epoch"
     """How often to checkpoint: 500steps, 1epoch, 10min, or 0 for never."""
-    keep: int = 2
+    keep: Positive = 2
     """Checkpoints to keep beside the best."""
-    max_time: Annotated[str, arg(help_behavior_hint="(default: none)")] = ""
+    max_time: Annotated[str, Arg(form=f"|{_TIME}", takes="a time as 6h, 90min, 30s or 1.5d", unset="none")] = ""
     """End with a checkpoint after this long, restarts included, as 6h, 90min or 1.5d; the same command goes on."""
     resume: str = "auto"
     """auto: go on from the newest checkpoint in --out; never; or the path of a run or a checkpoint."""
-    override: Annotated[Names, arg(help_behavior_hint="(default: none)")] = ()
+    override: Annotated[Names, Arg(unset="none")] = ()
     """What may differ from the checkpoint on resume, as lr,epochs."""
-    max_restarts: int = 3
+    max_restarts: Count = 3
     """Restart from the newest checkpoint when a process is killed or hangs, at most this often."""
-    min_nproc: int = 0
+    min_nproc: Count = 0
     """Restart with fewer processes, down to this, where one made no progress (0: never fewer)."""
     on_hangup: Literal["auto", "continue", "stop"] = "auto"
     """When the terminal closes; auto: go on if it is gone for good, else checkpoint and stop."""
-    hang_timeout: float = 300.0
+    hang_timeout: Annotated[float, Arg(least=0)] = 300.0
     """Seconds without progress on a rank before the run ends with a report (0: wait for ever)."""
-    check_every: int = 500
+    check_every: Count = 500
     """Steps between two comparisons of weights and optimizer over all ranks (0: never)."""
 
     @property
     def max_seconds(self) -> float:
-        """`max_time`, read; 0 for no limit."""
-        return _seconds(self.max_time) if self.max_time else 0.0
+        """`max_time` in seconds; 0 for no limit."""
+        found = re.fullmatch(_TIME, self.max_time)
+        return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2][0]] if found else 0.0
 
     @property
     def checkpoint_interval(self) -> Interval:
@@ -199,18 +164,41 @@ class Recovery:
         return Interval.parse(self.checkpoint_every)
 
     def __post_init__(self) -> None:
-        require_finite(self)
-        Interval.parse(self.checkpoint_every)
+        check(self)
+        interval, name = self.checkpoint_interval, f"--checkpoint-every {self.checkpoint_every}"
         require(
-            not self.max_seconds or self.checkpoint_interval.count > 0,
-            f"--max-time {self.max_time} with --checkpoint-every {self.checkpoint_every}: nothing would be kept to go "
-            "on from",
-            "Leave one of the two out.",
+            interval.unit == "min" or interval.count % 1 == 0,
+            f"{name} is a part of a step or epoch",
+            "Give a whole number.",
         )
-        require(self.keep >= 1, f"--keep {self.keep} would keep no checkpoint", "Use 1 or more.")
-        require_at_least(0, self, "max_restarts", "min_nproc", "hang_timeout", "check_every")
+        require(not self.max_time or self.max_seconds, f"--max-time {self.max_time} ends at once", "Give it as 6h.")
         require(
-            not 0 < self.hang_timeout < _SHORTEST_HANG_S,
+            self.hang_timeout == 0 or self.hang_timeout >= 0.1,
             f"--hang-timeout {self.hang_timeout} is shorter than a step",
             "Give seconds, as 300, or 0 to wait for ever.",
         )
+
+
+# not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
+_NOT_EVALUATIONS = (
+    *("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates"),
+    *("law", "verbose"),
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `lockstep eval` takes beside the run folder."""
+
+    weights: Literal["best", "final"] = "best"
+    """Which of the run's saved weights."""
+    data: Annotated[str, Arg(unset="the run's")] = ""
+    """Other labelled pictures: a folder, a table, or what --dataset takes; classes are matched by their names."""
+    follow_links: bool = False
+    """Follow symbolic links that lead out of that folder, or the table's."""
+    report: Annotated[str, Arg(unset="none")] = ""
+    """Scores by class as a file: .csv (precision, recall, F1), .json (and the confusion matrix), .png (its picture)."""
+    trust_code: bool = False
+    """Import and call the code that the folder's config.json names, as --model package.module:factory did."""
+    execution: Execution = field(default_factory=Execution, metadata={"hidden": _NOT_EVALUATIONS})
+    """Where the evaluation goes."""

@@ -1,36 +1,30 @@
-"""A user's own sets are the same on every rank, or the run ends before it starts."""
+"""A data set is the same in every process that makes it, and a sample the same whoever reads it, and when.
+
+Sets that the processes have made are compared before a run starts. Of users' own Datasets two processes read a few
+samples each, in other orders. On one process too: what several would stumble on is said there in the same words.
+"""
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from lockstep.data.arrays import ImageSet
+from lockstep.data.image_sets import ArraySet, ImageSet
+from lockstep.data.picture_set import PictureSet
+from lockstep.distributed import loader_workers, warm
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.processes.world import World
 from lockstep.randomness import stream
 
-_PROBES = 32  # samples of a Dataset whose labels are compared: it may take a decoded image each
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Within, torch, numpy and Python draw what the run's seed says, on every rank alike; afterwards as before."""
-    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    key = stream(seed, "data")
-    torch.default_generator.manual_seed(key)
-    np.random.seed(key % 2**32)
-    random.seed(key)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])
-        random.setstate(kept[2])
+_PROBES = 32  # samples of a Dataset that are compared over the processes: it may take a decoded image each
+_READ = 7  # samples that are read several times; an odd number, so that none has its place in the other order too
+_ROUNDING = 1e-3  # of a sample's largest value: machines' kernels may round otherwise
 
 
 def members(dataset: Any) -> str:
@@ -46,32 +40,173 @@ def members(dataset: Any) -> str:
     return digest.hexdigest()
 
 
-def require_same(sets: Sequence[ImageSet], seed: int, world: World) -> None:
+def require_same(
+    sets: Sequence[ImageSet],
+    seed: int,
+    world: World,
+    again: Callable[[], Sequence[ImageSet]] | None = None,
+    steady: Sequence[bool] = (True, True),
+) -> None:
     """Compare sets over the ranks; all call it together.
+
+    Args:
+        again: makes the sets; on one process another one calls it too, to have something to compare. Pickle takes it.
+        steady: of each set, whether a sample is the same whenever it is read.
 
     Raises:
         UserError: on all ranks, naming the set that is not the same everywhere.
     """
-    if world.size == 1:
+    if world.size == 1 and (again is None or not warm.at_hand()):
         return
-    with seeded(seed):
-        mine = [(len(each), each.fingerprint, _labels(each)) for each in sets]
-    everyone = world.gather(mine)
+    everyone = world.gather(_contents(sets, seed, world.local_rank, steady))
+    if world.size == 1 and again is not None:
+        try:
+            everyone += [_made_apart(again, seed, steady)]
+        except EOFError:  # as where there is memory for one of the two
+            warnings.warn("the data set was not compared: the process that made it again was killed", stacklevel=2)
     for number, each in enumerate(sets):
         first = everyone[0][number]
-        other = next((rank for rank, theirs in enumerate(everyone) if theirs[number] != first), None)
+        other = next((k for k, theirs in enumerate(everyone) if _differs(theirs[number], first)), None)
         if other is not None:
             raise UserError(
-                f"{each.name} is not the same set on all ranks: {first[0]:,} samples on rank 0 and "
-                f"{everyone[other][number][0]:,} on rank {other}, of which some differ",
-                "Each process calls the factory. Split by a generator with a fixed seed, sort what the file system "
-                "lists, and draw nothing from the time or the process id.",
+                f"{each.name} is not the same set in every process: {first[0]:,} samples in process 0 and "
+                f"{everyone[other][number][0]:,} in process {other}, of which some differ",
+                "Give every machine the same copy of the data. Where a factory of your own makes the set, each process "
+                "calls it: split by a generator with a fixed seed, sort what the file system lists, and draw nothing "
+                "from the time or the process id.",
             )
 
 
-def _labels(images: ImageSet) -> list[int]:
-    """Of some samples all over the set, where nothing else tells what is in it."""
+def _contents(sets: Sequence[ImageSet], seed: int, local_rank: int, steady: Sequence[bool]) -> list[list[Any]]:
+    """Of each set its length, its digest, and of some samples labels and how large they are. JSON takes it."""
+    with seeded(seed):
+        # another process of this machine looks at the same files: one of them is enough
+        known = [local_rank > 0 and isinstance(each, PictureSet) for each in sets]
+        return [
+            [len(each), "" if known[k] else each.fingerprint, *(_some(each) if steady[k] else ([], []))]
+            for k, each in enumerate(sets)
+        ]
+
+
+def _made_apart(make: Callable[[], Sequence[ImageSet]], seed: int, steady: Sequence[bool]) -> list[list[Any]]:
+    """The contents of sets that another process makes."""
+    task = partial(_make, make, seed, [*steady], torch.get_default_dtype())
+    found: list[list[Any]] = loader_workers.result(loader_workers.begin(task))
+    return found
+
+
+def _make(
+    make: Callable[[], Sequence[ImageSet]], seed: int, steady: Sequence[bool], dtype: torch.dtype
+) -> list[list[Any]]:
+    torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
+    return _contents(make(), seed, 0, steady)
+
+
+def _differs(one: list[Any], other: list[Any]) -> bool:
+    """Whether two sets are others. A digest that one of them lacks says nothing."""
+    if one[0] != other[0] or one[2] != other[2] or bool(one[1] and other[1] and one[1] != other[1]):
+        return True
+    return any(abs(a - b) > _ROUNDING * max(a, b) for a, b in zip(one[3], other[3], strict=True))
+
+
+def _some(images: ImageSet) -> tuple[list[int], list[float]]:
+    """Labels, and mean and root mean square of absolute pixels, of some samples all over a set that has no digest."""
     if not hasattr(images, "dataset"):
-        return []
+        return [], []
     ids = np.unique(np.linspace(0, len(images) - 1, _PROBES).astype(np.int64))
-    return images.read(ids, None)[1].tolist()
+    pixels, labels = images.read(ids, None)
+    flat = pixels.double().abs().flatten(1)
+    return labels.tolist(), torch.cat([flat.mean(1), flat.square().mean(1).sqrt()]).tolist()
+
+
+def unsteady(sets: Sequence[ImageSet], world: World) -> list[str]:
+    """For each set why a sample of it is not always the same, and "" where none was seen; on all ranks alike.
+
+    The first set is read as in training, the others as in evaluation. Looked at are users' own sets, as far as pickle
+    takes them: rank 0 has two processes read some samples, one of them backwards.
+    """
+    found = [""] * len(sets)
+    own = [k for k, each in enumerate(sets) if not isinstance(each, ArraySet | PictureSet)]
+    if own and world.rank == 0 and warm.at_hand():
+        for k in own:
+            later = int(hasattr(sets[k], "dataset"))  # what is cached would be drawn otherwise; others may go by epoch
+            found[k] = _unsteady(sets[k], (0, later) if k == 0 else (None, None))
+    everyones: list[str] = world.gather(found)[0]
+    return everyones
+
+
+def _unsteady(images: ImageSet, epochs: tuple[int | None, ...]) -> str:
+    ids = np.unique(np.linspace(0, len(images) - 1, _READ).astype(np.int64))
+    forwards, backwards = partial(_read, images, ids, epochs), partial(_read, images, ids[::-1].copy(), epochs[::-1])
+    try:
+        first, second = map(loader_workers.result, [loader_workers.begin(task) for task in (forwards, backwards)])
+    except Exception:  # no other process can read it; what is wrong with a sample is said where it is used
+        return ""
+    place = _other(first, [part[::-1] for part in second[::-1]])
+    if place is None:
+        return ""
+    again = loader_workers.result(loader_workers.begin(forwards))
+    cause = (
+        "depends on what was read before it, as by a generator, a counter or a cache of the Dataset's own"
+        if _other(first, again) is None
+        else "depends on the process that reads it, or on the time"
+    )
+    return (
+        f"weights will differ with the number of processes: sample {ids[place]} of {images.name} {cause}. "
+        "Draw by torch's, numpy's or Python's own functions, whose generators are seeded for each sample"
+    )
+
+
+def _read(images: ImageSet, ids: np.ndarray, epochs: Sequence[int | None]) -> list[np.ndarray]:
+    """Some samples in each of some epochs, as rows [k, n + 1] of pixels and the label."""
+    found = []
+    for epoch in epochs:
+        pixels, labels = images.read(ids, epoch)
+        found.append(torch.cat([pixels.double().flatten(1), labels.double().view(-1, 1)], 1).cpu().numpy())
+    return found
+
+
+def _other(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int | None:
+    """The place of a sample that was read otherwise."""
+    for a, b in zip(some, others, strict=True):
+        largest = np.maximum(abs(a), abs(b))[:, :-1].max(1, keepdims=True)
+        apart = (abs(a - b)[:, :-1] > _ROUNDING * largest).any(1) | (a[:, -1] != b[:, -1])
+        if apart.any():
+            return int(apart.nonzero()[0][0])
+    return None
+
+
+@contextmanager
+def generators(everyones: bool, threads: int = 1) -> Iterator[Callable[[int, bool], None]]:
+    """Within, `seed(value, everyones)` seeds torch's generator, and with `everyones` Python's and NumPy's as well.
+
+    All are put back afterwards. One intra-op thread: pictures are small, and sums in a convolution would depend on
+    their number.
+    """
+    torchs, before = torch.default_generator, torch.get_num_threads()
+    state = torchs.get_state()
+    others = (random.getstate(), np.random.get_state()) if everyones else None
+
+    def seed(value: int, everyones: bool) -> None:
+        torchs.manual_seed(value)
+        if everyones:
+            random.seed(value)
+            np.random.seed(value & 0xFFFFFFFF)
+
+    torch.set_num_threads(threads)
+    try:
+        yield seed
+    finally:
+        torch.set_num_threads(before)
+        torchs.set_state(state)
+        if others is not None:
+            random.setstate(others[0])
+            np.random.set_state(others[1])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within, torch, numpy and Python draw what the run's seed says, on every rank alike; afterwards as before."""
+    with generators(True, torch.get_num_threads()) as put:
+        put(stream(seed, "data"), True)
+        yield

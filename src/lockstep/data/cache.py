@@ -1,28 +1,44 @@
-"""Pictures kept as they were decoded, in files of some hundred each, mapped by whoever reads them.
+"""Pictures kept as they were decoded, in files of some hundred each, mapped by whoever reads them (`--cache`).
 
-A block file: `_MAGIC`, the cache's key, the block's number and count, int64 [count, 3] of height, width and checksum
-(a picture of height 0 could not be decoded), SHA-256 of all that, and the pixels, uint8 [h, w, 3] each, filled up to 8
-bytes. It gets its name when it is whole, and holds nothing that could be run.
+A block file is safetensors: `table`, int64 [n, 3] of height, width and checksum (a height of 0: can't be decoded), and
+`pixels`, the pictures' uint8 [h, w, 3] one after the other, each filled up to 8 bytes. It gets its name when it is
+whole.
 """
 
 import hashlib
+import io
 import os
+import shutil
+import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from lockstep.data.arrays import Array, Ids
-from lockstep.errors import UserError, refusal
-from lockstep.processes.files import atomic_write
+from lockstep.data.decoding import HEIF_PACKAGE, decode
+from lockstep.data.image_sets import Array, Ids, ImageSet, counts
+from lockstep.data.picture_set import PictureSet, user_cache
+from lockstep.distributed.files import atomic_write, named, write_error
+from lockstep.distributed.proc import cores
+from lockstep.distributed.world import World
+from lockstep.errors import UserError, reason
 
-_MAGIC = b"lockstep-cache-1"
-_OPEN = 1 << 14  # blocks that a process maps at most; the kernel allows 65,530 maps
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
+AUTO = "auto"
+_FEWEST, _MOST = 16, 512  # pictures a block: what a killed process loses, and how evenly the work is divided
+_UNUSED_S = 30 * 86400.0  # after which `auto` removes a cache
+_PART = 0.8  # of the free space, that a cache may take
+_SHOWN = 5  # broken pictures, of all
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,7 @@ class Cache:
     """Where a set's pictures are kept: picture i in block i // each. Pickles as these few words."""
 
     folder: Path
-    key: bytes  # 32, of all that the pixels depend on
+    key: str  # of all that the pixels depend on
     count: int  # pictures
     each: int  # pictures a block
     pixels: bool = True  # False: sizes alone, to know what can be decoded
@@ -42,7 +58,7 @@ class Cache:
 
     def path(self, number: int) -> Path:
         """A block's file."""
-        return self.folder / f"block-{number:06}.pictures"
+        return self.folder / f"block-{number:06}.safetensors"
 
     def members(self, number: int) -> range:
         """The pictures of a block."""
@@ -51,114 +67,213 @@ class Cache:
     def fault(self, number: int) -> str:
         """Why a block's file can't be used; nothing where it can. Its head is read, and its size compared."""
         try:
-            self.head(number)
+            self.mapped(number)
         except FileNotFoundError:
             return "it is missing"
+        except SafetensorError as error:
+            return f"it is torn, or no file of a cache ({reason(error)})"
         except (OSError, ValueError) as error:
-            return str(error)
+            return reason(error)
         return ""
 
-    def head(self, number: int) -> Array:
-        """Height, width and checksum of a block's pictures, int64 [count, 3].
-
-        Raises:
-            OSError, ValueError: where it can't be read, or is torn, another's or damaged.
+    def mapped(self, number: int) -> tuple[Array, Array, Ids]:
+        """A block's table, its pixels, which are mapped and not read, and where each picture begins.
+        Raises OSError, ValueError, SafetensorError where it can't be read, or is torn, damaged or of another cache.
         """
-        path, count = self.path(number), len(self.members(number))
-        length = _head_bytes(count)
-        with path.open("rb") as file:
-            raw, size = file.read(length), os.fstat(file.fileno()).st_size
-        if raw[: len(_MAGIC)] != _MAGIC or len(raw) < length:
-            raise ValueError("it is torn, or no file of a cache")
-        if raw[: _head_bytes(0) - 32] != _opening(self.key, number, count):
-            raise ValueError("it is of another cache")
-        if hashlib.sha256(raw[:-32]).digest() != raw[-32:]:
-            raise ValueError("its head is damaged")
-        table = np.frombuffer(raw, "<i8", 3 * count, _head_bytes(0) - 32).reshape(count, 3)
-        if size != length + (int(_starts(table)[-1]) if self.pixels else 0):
-            raise ValueError("it is torn")
-        return table
-
-    def sizes(self) -> Array:
-        """Height and width of every picture, int64 [count, 2]. Raises OSError and ValueError as `head`."""
-        return np.concatenate([self.head(number)[:, :2] for number in range(self.blocks)])
+        with safe_open(self.path(number), "pt") as file:
+            name, _, digest = (file.metadata() or {}).get("block", "").rpartition(" ")
+            if name != f"{self.key} {number}":
+                raise ValueError("it is of another cache")
+            table, pixels = file.get_tensor("table").numpy(), file.get_tensor("pixels").numpy()
+        if digest != hashlib.sha256(table.tobytes()).hexdigest():
+            raise ValueError("its table is damaged")
+        return table, pixels, np.cumsum([0, *(-(-table[:, 0] * table[:, 1] * 3 // 8) * 8).tolist()])
 
     def picture(self, number: int) -> Tensor:
         """A picture's pixels, uint8 [3, h, w], as the decoder left them.
-
-        Raises:
-            UserError: where they are no longer what was written.
+        Raises UserError where they are no longer what was written.
         """
         block, row = divmod(number, self.each)
-        pages, starts, table = _mapped(self, block)
+        table, pixels, starts = _block(self, block)
         height, width, checksum = table[row].tolist()
-        stored = pages[starts[row] : starts[row + 1]]
+        stored = pixels[starts[row] : starts[row + 1]]
         if not height or checksum_of(stored) != checksum:
-            raise UserError(
-                f"{self.path(block)}: picture {row} of it was damaged since it was kept",
-                "Remove the file: what it holds is decoded again.",
-            )
+            what = f"{self.path(block)}: picture {row} of it was damaged since it was kept"
+            raise UserError(what, "Remove the file: what it holds is decoded again.")
         return torch.from_numpy(stored[: height * width * 3].reshape(height, width, 3)).permute(2, 0, 1)
 
-    def write(self, number: int, pictures: Sequence[Tensor | None], durable: bool) -> None:
+    def write(self, number: int, pictures: Sequence[Tensor | None]) -> None:
         """Write a block, whole or not at all. pictures: uint8 [3, h, w], None for what can't be decoded. OSError."""
-        stored = [None if picture is None else _filled(picture) for picture in pictures]
-        table = np.zeros((len(pictures), 3), "<i8")
-        for row, (picture, data) in enumerate(zip(pictures, stored, strict=True)):
-            if picture is not None and data is not None:
-                table[row] = (*picture.shape[1:], checksum_of(data) if self.pixels else 0)
-        head = _opening(self.key, number, len(pictures)) + table.tobytes()
-        with atomic_write(self.path(number), durable) as temporary, temporary.open("wb") as file:
-            file.write(head + hashlib.sha256(head).digest())
-            for data in stored if self.pixels else ():
-                if data is not None:
-                    file.write(data.data)
+        table, stored = np.zeros((len(pictures), 3), "<i8"), [np.zeros(0, np.uint8)]
+        for row, picture in enumerate(pictures):
+            if picture is not None:
+                flat = picture.permute(1, 2, 0).contiguous().numpy().reshape(-1)
+                flat = np.concatenate([flat, np.zeros(-len(flat) % 8, np.uint8)])
+                table[row] = (*picture.shape[1:], checksum_of(flat))
+                stored += [flat] if self.pixels else []
+        metadata = {"block": f"{self.key} {number} {hashlib.sha256(table.tobytes()).hexdigest()}"}
+        tensors = {"table": torch.from_numpy(table), "pixels": torch.from_numpy(np.concatenate(stored))}
+        with atomic_write(self.path(number)) as temporary:
+            save_file(tensors, temporary, metadata)
 
 
 def checksum_of(stored: Array) -> int:
-    """A sum over words of 8 bytes, each times a number of its place, as int64. 11 us for 256 KiB; SHA-256 takes 128."""
-    words = stored.view("<u8")
-    return int(np.dot(words, _weights(1 << max(0, len(words) - 1).bit_length())[: len(words)]).astype(np.int64))
+    """The sum of words of 8 bytes, as int64: 8 us for 256 KiB, where SHA-256 takes 128."""
+    return int(stored.view("<i8").sum())
 
 
-@lru_cache
-def _weights(count: int) -> Array:
-    """Odd, so that no single word can change unseen."""
-    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return (mixed ^ mixed >> np.uint64(32)) * np.uint64(_GOLDEN) | np.uint64(1)
-
-
-def _filled(picture: Tensor) -> Array:
-    """The bytes of [3, h, w], pixel by pixel, filled up to whole words."""
-    flat = picture.permute(1, 2, 0).contiguous().numpy().reshape(-1)
-    return np.concatenate([flat, np.zeros(-len(flat) % 8, np.uint8)])
-
-
-def _opening(key: bytes, number: int, count: int) -> bytes:
-    return _MAGIC + key + np.array([number, count], "<i8").tobytes()
-
-
-def _head_bytes(count: int) -> int:
-    return len(_MAGIC) + 32 + 16 + 24 * count + 32
-
-
-def _starts(table: Array) -> Ids:
-    """Where pictures begin, and the last one ends, from the first one on: int64 [count + 1]."""
-    sizes = table[:, 0] * table[:, 1] * 3
-    if (table[:, :2] < 0).any() or (table[:, :2] > 1 << 20).any():
-        raise ValueError("its head is damaged")
-    return np.concatenate([[0], np.cumsum(sizes + -sizes % 8)]).astype(np.int64)
-
-
-@lru_cache(_OPEN)
-def _mapped(cache: Cache, number: int) -> tuple[Array, Ids, Array]:
-    """A block's pixels, where each picture begins, and its table. The map is private: nothing is ever written back."""
+@lru_cache(1 << 14)  # the kernel allows 65,530 maps
+def _block(cache: Cache, number: int) -> tuple[Array, Array, Ids]:
     try:
-        table = cache.head(number)
-        pages = np.memmap(cache.path(number), np.uint8, "c", offset=_head_bytes(len(table)))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{cache.path(number)} can't be read: {refusal(error)}",
-            "Start the run again: what is missing is decoded again.",
-        ) from error
-    return pages, _starts(table), table
+        return cache.mapped(number)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{cache.path(number)} can't be read: {reason(error)}", "Start the run again.") from error
+
+
+def key_of(images: PictureSet) -> str:
+    """SHA-256 of what the kept pixels depend on: files with their sizes and times, decode size, and what decodes.
+    Raises UserError for a file that is gone.
+    """
+    digest = hashlib.sha256(repr((images.decode_size, len(images), _decoder())).encode())
+    for sample in range(len(images)):
+        try:
+            size, changed, *_ = images.source.stat(sample)
+        except OSError as error:
+            raise UserError(f"{images.where(sample)}: {error.strerror}", "Put it back.") from error
+        if not changed:  # kept inside something that the fingerprint knows
+            digest.update(images.fingerprint.encode())
+            break
+        digest.update(repr((images.source.key(sample), size, changed)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _decoder() -> tuple[str, ...]:
+    """What decodes here: versions, and a digest of what they make of a picture, since processors differ as well."""
+    y, x = np.mgrid[:120, :167]
+    waves = np.stack([x * x + 3 * y, 5 * x + y * y, x * y], axis=2) // 16 % 256
+    stored = io.BytesIO()
+    Image.fromarray(waves.astype(np.uint8)).save(stored, "JPEG", quality=90)
+    pixels = b"".join(decode(stored.getvalue(), short).numpy().tobytes() for short in (30, 111))
+    versions = []
+    for package in ("pillow", "torch", "torchcodec", HEIF_PACKAGE):
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    return (*versions, hashlib.sha256(pixels).hexdigest())
+
+
+def cache_in(folder: Path, images: PictureSet, key: str, pixels: bool = True) -> Cache:
+    """The cache of a set below a folder, whether it is there or not."""
+    count = len(images)
+    each = max(min(_MOST, max(_FEWEST, count // 256)), -(-count // 4096))
+    return Cache(folder / (key[:24] if pixels else f"{key[:24]}-sizes"), key, count, each, pixels)
+
+
+def fill(images: PictureSet, cache: Cache, world: World) -> None:
+    """Decode and write what is missing of a cache; all ranks call it together, each in its own folder or in one.
+
+    A rank begins with its own part, and goes on with those of others from their ends: so whoever is done helps, on
+    another machine that shares the folder too, and nobody has to ask who is at work.
+    Raises UserError for a picture that can't be read from the disk, and where the system refuses to write.
+    """
+    first, after = (cache.blocks * rank // world.size for rank in (world.rank, world.rank + 1))
+    due = time.monotonic() + 1
+    order = [*range(first, after), *reversed([*range(after, cache.blocks), *range(first)])]
+    try:
+        cache.folder.mkdir(parents=True, exist_ok=True)
+        os.utime(cache.folder)  # it is in use: see _fits
+        todo = {number: fault for number in order if (fault := cache.fault(number))}
+        for number, fault in todo.items():
+            if cache.path(number).exists() and world.local_rank == 0:
+                print(f"note: {cache.path(number)}: {fault}; it is made again", file=sys.stderr, flush=True)
+        with ThreadPoolExecutor(max(1, cores() // world.local_size)) as pool:
+            for number in todo:
+                if cache.fault(number):  # not made by another one meanwhile
+                    cache.write(number, [*pool.map(partial(_decoded, images), cache.members(number))])
+                if world.rank == 0 and time.monotonic() > due:
+                    due = time.monotonic() + 1
+                    done = sum(not cache.fault(each) for each in range(cache.blocks)) * cache.each
+                    world.status(f"starting: decoding the pictures of {images.name}: {done:,} of {cache.count:,}")
+    except OSError as error:
+        raise write_error(cache.folder, error, "the cache ") from error
+    world.barrier()
+
+
+def _decoded(images: PictureSet, sample: int) -> Tensor | None:
+    """A picture's pixels; None for what is there and can't be decoded."""
+    try:
+        data = images.source.read(sample)
+    except OSError as error:
+        raise UserError(f"{images.where(sample)}: {error.strerror}", "Put it back, or remove it.") from error
+    try:
+        return decode(data, images.decode_size)
+    except MemoryError:
+        raise
+    except Exception:  # whatever a decoder makes of a broken file; `PictureSet.fault` asks again for what it says
+        return None
+
+
+def keep(sets: tuple[ImageSet, ImageSet], where: str, skip_broken: bool, world: World) -> tuple[ImageSet, ImageSet]:
+    """The sets with their pictures kept in `where` ("": nowhere), and without broken ones; all ranks call it together.
+
+    Every picture is decoded once before training begins, by all ranks. So a broken one is known then: it ends the run,
+    or with `skip_broken` it is left out, the same on any number of processes, as if its file were not there.
+    Raises UserError for sets that are no files of pictures, broken ones, and a cache that doesn't fit.
+    """
+    train, val = sets
+    if where == "ram":
+        raise UserError("--cache ram: memory is a folder, too", "Give --cache /dev/shm/NAME, and remove it afterwards.")
+    if not (isinstance(train, PictureSet) and isinstance(val, PictureSet)):
+        flag = f"--cache {where}" if where else "--skip-broken"
+        raise UserError(f"{flag}: {train.name} holds no picture files", "Leave it out.")
+    folder = user_cache("pictures") if where in ("", AUTO) else named(where).absolute()
+    keys, fits = ["", ""], True
+    with world.first_on_host():
+        if world.local_rank == 0:
+            keys = [key_of(images) for images in (train, val)]
+            caches = [cache_in(folder, images, key) for images, key in zip((train, val), keys, strict=True)]
+            fits = bool(where) and _fits(where, caches, train.decode_size)
+    keys, fits = world.gather(keys)[world.rank - world.local_rank], all(world.gather(fits))
+    if not fits and not skip_broken:
+        return sets
+    caches = [cache_in(folder, images, key, fits) for images, key in zip((train, val), keys, strict=True)]
+    return _kept(train, caches[0], skip_broken, world), _kept(val, caches[1], skip_broken, world)
+
+
+def _fits(asked: str, caches: Sequence[Cache], decode_size: int) -> bool:
+    """True where caches are there or fit, which is reported. "auto" does without where they don't; else UserError."""
+    folder = caches[0].folder.parent
+    for left in folder.glob("*/") if asked == AUTO else ():
+        if time.time() - left.stat().st_mtime > _UNUSED_S:
+            shutil.rmtree(left, ignore_errors=True)
+    missing = sum(len(each.members(k)) for each in caches for k in range(each.blocks) if each.fault(k))
+    needed = missing * 4 * decode_size**2  # pictures of 4:3; smaller ones take less
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    text = f"up to {needed / 2**20:,.0f} MiB of pictures, and {folder} has room for {free / 2**20:,.0f}"
+    fits = needed <= free * _PART
+    if not fits and asked != AUTO:
+        raise UserError(f"--cache {asked}: {text}", "Name another folder, or leave --cache out.")
+    if needed:
+        print(f"--cache: {text}{'' if fits else ': they are not kept'}", file=sys.stderr, flush=True)
+    return fits
+
+
+def _kept(images: PictureSet, cache: Cache, skip_broken: bool, world: World) -> PictureSet:
+    """One of the sets, its cache filled."""
+    fill(images, cache, world)
+    height = np.concatenate([cache.mapped(number)[0][:, 0] for number in range(cache.blocks)])
+    broken, sound = np.flatnonzero(height == 0), np.flatnonzero(height)
+    kept = replace(images, cache=cache) if cache.pixels else images
+    if not len(broken):
+        return kept
+    names = ", ".join(images.source.where(sample) for sample in broken[:_SHOWN].tolist())
+    names += f" and {len(broken) - _SHOWN:,} more" if len(broken) > _SHOWN else ""
+    if not skip_broken:
+        first = images.fault(int(broken[0])) or "it could a moment ago"
+        what = f"{len(broken):,} of {len(images):,} pictures can't be decoded: {names}; the first one: {first}"
+        raise UserError(what, "Replace or remove them, or leave them out with --skip-broken.")
+    lost = np.flatnonzero((counts(images, images.labels) > 0) & (counts(images, images.labels[sound]) == 0))
+    if len(lost):
+        what = f"{images.name}: no picture of class {images.classes[lost[0]]} can be decoded"
+        raise UserError(what, "Replace them, or remove the class from both sets.")
+    note = f"note: --skip-broken leaves out {len(broken):,} of {len(images):,} pictures of {images.name}: {names}"
+    return kept.take(sound, notes=(*images.notes, note))

@@ -1,38 +1,201 @@
-"""From the order to batches on the device: who takes which samples, and in which pieces."""
+"""From the order to batches on the device: how samples are read, who takes which, and what is prepared ahead."""
 
+import inspect
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.arrays import ImageSet
-from lockstep.data.augment import Augment
-from lockstep.data.mixing import Mixing, Pairs, pairs
-from lockstep.data.order import Order
-from lockstep.data.pieces import Piece, micro_batches, slices
-from lockstep.data.prefetch import prefetch
-from lockstep.data.readers import Read, Request
-from lockstep.processes.world import World
+from lockstep.data.augment import Augment, Mixing, Pairs, pairs
+from lockstep.data.image_sets import ArraySet, ImageSet, table_on
+from lockstep.data.order import Order, Shard, micro_batches, slices
+from lockstep.distributed.devices import free_bytes, has_streams, to_device
+from lockstep.distributed.loader_workers import LoaderWorkers
+from lockstep.distributed.world import World
+from lockstep.errors import UserError
 
-_T = TypeVar("_T")
-_TOGETHER_BYTES = 1 << 16  # of batches that are made in one go
+if TYPE_CHECKING:
+    from lockstep.data.transforms import Transforms  # imports torchvision, 1.5 s
+
+Tensors = tuple[Tensor, ...]
+Request = tuple[np.ndarray, int | None]  # sample numbers (see `Samples`), epoch (None: evaluation)
+Read = Callable[[Iterable[Request]], Iterator[tuple[Tensor, Tensor, Tensor]]]  # images, labels, ids on the device
+_TOGETHER_BYTES = 1 << 16  # of samples that are read, and of batches that are made, in one go
+_MOST_TOGETHER = 255  # requests beside the first, also where they ask for nothing
+_CACHE_LINE = 64
+
+
+class Samples:
+    """A set's samples by their numbers: i + k n, of a set of n, is sample i as it comes for another time.
+
+    A set whose `read` draws takes `draws`, the numbers, beside the ids, so that each time has draws of its own; by them
+    those of the transforms are keyed too.
+    """
+
+    def __init__(self, images: ImageSet, transforms: "Transforms | None" = None) -> None:
+        self.images, self.transforms = images, transforms
+        self.draws = "draws" in inspect.signature(images.read).parameters
+
+    def read(self, numbers: np.ndarray, epoch: int | None) -> tuple[Tensor, Tensor]:
+        """Images and labels, transformed where this is no evaluation."""
+        if not len(numbers) or int(numbers.max()) < (n := len(self.images)):
+            pixels, labels = self.images.read(numbers, epoch)
+        else:
+            again: Any = {"draws": numbers} if self.draws else {}
+            pixels, labels = self.images.read(numbers % n, epoch, **again)
+        return pixels if self.transforms is None or epoch is None else self.transforms(pixels, numbers, epoch), labels
+
+    def __call__(self, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+        """The answer to a request, in whichever process: images, labels, sample numbers."""
+        return *self.read(*request), torch.from_numpy(request[0])
+
+
+def resident(images: ArraySet, device: torch.device, transforms: "Transforms | None" = None) -> Read:
+    """Read from memory: the page cache on a CPU (shared by the host's ranks), a copy on the device otherwise.
+
+    Transforms work on the CPU, so with them the pages are read for any device.
+    """
+    n = len(images)
+    if device.type == "cpu" or transforms is not None:
+        read = Samples(images, transforms).read
+        sample_bytes = math.prod(images.shape) * images.images[0].itemsize
+        if transforms is not None:
+            sample_bytes = _TOGETHER_BYTES  # they get what is asked for, no more
+
+        def from_pages(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            for numbers, epoch, sizes in _together(requests, sample_bytes):
+                pixels, classes = (to_device(each, device) for each in read(numbers, epoch))
+                ids = to_device(torch.from_numpy(numbers), device)
+                if len(sizes) == 1:
+                    yield pixels, classes, ids
+                else:
+                    yield from zip(
+                        _cut(pixels, sizes), torch.split(classes, sizes), torch.split(ids, sizes), strict=True
+                    )
+
+        return from_pages
+    pixels, classes = (tensor.to(device) for tensor in images.load_all())
+
+    def from_device(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for numbers, _ in requests:
+            ids = to_device(torch.from_numpy(numbers), device)
+            rows = ids if not len(numbers) or int(numbers.max()) < n else ids % n
+            yield pixels.index_select(0, rows), classes.index_select(0, rows), ids
+
+    return from_device
+
+
+def _together(requests: Iterable[Request], sample_bytes: int) -> Iterator[tuple[np.ndarray, int | None, list[int]]]:
+    """Requests of one epoch, small ones joined: their numbers, the epoch, and how many of them each asked for."""
+    rest = iter(requests)
+    for numbers, epoch in rest:
+        room = _TOGETHER_BYTES // (sample_bytes * max(1, len(numbers))) - 1
+        joined = [numbers, *(more for more, _ in islice(rest, min(max(0, room), _MOST_TOGETHER)))]
+        yield np.concatenate(joined) if len(joined) > 1 else numbers, epoch, [len(each) for each in joined]
+
+
+def _cut(pixels: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """Images in batches. Floating-point ones reach the model as they lie here, so each begins a cache line: what a
+    kernel computes may depend on that."""
+    parts: Sequence[Tensor] = torch.split(pixels, sizes)
+    if not pixels.is_floating_point():
+        return parts
+    return [part.clone() if part.storage_offset() * part.itemsize % _CACHE_LINE else part for part in parts]
+
+
+def streaming(images: ImageSet, device: torch.device, workers: int, transforms: "Transforms | None" = None) -> Read:
+    """Read through `workers` processes that stay alive between epochs (0: in this process)."""
+    task = Samples(images, transforms)
+    pool = LoaderWorkers(workers, task, images.name, pin=has_streams(device)) if workers else None
+
+    # Nothing here may be part of a reference cycle: the workers would live until it is collected.
+    def read(requests: Iterable[Request]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for answer in pool.map(requests) if pool else map(task, requests):
+            pixels, classes, ids = (
+                tensor.to(device, non_blocking=True) if pool else to_device(tensor, device) for tensor in answer
+            )
+            yield pixels, classes, ids
+
+    return read
+
+
+def reader(
+    images: ImageSet, device: torch.device, loader: str = "auto", workers: int = 0,
+    transforms: "Transforms | None" = None,
+) -> Read:  # fmt: skip
+    """How a set's samples are read: resident where it is an array that fits the device, else streaming.
+
+    Transforms beside an accelerator are the workers': in this process they would keep it waiting.
+    Raises UserError for `loader="resident"` with a set that is no array.
+    """
+    if loader == "resident" and not isinstance(images, ArraySet):
+        what = f"--loader resident: the images of {images.name} are no array of one shape"
+        raise UserError(what, "Use --loader streaming with --workers.")
+    beside = transforms is not None and device.type != "cpu"
+    here = loader == "resident" or (loader == "auto" and not beside)
+    if isinstance(images, ArraySet) and here and (loader == "resident" or _fits(images, device)):
+        return resident(images, device, transforms)
+    return streaming(images, device, workers, transforms)
+
+
+def _fits(images: ArraySet, device: torch.device) -> bool:
+    return device.type == "cpu" or images.nbytes < free_bytes(device) // 2  # on the CPU nothing is copied
+
+
+@cache  # one for each device: the allocator keeps what it freed apart by stream, and every other one would add its own
+def _side(device: torch.device) -> torch.Stream:
+    return torch.Stream(device)
+
+
+def _current(device: torch.device) -> torch.Stream:
+    return torch.accelerator.current_stream(device)
+
+
+def prefetch(batches: Iterator[Tensors], device: torch.device) -> Iterator[Tensors]:
+    """The same batches, each taken from `batches` one step early, its work on a stream of its own.
+
+    So the copies and kernels of batch k + 1 are in the device's queues before step k, and run beside it even where the
+    step ends by waiting for the device, as fp16's scaler does. `batches` puts the work that makes a batch on the
+    current stream of `device`; without streams the batches just pass through.
+    """
+    if not has_streams(device):
+        yield from batches
+        return
+    side = _side(device)
+    # what batches are made of may be on its way to the device still
+    side.wait_stream(_current(device))
+
+    def prepare() -> tuple[Tensors, torch.Event] | None:
+        with side:
+            batch = next(batches, None)
+            return None if batch is None else (batch, side.record_event())
+
+    coming = prepare()
+    while coming is not None:
+        (batch, ready), coming = coming, prepare()
+        stream = _current(device)
+        stream.wait_event(ready)
+        for tensor in batch:
+            # allocated on the side stream, which could else give its memory to a later batch while this one is read
+            tensor.record_stream(stream)
+        yield batch
 
 
 @dataclass(slots=True)  # not frozen: that would take three times as long to make
 class Batch:
     """This rank's part of one step's global batch."""
 
-    images: Tensor  # float32 [b, C, H, W] on the device, the pieces one after the other
-    labels: Tensor  # int64 [b]; soft ones, of mixed images, float32 [b, classes]
-    pieces: tuple[Piece, ...]  # of this rank, a forward pass each; their sizes add up to b, zeros allowed
+    images: Tensor  # float32 [b, C, H, W] on the device, the shards one after the other
+    labels: Tensor  # int64 [b]; of several labels a picture, and of mixed ones: float32 [b, classes]
+    shards: tuple[Shard, ...]  # of this rank, a forward pass each; their sizes add up to b, zeros allowed
     ids: np.ndarray  # int64 [B], the whole global batch; i + k n: sample i of n for another time
     epoch: int
     step: int  # over the whole run
@@ -52,21 +215,13 @@ class TrainLoader:
     """
 
     def __init__(
-        self,
-        images: ImageSet,
-        order: Order,
-        augment: Augment,
-        world: World,
-        read: Read,
-        accumulate: int = 1,
-        exact: int = 0,
-        group: int = 1,
-        level: bool = False,
-        mixing: Mixing | None = None,
-    ) -> None:
+        self, images: ImageSet, order: Order, augment: Augment, world: World, read: Read, accumulate: int = 1,
+        exact: int = 0, group: int = 1, level: bool = False, mixing: Mixing | None = None,
+    ) -> None:  # fmt: skip
         self.images, self.order, self.augment, self.world, self.read = images, order, augment, world, read
-        self.mixing = mixing
-        self.pieces: Callable[[int], tuple[Piece, ...]] = (  # this rank's, of a global batch of so many samples
+        self.mixing, sets = mixing, table_on(images, world.device)
+        self._sets = None if sets is None else sets.float()  # float32 [sets, classes], of a label its classes
+        self.shards: Callable[[int], tuple[Shard, ...]] = (  # this rank's, of a global batch of so many samples
             partial(slices, total=exact, world=world, level=level)
             if exact
             else partial(micro_batches, accumulate=accumulate, world=world, group=group)
@@ -89,51 +244,44 @@ class TrainLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from step `start` on."""
-        planned: deque[tuple[np.ndarray, tuple[Piece, ...]]] = (
-            deque()
-        )  # steps asked for and not yet delivered, in order
-        steps, cut = self.order.steps(epoch, start), lru_cache(self.pieces)  # two counts an epoch at most
-        mixing = self.mixing if self.mixing is not None and self.mixing.on(epoch) else None
+        planned = deque[tuple[np.ndarray, tuple[Shard, ...]]]()  # steps asked for and not yet delivered, in order
+        steps, cut = self.order.steps(epoch, start), lru_cache(self.shards)  # two counts an epoch at most
+        mixing = self.mixing
         paired = lru_cache(lambda count: pairs(cut(count), count))
-        mixed: deque[Pairs] = deque()  # of the steps asked for and not yet made
+        mixed = deque[Pairs]()  # of the steps asked for and not yet made
 
-        def requests() -> Iterator[Request]:  # without self, which holds who reads this: see through_workers
+        def requests() -> Iterator[Request]:  # without self, which holds who reads this: see streaming
             for ids in steps:
-                pieces = cut(len(ids))
-                planned.append((ids, pieces))
+                shards = cut(len(ids))
+                planned.append((ids, shards))
                 if mixing is not None:
                     mixed.append(paired(len(ids)))
                     yield ids[mixed[-1].positions], epoch
-                elif len(pieces) == 1:
-                    yield ids[pieces[0].rows], epoch
-                else:  # a rank without a piece asks for no sample, and its turn must not be lost
-                    yield np.concatenate([ids[:0], *(ids[piece.rows] for piece in pieces)]), epoch
+                elif len(shards) == 1:
+                    yield ids[shards[0].rows], epoch
+                else:  # a rank without a shard asks for no sample, and its turn must not be lost
+                    yield np.concatenate([ids[:0], *(ids[shard.rows] for shard in shards)]), epoch
 
-        batches, augment = self.read(requests()), self.augment
+        batches, augment, sets = self.read(requests()), self.augment, self._sets
         made = ((augment(images, mine, epoch), labels) for images, labels, mine in batches)
+        if mixing is None and sets is not None:
+            made = ((images, sets[labels]) for images, labels in made)
         if mixing is not None:
             firsts = range(start * self.order.batch_size, 1 << 62, self.order.batch_size)
             made = (mixing(*each, mixed.popleft(), epoch, at) for at, each in zip(firsts, made, strict=False))
         prepared = prefetch(made, self.world.device)
-        share_bytes = self.order.batch_size // self.world.size * math.prod(self.images.shape) * 4
-        prepared = several_at_once(prepared, _TOGETHER_BYTES // max(1, share_bytes))
+        own_bytes = self.order.batch_size // self.world.size * math.prod(self.images.shape) * 4
+        prepared = several_at_once(prepared, _TOGETHER_BYTES // max(1, own_bytes))
         for t in range(start, len(self)):
             began = time.perf_counter()
             images, labels = next(prepared)
-            ids, pieces = planned.popleft()
+            ids, shards = planned.popleft()
             self.wait_ms += (time.perf_counter() - began) * 1e3
-            yield Batch(
-                images=images,
-                labels=labels,
-                pieces=pieces,
-                ids=ids,
-                epoch=epoch,
-                step=epoch * len(self) + t,
-                samples=epoch * self.order.samples_per_epoch + t * self.order.batch_size,
-            )
+            step, samples = epoch * len(self) + t, epoch * self.order.samples_per_epoch + t * self.order.batch_size
+            yield Batch(images, labels, shards, ids, epoch, step, samples)
 
 
-def several_at_once(items: Iterator[_T], count: int) -> Iterator[_T]:
+def several_at_once(items: Iterator[Any], count: int) -> Iterator[Any]:
     """The same items, made `count` at a time: between two steps of a tiny model each would find the caches cold."""
     while together := list(islice(items, max(1, count))):
         yield from together
@@ -166,7 +314,7 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """This rank's (chunk number, images float32 [b, C, H, W], labels int64 [b])."""
-        mine = range(self.chunks)[self.world.share(self.chunks)]
+        mine = range(self.chunks)[self.world.shard(self.chunks)]
         n, size = len(self.images), self.batch_size
         requests = ((np.arange(chunk * size, min(n, (chunk + 1) * size)), None) for chunk in mine)
         for chunk, (images, labels, ids) in zip(mine, self.read(requests), strict=True):

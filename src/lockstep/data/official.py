@@ -7,13 +7,169 @@ pixels / 255, computed from the files themselves (for CIFAR-100, the values in c
 
 import hashlib
 import math
+import queue
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from lockstep.data.arrays import ArraySet, Column, Part, map_files
-from lockstep.data.download import REPLACE, Release, ensure
-from lockstep.errors import UserError
-from lockstep.processes.world import World
+import numpy as np
+import torch
+
+from lockstep.data.image_sets import ArraySet, check_labels
+from lockstep.distributed.world import World
+from lockstep.errors import UserError, reason
+
+PROBE_SECONDS = 6.0  # for a server's first bytes: a machine without a network hears of it soon
+STALL_SECONDS = 30.0  # a download that brings nothing for this long has failed
+REPLACE = "Delete it and run again to have it downloaded, or put the published file in its place."
+_ELSEWHERE = "name another folder with --data-dir DIR or the environment's LOCKSTEP_DATA"
+
+
+@dataclass(frozen=True)
+class Release:
+    """The files of a published data set, and the packages that they come in.
+
+    files: name -> (bytes, checksum); packages: name -> (MD5, names of the files in it); each mirror + a package's name
+    is an address. A checksum is hexadecimal, MD5 (32 digits) or SHA-256 (64). Packages are .gz or .tar.gz.
+    """
+
+    name: str
+    folder: str  # below the data folder
+    files: Mapping[str, tuple[int, str]]
+    packages: Mapping[str, tuple[str, tuple[str, ...]]]
+    mirrors: tuple[str, ...]
+
+
+def ensure(release: Release, root: Path) -> None:
+    """Have every file of the release whole in `root / release.folder`; one process per host calls this.
+
+    A missing file is unpacked from its package where that lies in the folder or in `root`, else downloaded.
+    Raises UserError for a damaged file, a folder that cannot be written, or files that cannot be had from here.
+    """
+    folder = root / release.folder
+    try:
+        missing = [name for name in release.files if not (folder / name).is_file()]
+        for name in release.files:
+            if name not in missing:
+                verify(folder / name, *release.files[name])
+        if missing and not release.mirrors:
+            raise UserError(f"{release.name}: {', '.join(missing)} missing from {folder}", "Install lockstep again.")
+        for package, (_, members) in release.packages.items():
+            if set(members) & set(missing):
+                there = next(path for path in (folder, *folder.parents) if path.is_dir())
+                with tempfile.TemporaryDirectory(prefix=".partial-", dir=there) as scratch:
+                    _complete(release, root, package, missing, Path(scratch))
+    except OSError as error:
+        remedy = f"Give this user the right to do so and enough space, or {_ELSEWHERE}."
+        raise UserError(f"{release.name}: cannot read or write its files in {folder}: {error}", remedy) from error
+
+
+def _complete(release: Release, root: Path, package: str, missing: Sequence[str], scratch: Path) -> None:
+    """Put the missing files of a package into their folder, by way of a scratch folder on the same disk."""
+    from torchvision.datasets import utils
+
+    folder, (checksum, members) = root / release.folder, release.packages[package]
+    archive = next((path for path in (folder / package, root / package) if path.is_file()), None)
+    failures: dict[str, str] = {}
+    for mirror in release.mirrors if archive is None else ():
+        download = partial(utils.download_url, mirror + package, scratch, package, checksum)
+        failures[mirror] = within_time(download, scratch)
+        if not failures[mirror]:
+            archive = scratch / package
+            break
+    if archive is None:
+        tried = "; ".join(f"{mirror}: {failure}" for mirror, failure in failures.items())
+        raise UserError(
+            f"{release.name}: {', '.join(missing)} missing from {folder}, and not to be had from here ({tried})",
+            f"On a machine with a network download {', '.join(release.packages)} from {release.mirrors[0]} and put "
+            f"it there, packed or unpacked; or {_ELSEWHERE}, the folder that holds {release.folder}.",
+        )
+    verify(archive, None, checksum)  # before anything of it is unpacked
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python's, for archives that nobody has verified
+        utils.extract_archive(str(archive), str(scratch))
+    found = {path.name: path for path in scratch.rglob("*") if path.name in members and path.name in missing}
+    for name, path in found.items():
+        verify(path, *release.files[name])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in found.items():  # same file system: a name appears with the whole file behind it
+        path.replace(folder / name)
+
+
+def verify(path: Path, size: int | None, checksum: str) -> None:
+    """Raise UserError where a file has not this size (None: any) and checksum; of a SHA-256 its beginning will do."""
+    if size is not None and (found_size := path.stat().st_size) != size:
+        short = "short" if found_size < size else "too long"
+        raise UserError(f"{path} is {short}: {found_size} bytes instead of {size}", REPLACE)
+    algorithm = "md5" if len(checksum) == 32 else "sha256"
+    with path.open("rb") as file:
+        # FIPS builds compute MD5 only where it is marked as no security matter
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    if not found.startswith(checksum):
+        raise UserError(f"{path} is damaged: its {algorithm} is {found} instead of {checksum}", REPLACE)
+
+
+def fetch(url: str, path: Path, checksum: str) -> str:
+    """Download a file to its place, where it appears whole; returns why that failed, empty where it didn't.
+
+    `checksum`: how its SHA-256 begins.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as scratch:
+            whole = Path(scratch, path.name)
+            download = partial(torch.hub.download_url_to_file, url, str(whole), checksum or None)
+            if not (failure := within_time(download, Path(scratch))):
+                whole.replace(path)
+            return failure
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+
+
+def unreachable(url: str) -> str:
+    """Why an address gives no answer within PROBE_SECONDS; empty where it does, be it with an error."""
+
+    def probe() -> None:
+        with suppress(urllib.error.HTTPError), urllib.request.urlopen(urllib.request.Request(url, method="HEAD")):
+            pass
+
+    failure = within_time(probe)
+    return f"{url}: {failure}" if failure else ""
+
+
+def within_time(work: Callable[[], object], folder: Path | None = None) -> str:
+    """Run what waits for a server; returns why it failed, empty where it didn't. `folder`: where it writes.
+
+    torch's and torchvision's downloaders wait for ever where nothing comes: such a one is left to its thread.
+    """
+    outcome: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            work()
+            outcome.put("")
+        except Exception as error:  # of the network, the disk or the library
+            cause = getattr(error, "reason", None)
+            outcome.put(reason(cause if isinstance(cause, Exception) else error))
+
+    threading.Thread(target=run, daemon=True).start()
+    size, since = 0, time.monotonic()
+    while time.monotonic() - since < (limit := STALL_SECONDS if size else PROBE_SECONDS):
+        with suppress(queue.Empty):
+            return outcome.get(timeout=0.05)
+        with suppress(OSError):  # a file that is just getting its name
+            written = sum(path.stat().st_size for path in folder.iterdir()) if folder else 0
+            if written != size:
+                size, since = written, time.monotonic()
+    return f"timed out: nothing came for {limit:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -32,73 +188,44 @@ class Official:
 
 def load_official(data: Official, root: Path, world: World) -> tuple[ArraySet, ArraySet]:
     """Training and test set from `root / data.release.folder`, downloaded and verified by one rank per host.
-
-    Raises:
-        UserError: see `download.ensure`, `records`, `idx` and `arrays.check_labels`.
-        PeerError: on the waiting ranks, where a host's first rank failed.
+    Raises UserError as `ensure` does, and PeerError on the waiting ranks, where a host's first rank failed.
     """
     with world.first_on_host():
         if world.local_rank == 0:
             ensure(data.release, root)
-    return _split(data, root, "train", data.train), _split(data, root, "test", data.test)
+    return open_split(data, root, "train"), open_split(data, root, "test")
 
 
-def _split(data: Official, root: Path, split: str, files: tuple[str, ...]) -> ArraySet:
-    folder = root / data.release.folder
-    if data.label_bytes:
-        parts = tuple(records(folder / name, data.shape, data.label_bytes) for name in files)
-    else:
-        parts = (idx(folder / files[0], folder / files[1], data.shape),)
-    identity = repr((data.release.name, split, [data.release.files[name] for name in files]))
-    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-    name = f"{data.release.name}/{split}"
-    return map_files(name, data.classes, data.shape, data.mean, data.std, parts, fingerprint)
-
-
-def records(path: Path, shape: tuple[int, int, int], label_bytes: int) -> Part:
-    """A file of records, label bytes first, pixels after; UserError where it is not a whole number of them."""
-    stride = label_bytes + math.prod(shape)
-    size = _size(path)
-    if size == 0 or size % stride:
-        raise UserError(f"{path} is damaged: {size} bytes are no whole number of records of {stride}", REPLACE)
-    return Part(size // stride, Column(path, label_bytes, stride), Column(path, label_bytes - 1, stride))
-
-
-def idx(images: Path, labels: Path, shape: tuple[int, int, int]) -> Part:
-    """A pair of IDX files (https://yann.lecun.com/exdb/mnist/): big-endian header, then bytes; UserError where torn."""
-    _, height, width = shape
-    count, *sides = _idx_header(images, 3)
-    (label_count,) = _idx_header(labels, 1)
-    if sides != [height, width] or label_count != count:
-        raise UserError(
-            f"{images} holds {count} images of {sides[0]}x{sides[1]}, {labels.name} {label_count} labels; "
-            f"expected {height}x{width} and as many labels as images",
-            "Delete both and run again to have them downloaded, or put the published files in their place.",
-        )
-    return Part(count, Column(images, 16, math.prod(shape)), Column(labels, 8, 1))
-
-
-def _idx_header(path: Path, dimensions: int) -> list[int]:
-    size, length = _size(path), 4 + 4 * dimensions
-    with path.open("rb") as file:
-        header = file.read(length)
-    magic, *sizes = (int.from_bytes(header[at : at + 4], "big") for at in range(0, length, 4))
-    if magic != 0x0800 + dimensions or size != length + math.prod(sizes) or sizes[0] == 0:  # 0x08: unsigned bytes
-        raise UserError(
-            f"{path} is damaged: it is no IDX file of {dimensions} dimension(s), or not as long as its header says",
-            REPLACE,
-        )
-    return sizes
-
-
-def _size(path: Path) -> int:
+def open_split(data: Official, root: Path, split: str) -> ArraySet:
+    """A split whose files are whole, as `ensure` has found them by their checksums. Pixels are mapped, not read."""
+    files = data.train if split == "train" else data.test
+    paths = [root / data.release.folder / name for name in files]
     try:
-        return path.stat().st_size
+        raw = [np.memmap(path, np.uint8, "r") for path in paths]
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}",
-            "Every machine of the run needs the data below its --data-dir, readable by this user.",
-        ) from error
+        remedy = "Every machine of the run needs the data below its --data-dir, readable by this user."
+        raise UserError(f"{data.release.name}: its files can't be read: {error}", remedy) from error
+    if data.label_bytes:  # records: label bytes first, of which the last one counts, pixels after
+        rows = [array.reshape(-1, data.label_bytes + math.prod(data.shape)) for array in raw]
+        images = [array[:, data.label_bytes :] for array in rows]
+        labels = [np.array(array[:, data.label_bytes - 1]) for array in rows]
+    else:  # IDX, https://yann.lecun.com/exdb/mnist/: a header of 16 or 8 bytes, then the values
+        images, labels = [raw[0][16:]], [np.array(raw[1][8:])]
+    first_id = 0
+    for path, values in zip(paths if data.label_bytes else paths[1:], labels, strict=True):
+        check_labels(str(path), values, len(data.classes), first_id)
+        first_id += len(values)
+    identity = repr((data.release.name, split, [data.release.files[name] for name in files]))
+    return ArraySet(
+        name=f"{data.release.name}/{split}",
+        classes=data.classes,
+        mean=data.mean,
+        std=data.std,
+        images=tuple(array.view(np.ndarray).reshape(-1, *data.shape) for array in images),
+        labels=np.concatenate(labels).astype(np.int64),
+        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        reopen=(open_split, (data, root, split)),
+    )
 
 
 _IDX = {
@@ -115,32 +242,19 @@ def _mnist_like(
 ) -> Official:  # fmt: skip
     """sums: file name -> (MD5 of the file, MD5 of its .gz)."""
     files = {file: (size, sums[file][0]) for file, size in _IDX.items()}
-    packages = {f"{file}.gz": (sums[file][1], (file,)) for file in _IDX}
+    release = Release(name, folder, files, {f"{file}.gz": (sums[file][1], (file,)) for file in _IDX}, mirrors)
     names = tuple(_IDX)
-    return Official(
-        Release(name, folder, files, packages, mirrors), names[:2], names[2:], 0, (1, 28, 28), (mean,), (std,), classes
-    )
+    return Official(release, names[:2], names[2:], 0, (1, 28, 28), (mean,), (std,), classes)
 
 
-DIGITS = Official(  # bundled: see digits/README.md
-    Release(
-        "digits",
-        "digits",
-        {
-            "train.bin": (1437 * 65, "31af129e7a009fb242f49a26f75cc955"),
-            "test.bin": (360 * 65, "4edac7317d906ebf9da8062259a17f60"),
-        },
-        packages={},
-        mirrors=(),
-    ),
-    train=("train.bin",),
-    test=("test.bin",),
-    label_bytes=1,
-    shape=(1, 8, 8),
-    mean=(0.3058,),
-    std=(0.3761,),
-    classes=tuple("0123456789"),
-)
+_DIGITS_FILES = {  # bundled: see digits/README.md
+    "train.bin": (1437 * 65, "31af129e7a009fb242f49a26f75cc955"),
+    "test.bin": (360 * 65, "4edac7317d906ebf9da8062259a17f60"),
+}
+DIGITS = Official(
+    Release("digits", "digits", _DIGITS_FILES, packages={}, mirrors=()),
+    ("train.bin",), ("test.bin",), 1, (1, 8, 8), (0.3058,), (0.3761,), tuple("0123456789"),
+)  # fmt: skip
 DIGITS_ROOT = Path(__file__).parent
 
 MNIST = _mnist_like(
@@ -153,11 +267,8 @@ MNIST = _mnist_like(
         "t10k-images-idx3-ubyte": ("2646ac647ad5339dbf082846283269ea", "9fb629c4189551a2d022fa330f9573f3"),
         "t10k-labels-idx1-ubyte": ("27ae3e4e09519cfbb04c329615203637", "ec29112dd5afa0611ce80d1b7f02629c"),
     },
-    mean=0.1307,
-    std=0.3081,
-    classes=tuple("0123456789"),
-)
-
+    0.1307, 0.3081, tuple("0123456789"),
+)  # fmt: skip
 FASHION_MNIST = _mnist_like(
     "fashion-mnist",
     "FashionMNIST/raw",
@@ -168,69 +279,45 @@ FASHION_MNIST = _mnist_like(
         "t10k-images-idx3-ubyte": ("8181f5470baa50b63fa0f6fddb340f0a", "bef4ecab320f06d8554ea6380940ec79"),
         "t10k-labels-idx1-ubyte": ("15d484375f8d13e6eb1aabb0c3f46965", "bb300cfdad3c16e7a12a480ee83cd310"),
     },
-    mean=0.2860,
-    std=0.3530,
-    classes=(
-        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-    ),
+    0.2860, 0.3530,
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )  # fmt: skip
 
 _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
-_CIFAR10_SUMS = {
-    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+_CIFAR10_FILES = {
+    name: (10_000 * 3073, checksum)
+    for name, checksum in {
+        "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+        "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+        "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+        "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+        "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+        "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+    }.items()
 }
-
+_CIFAR10_PACKAGES = {"cifar-10-binary.tar.gz": ("c32a1d4ab5d03f1284b67883e8d87530", tuple(_CIFAR10_FILES))}
 CIFAR10 = Official(
-    Release(
-        "cifar10",
-        "cifar-10-batches-bin",
-        {name: (10_000 * 3073, checksum) for name, checksum in _CIFAR10_SUMS.items()},
-        {"cifar-10-binary.tar.gz": ("c32a1d4ab5d03f1284b67883e8d87530", tuple(_CIFAR10_SUMS))},
-        _CIFAR_MIRRORS,
-    ),
-    train=tuple(_CIFAR10_SUMS)[:5],
-    test=tuple(_CIFAR10_SUMS)[5:],
-    label_bytes=1,
-    shape=(3, 32, 32),
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2470, 0.2435, 0.2616),
-    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-)
-
-CIFAR100 = Official(
-    Release(
-        "cifar100",
-        "cifar-100-binary",
-        {
-            "train.bin": (50_000 * 3074, "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
-            "test.bin": (10_000 * 3074, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
-        },
-        {"cifar-100-binary.tar.gz": ("03b5dce01913d631647c71ecec9e9cb8", ("train.bin", "test.bin"))},
-        _CIFAR_MIRRORS,
-    ),
-    train=("train.bin",),
-    test=("test.bin",),
-    label_bytes=2,  # coarse, then fine: the fine one counts
-    shape=(3, 32, 32),
-    mean=(0.5071, 0.4865, 0.4409),
-    std=(0.2673, 0.2564, 0.2762),
-    classes=(
-        "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
-        "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
-        "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
-        "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
-        "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
-        "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
-        "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
-        "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
-        "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
-        "willow_tree", "wolf", "woman", "worm",
-    ),
+    Release("cifar10", "cifar-10-batches-bin", _CIFAR10_FILES, _CIFAR10_PACKAGES, _CIFAR_MIRRORS),
+    tuple(_CIFAR10_FILES)[:5], tuple(_CIFAR10_FILES)[5:], 1, (3, 32, 32),
+    (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+)  # fmt: skip
+_CIFAR100_FILES = {
+    "train.bin": (50_000 * 3074, "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
+    "test.bin": (10_000 * 3074, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
+}
+_CIFAR100_PACKAGES = {"cifar-100-binary.tar.gz": ("03b5dce01913d631647c71ecec9e9cb8", ("train.bin", "test.bin"))}
+_CIFAR100_CLASSES = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man
+maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain
+plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm"""
+CIFAR100 = Official(  # two bytes of labels, coarse, then fine: the fine one counts
+    Release("cifar100", "cifar-100-binary", _CIFAR100_FILES, _CIFAR100_PACKAGES, _CIFAR_MIRRORS),
+    ("train.bin",), ("test.bin",), 2, (3, 32, 32),
+    (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), tuple(_CIFAR100_CLASSES.split()),
 )  # fmt: skip
 
 OFFICIAL = {data.release.name: data for data in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)}

@@ -3,72 +3,39 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checkpoint.card import Card
-from lockstep.data.arrays import Array, Ids, ImageSet
-from lockstep.data.folder import FolderSet
-from lockstep.data.label_sets import counts, label_sets
-from lockstep.data.loaders import EvalLoader
-from lockstep.data.readers import reader
+from lockstep.checkpoint.weights import Card
+from lockstep.data.image_sets import Array, Ids, ImageSet, counts, label_sets
+from lockstep.data.loaders import EvalLoader, reader
+from lockstep.data.picture_set import PictureSet
 from lockstep.data.sources import to_evaluate
+from lockstep.distributed.world import World
 from lockstep.errors import UserError, reason
 from lockstep.inference.classifier import Classifier
 from lockstep.inference.loading import load as load_classifier
-from lockstep.inference.pictures import fitted
-from lockstep.processes.world import World
-from lockstep.training.by_class import ByClass, ClassCounts, write
-from lockstep.training.evaluation import Metrics, evaluate
-from lockstep.training.folder import Evaluation
+from lockstep.inference.pictures import ForCard, fitted
+from lockstep.training.evaluation import ByClass, ClassCounts, Metrics, evaluate, write_scores
+from lockstep.training.run_folder import Evaluation
 
 _NAMED = 8
 
 
-@dataclass(frozen=True, eq=False)
-class Matched:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Matched(ForCard):
     """Another set's samples of the classes that a model knows, prepared and labelled as it wants them."""
 
     other: ImageSet
-    card: Card
     samples: Ids  # of the other set
     labels: Ids  # int64 [n], the model's
     label_sets: Array | None = None  # bool [sets, the model's classes] where samples have several labels
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    @property
-    def name(self) -> str:
-        """The other set's."""
-        return self.other.name
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The model's."""
-        return self.card.classes
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width, as they were in training."""
-        return self.card.shape
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """The model's."""
-        return self.card.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """The model's."""
-        return self.card.std
-
-    @property
-    def fingerprint(self) -> str:
-        """The other set's."""
-        return self.other.fingerprint
 
     def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Images [b, C, H, W] and the model's labels int64 [b].
@@ -78,7 +45,7 @@ class Matched:
         """
         asked = self.samples[ids]
         labels = torch.from_numpy(self.labels[ids])
-        if isinstance(self.other, FolderSet):
+        if isinstance(self.other, PictureSet):
             images = torch.empty(len(ids), *self.shape, dtype=torch.uint8)
             for row, sample in enumerate(asked.tolist()):
                 images[row] = self._fitted(self.other, sample)
@@ -96,9 +63,9 @@ class Matched:
         fits = [fitted(image.contiguous(), self.card) for image in whole]
         return torch.stack(fits) if fits else images.new_empty(0, *self.shape), labels
 
-    def _fitted(self, other: FolderSet, sample: int) -> Tensor:
+    def _fitted(self, other: PictureSet, sample: int) -> Tensor:
         try:
-            return fitted(other.encoded(sample), self.card)
+            return fitted(other.source.read(sample), self.card)
         except Exception as error:  # whatever a decoder makes of a broken file
             raise UserError(
                 f"{other.where(sample)} cannot be read as an image: {reason(error)}", "Replace or remove the file."
@@ -114,10 +81,10 @@ def evaluate_elsewhere(world: World, path: str, chosen: Evaluation) -> None:
     metrics, scores = scored(classifier, images, world, chosen.execution.workers)
     for note in notes:
         world.print(note)
-    world.print(f"{path} on {images.name}: {metrics}")
+    world.print(f"{path} on {images.name}: {metrics.described(len(images.classes))}")
     world.print(scores)
-    if chosen.report and world.rank == 0:
-        write(scores, Path(chosen.report))
+    if chosen.report and world.rank == 0 and (note := write_scores(scores, Path(chosen.report))):
+        print(note)
 
 
 def scored(classifier: Classifier, images: Matched, world: World, workers: int = 0) -> tuple[Metrics, ByClass]:
@@ -125,7 +92,7 @@ def scored(classifier: Classifier, images: Matched, world: World, workers: int =
     card = classifier.card
     read = reader(images, world.device, "streaming", workers if len(images) > card.eval_batch_size else 0)
     loader = EvalLoader(images, classifier.prepare, world, read, card.eval_batch_size)
-    counts = ClassCounts(images, world.device)
+    counts = ClassCounts(images, world.device, thresholds=card.thresholds)
     metrics = evaluate(
         classifier.model, loader, world, card.precision, tta=card.tta, synchronized=True, observe=counts.add
     )
@@ -138,8 +105,8 @@ def matched(other: ImageSet, card: Card) -> tuple[Matched, list[str]]:
     Raises:
         UserError: where they have no class in common.
     """
-    places = {name: place for place, name in enumerate(card.classes)}
-    to_card: Array = np.array([places.get(name, -1) for name in other.classes], np.int64)
+    places = {normalize("NFC", name): place for place, name in enumerate(card.classes)}
+    to_card: Array = np.array([places.get(normalize("NFC", name), -1) for name in other.classes], np.int64)
     labels, sets = _labels(other), label_sets(other)
     if sets is None:
         known, mapped = to_card[labels], None
@@ -162,14 +129,18 @@ def matched(other: ImageSet, card: Card) -> tuple[Matched, list[str]]:
             f"note: the model does not know {len(strange)} class(es) of {other.name}, whose {left_out:,} images are "
             f"left out: {_some(strange)}"
         )
-    there = {other.classes[place] for place in np.flatnonzero(held)}
-    if absent := [name for name in card.classes if name not in there]:
+    there = {to_card[place] for place in np.flatnonzero(held)}
+    if absent := [name for place, name in enumerate(card.classes) if place not in there]:
         notes.append(
             f"note: {other.name} has no image of {len(absent)} of the model's {len(card.classes)} classes: "
             f"{_some(absent)}"
         )
     samples = np.flatnonzero(known >= 0)
-    return Matched(other, card, samples, known[samples], mapped), notes
+    found = Matched(
+        card=card, name=other.name, fingerprint=other.fingerprint, other=other, samples=samples, labels=known[samples],
+        label_sets=mapped,
+    )  # fmt: skip
+    return found, notes
 
 
 def _labels(other: ImageSet) -> Array:

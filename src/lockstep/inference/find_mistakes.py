@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.arrays import ImageSet
+from lockstep.data.image_sets import ImageSet, file_of, label_name, label_sets
 from lockstep.data.official import DIGITS, OFFICIAL
 from lockstep.data.sources import resolve_data_dir
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.inference.classifier import likeliest
 from lockstep.inference.mistakes import Mistake, Mistakes
 from lockstep.inference.pictures import as_image
-from lockstep.processes.world import World
 from lockstep.training.evaluation import outputs
-from lockstep.training.folder import read_config, require_trusted, to_evaluate
+from lockstep.training.run_folder import read_config, to_evaluate
 
 _SIDE = 128  # pixels of a picture's longer side at most: a few KB each
 _PAIRS = 15
@@ -40,8 +40,7 @@ def find_mistakes(
     Raises:
         UserError: where weights or data are missing, are not each other's, or need code that nobody allowed.
     """
-    config = read_config(folder)
-    require_trusted(config, folder, trust_code)
+    config = read_config(folder, trust_code)
     config = config.with_execution(data_dir=data_dir or config.execution.data_dir, cache="", workers=0)
     _require_there(config.data.dataset, config.execution.data_dir)
     name = next((n for n in ("best", "final") if (Path(folder) / "weights" / f"{n}.safetensors").is_file()), "")
@@ -52,12 +51,16 @@ def find_mistakes(
     confidence, taken = np.zeros(len(images), np.float32), np.zeros(len(images), np.int64)
     labels = np.zeros(len(images), np.int64)
     tick = counting(len(images), loader.chunks)
-    for chunk, logits, truth in outputs(model, loader, world, config.precision, tick, config.tta, (), True):
+    for chunk, logits, truth in outputs(model, loader, world, config.precision, tick, config.tta, True):
         rows = slice(chunk * size, chunk * size + len(logits))
-        values, indices = likeliest(logits, 1)
+        values, indices = likeliest(logits, 1, "sigmoid" if config.optim.loss == "bce" else "softmax")
         confidence[rows], taken[rows] = values[:, 0].cpu().numpy(), indices[:, 0].cpu().numpy()
         labels[rows] = truth.cpu().numpy()
-    wrong = np.flatnonzero(taken != labels)
+    sets = label_sets(images)
+    if sets is None:
+        wrong = np.flatnonzero(taken != labels)
+    else:  # of several labels any is right; of none, a class that it is not sure of
+        wrong = np.flatnonzero(~np.where(sets[labels].any(axis=1), sets[labels, taken], confidence < 0.5))
     pairs = Counter(zip(labels[wrong].tolist(), taken[wrong].tolist(), strict=True)).most_common(_PAIRS)
     chosen = wrong[np.argsort(-np.nan_to_num(confidence[wrong]), kind="stable")][:most]
     return Mistakes(
@@ -65,10 +68,10 @@ def find_mistakes(
         images=len(images),
         wrong=len(wrong),
         train_data=train_set.fingerprint,
-        pairs=[(classes[label], classes[other], n) for (label, other), n in pairs],
+        pairs=[(label_name(images, label), classes[other], n) for (label, other), n in pairs],
         shown=[
-            Mistake(k, classes[labels[k]], classes[taken[k]], float(confidence[k]), *_picture(images, k))
-            for k in chosen.tolist()
+            Mistake(k, named, classes[taken[k]], float(confidence[k]), *_picture(images, k), file_of(images, k))
+            for k, named in ((k, label_name(images, int(labels[k]))) for k in chosen.tolist())
         ],
     )
 

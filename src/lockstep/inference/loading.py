@@ -6,7 +6,7 @@ import torch
 
 from lockstep import models
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.card import Card
+from lockstep.checkpoint.weights import Card
 from lockstep.errors import UserError
 from lockstep.inference import programs
 from lockstep.inference.classifier import Classifier
@@ -17,7 +17,7 @@ def load(run: str | Path, *, weights_of: str = "best", device: str = "cpu", trus
     """The classifier of a run folder, of a weights file, or of a program that `lockstep export` wrote.
 
     Args:
-        run: the folder, a safetensors file, or a program (.onnx, .pt2), which computes on the CPU.
+        run: the folder, a safetensors file, or a program (.onnx), which computes on the CPU.
         weights_of: "best" or "final", of a run folder.
         device: where it computes, as "cuda".
         trust_code: import and call the code that the file names, as --model package.module:factory did.
@@ -27,7 +27,7 @@ def load(run: str | Path, *, weights_of: str = "best", device: str = "cpu", trus
     """
     path = weights_file(run, weights_of)
     require_usable(path, trust_code)
-    if path.suffix in programs.ENDINGS:
+    if path.suffix == ".onnx":
         return programs.load(path)
     card = Card.read(path)
     configure(card.precision, torch.device(device))
@@ -48,10 +48,7 @@ def require_usable(path: Path, trust_code: bool) -> None:
         raise UserError(f"no weights at {path}", "Name a run folder, or a file that one or `lockstep export` left.")
     if path.suffix == ".onnx":
         return
-    if path.suffix == ".pt2":
-        danger = f"{path} is an archive of torch.export, and reading one can run code"
-    else:
-        model = Card.read(path).model
-        danger = f"{path} names code that this would run: model {model}" if ":" in model else ""
-    if danger and not trust_code:
-        raise UserError(danger, "If you trust whoever made it, give --trust-code (in Python trust_code=True).")
+    model = Card.read(path).model
+    if ":" in model and not trust_code:
+        remedy = "If you trust whoever made it, give --trust-code (in Python trust_code=True)."
+        raise UserError(f"{path} names code that this would run: model {model}", remedy)

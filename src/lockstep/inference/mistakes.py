@@ -13,6 +13,7 @@ class Mistake:
     confidence: float
     width: int  # of the picture as it is here
     picture: bytes  # a PNG, or a JPEG where it was larger
+    file: str = ""  # its path below the set's folder, where the set knows one
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Pictures that nobody labelled: found, read, and brought to the size that a model was trained on."""
 
-import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lockstep.checkpoint.card import Card
-from lockstep.data.arrays import Ids
-from lockstep.data.decoding import decode, decode_shrunk, packed, resized, short_side_to, shrunk
-from lockstep.data.folder import EXTENSIONS, centre_crop
-from lockstep.data.layout import image_files
+from lockstep.checkpoint.weights import Card
+from lockstep.data.decoding import decode, packed, resized, short_side_to, shrunk
+from lockstep.data.folders import image_files
+from lockstep.data.image_sets import Ids
+from lockstep.data.picture_set import EXTENSIONS, centre_crop
+from lockstep.distributed.files import named
 from lockstep.errors import UserError, refusal
 
 _LUMA = (19595, 38470, 7471)  # of 65,536: ITU-R BT.601, rounded as Pillow does
@@ -23,44 +23,30 @@ READ, BROKEN = 0, 1
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class ForCard:
+    """What the image sets of a trained model share: what its card says."""
+
+    card: Card
+    name: str  # for messages
+    fingerprint: str
+    classes: tuple[str, ...] = field(init=False)
+    shape: tuple[int, int, int] = field(init=False)  # channels, height and width, as they were in training
+    mean: tuple[float, ...] = field(init=False)
+    std: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for key in ("classes", "shape", "mean", "std"):
+            object.__setattr__(self, key, getattr(self.card, key))
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures(ForCard):
     """Files as an image set for `EvalLoader`, whose "label" says whether a file could be read (READ or BROKEN)."""
 
-    paths: tuple[str, ...]
-    card: Card
+    paths: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return "the pictures"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The model's."""
-        return self.card.classes
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width, as they were in training."""
-        return self.card.shape
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """The model's."""
-        return self.card.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """The model's."""
-        return self.card.std
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over the paths."""
-        return hashlib.sha256("\0".join(self.paths).encode(errors="surrogateescape")).hexdigest()
 
     def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Images uint8 [b, C, H, W], black where a file is broken, and READ or BROKEN, int64 [b]."""
@@ -120,10 +106,9 @@ def _pixels(picture: Any, decode_size: int) -> Tensor:
             return shrunk(picture, decode_size)
         return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
     if isinstance(picture, bytes):
-        return decode_shrunk(picture, decode_size) if decode_size else decode(picture)
+        return decode(picture, decode_size)
     try:
-        data = Path(picture).read_bytes()
-        return decode_shrunk(data, decode_size) if decode_size else decode(data)
+        return decode(Path(picture).read_bytes(), decode_size)
     except Exception as error:  # whatever a decoder makes of a broken file
         raise UserError(
             f"{picture} can't be read as an image: {refusal(error)}", "Replace or remove the file."
@@ -138,7 +123,7 @@ def find(names: Iterable[str], follow_links: bool = False) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name in names:
-        path = Path(name).expanduser()
+        path = named(name)
         if path.is_dir():
             inside = sorted(image_files(path, follow_links), key=lambda file: (file.split("/")[0], file))
             if not inside:

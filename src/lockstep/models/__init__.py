@@ -11,11 +11,10 @@ from torch import nn
 
 from lockstep.config.objects import load_object
 from lockstep.errors import UserError, unknown
-from lockstep.models import cifar, cifar10_speed, small
+from lockstep.models import cifar10_speed, small
 
 _SMALL: dict[str, Callable[[int, int, int], nn.Module]] = {
     "digits_net": small.digits_net,
-    "lenet5": small.lenet5,
     "mlp": small.mlp,
     "mnist_net": small.mnist_net,
     "speed_net": cifar10_speed.SpeedNet,
@@ -25,7 +24,7 @@ _TIMM = "timm/"
 
 def names() -> list[str]:
     """Our own models, in alphabetical order."""
-    return sorted((*_SMALL, *cifar.NAMES))
+    return sorted((*_SMALL, *small.NAMES))
 
 
 def check(name: str) -> None:
@@ -55,8 +54,8 @@ def _builder(name: str) -> Callable[[int, int, int], nn.Module]:
         return partial(_from_factory, load_object(name, "model"), name)
     if name in _SMALL:
         return _SMALL[name]
-    if name in cifar.NAMES:
-        return lambda channels, classes, _: cifar.resnet_cifar(name, channels, classes)
+    if name in small.NAMES:
+        return lambda channels, classes, _: small.resnet_cifar(name, channels, classes)
     import torchvision  # not above: 1.5 s, of which a launcher and our own models need nothing
 
     theirs: list[str] = torchvision.models.list_models(module=torchvision.models)
@@ -97,13 +96,21 @@ def _from_torchvision(name: str, in_channels: int, num_classes: int, image_size:
 
 
 def require_fit(model: nn.Module, name: str, in_channels: int, image_size: int) -> None:
-    """Raise UserError where the model that `build` made takes no images of another side."""
+    """Raise UserError where the model that `build` made takes no images of another side.
+
+    By the model's shapes alone, on the meta device: no arithmetic, no memory, no random draws.
+    """
+    state = {name: tensor.to("meta") for name, tensor in (*model.state_dict().items(), *model.named_buffers())}
+    images = torch.empty(2, in_channels, image_size, image_size, device="meta")
+    model.eval()
     try:
-        _check_fit(model, in_channels, image_size)
+        with torch.no_grad():
+            torch.func.functional_call(model, state, (images,))
     except NotImplementedError:  # an operator that has no shapes alone: the first pass will tell
-        return
+        pass
     except (AssertionError, RuntimeError, ValueError) as error:
         raise _misfit(name, in_channels, image_size, error) from error
+    model.train()
 
 
 def _misfit(name: str, in_channels: int, image_size: int, error: Exception) -> UserError:
@@ -123,29 +130,22 @@ def _adapt_first_conv(model: nn.Module, in_channels: int) -> None:
     conv.weight, conv.in_channels = nn.Parameter(weight), in_channels
 
 
-def _check_fit(model: nn.Module, in_channels: int, image_size: int) -> None:
-    """Run the model's shapes alone, on the meta device: no arithmetic, no memory, no random draws."""
-    state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
-    state |= {name: tensor.to("meta") for name, tensor in model.named_buffers()}
-    images = torch.empty(2, in_channels, image_size, image_size, device="meta")
-    model.eval()
-    with torch.no_grad():
-        torch.func.functional_call(model, state, (images,))
-    model.train()
-
-
 def _from_timm(name: str, in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    model = timm_model(name, image_size, pretrained=False, num_classes=num_classes, in_chans=in_channels)
+    require_fit(model, name, in_channels, image_size)
+    return model
+
+
+def timm_model(name: str, image_size: int, **options: Any) -> nn.Module:
+    """One of timm's models for images of a side, where it has to know."""
     import timm
 
-    options: dict[str, Any] = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels}
     try:
-        model: nn.Module = timm.create_model(name, img_size=image_size, **options)
+        return timm.create_model(name, img_size=image_size, **options)
     except TypeError as error:
         if "img_size" not in str(error):
             raise
-        model = timm.create_model(name, **options)  # a convolutional model: takes any size
-    require_fit(model, name, in_channels, image_size)
-    return model
+        return timm.create_model(name, **options)  # a convolutional model: takes any size
 
 
 def _from_factory(factory: Any, name: str, in_channels: int, num_classes: int, image_size: int) -> nn.Module:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.errors import UserError, unknown
 
@@ -158,7 +158,7 @@ def converted(weights: Weights, found: dict[str, Tensor], in_channels: int, imag
 
 def _by_timm(weights: Weights, found: dict[str, Tensor], in_channels: int, image_size: int) -> dict[str, Tensor]:
     """Through a model of timm's with its own head, which knows old names, other sizes and other colours."""
-    import timm
+    from lockstep.models import timm_model
 
     options: dict[str, Any] = {
         "pretrained": True,
@@ -168,12 +168,7 @@ def _by_timm(weights: Weights, found: dict[str, Tensor], in_channels: int, image
     }
     name = f"{weights.model}.{weights.tag}" if weights.tag != "default" else weights.model
     try:
-        try:
-            model: nn.Module = timm.create_model(name, img_size=image_size, **options)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-            model = timm.create_model(name, **options)
+        model = timm_model(name, image_size, **options)
     except (RuntimeError, KeyError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
         raise UserError(

@@ -1,16 +1,15 @@
-"""Batch normalisation over the global batch on any device.
+"""Batch normalisation over the global batch, or over groups of it, on any device.
 
 torch's SyncBatchNorm refuses CPU tensors in training once a process group exists; this one needs only collectives.
+Ranks' means and sums of squared deviations combine by the formula of Chan, Golub and LeVeque ("Updating formulae and a
+pairwise algorithm for computing sample variances", 1979), so nothing large cancels. A rank's loss is its samples' part
+of the global loss, so sums over ranks of dy and dy (x - mean) are those of one process with the whole batch.
 
-Each rank hands in its mean, its sum of squared deviations and its count. They combine by the formula of Chan, Golub and
-LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979), so nothing large cancels.
-
-A rank's loss is its own samples' part of the global loss (times N where the engine averages afterwards: a factor that
-every dy of every rank carries alike). Then the sums over ranks of dy and dy (x - mean) are those of one process with
-the whole batch, so are the input gradients, and weight and bias gradients are local sums that the engine adds up.
+On CUDA a rank's own samples pass through the fused operators of torch's SyncBatchNorm: one pass over x for the
+statistics where the plain ones take three, and two in backward where they take nine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +17,71 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lockstep.parallel import norm_kernels
-from lockstep.processes.world import World
+from lockstep.data.order import Shard
+from lockstep.distributed.world import World
+from lockstep.errors import UserError
+
+Finish = Callable[[Tensor, Tensor], Tensor]  # (sums over all ranks [2, C], count over all ranks []) -> d_x
+
+
+def fused(x: Tensor) -> bool:
+    """Whether torch has the fused operators for a tensor's device."""
+    return x.device.type == "cuda"
+
+
+def channels(x: Tensor) -> tuple[list[int], list[int]]:
+    """The dimensions to reduce over, and the shape in which [C] broadcasts over x."""
+    return [0, *range(2, x.ndim)], [-1, *(1 for _ in range(2, x.ndim))]
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [C] and sum of squared deviations [C] of x [b, C, ...], float32 at least."""
+    dims, shape = channels(x)
+    if fused(x):
+        mean, r = torch.batch_norm_stats(_dense(x), 0.0)  # r = 1 / sqrt(variance + 0), or 0 where there is no variance
+        return mean, torch.where(r == 0, 0.0, r.square().reciprocal()) * (x.numel() // x.shape[1])
+    mean = x.mean(dims, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return mean, (x - mean.view(shape)).square_().sum(dims)  # two passes: several times faster than var_mean on a CPU
+
+
+def backward(dy: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor | None) -> tuple[Tensor, Finish]:
+    """The sums of dy and of dy (x - mean) [2, C] over this rank's samples, and what makes d_x of those of all ranks.
+
+    Ioffe and Szegedy, "Batch normalization", 2015, with m the global count and both sums over all ranks:
+
+    dx = weight r (dy - sum(dy) / m - (x - mean) r^2 sum(dy (x - mean)) / m),  r = 1 / sqrt(variance + eps).
+    """
+    weight = None if weight is None else weight.to(mean.dtype)
+    if fused(x):
+        dy, x = _dense(dy), _dense(x)
+        sums = torch.stack(torch.batch_norm_backward_reduce(dy, x, mean, r, weight, True, False, False)[:2])
+
+        def finish_fused(total: Tensor, count: Tensor) -> Tensor:
+            parts = *total.unbind(), count.view(1).to(torch.int32)
+            d_x: Tensor = torch.batch_norm_backward_elemt(dy, x, mean, r, weight, *parts)
+            return d_x
+
+        return sums, finish_fused
+    dims, shape = channels(x)
+    dy = dy.to(mean.dtype)
+    centred = x.to(mean.dtype) - mean.view(shape)
+
+    def finish(total: Tensor, count: Tensor) -> Tensor:
+        sum_dy, sum_dy_xmu = total / count
+        gain = r if weight is None else r * weight
+        slope, offset = -gain * r * r * sum_dy_xmu, -gain * sum_dy
+        return centred.mul_(slope.view(shape)).add_(offset.view(shape)).addcmul_(dy, gain.view(shape))
+
+    return torch.stack([dy.sum(dims), (dy * centred).sum(dims)]), finish
+
+
+def _dense(x: Tensor) -> Tensor:
+    """As the fused operators take it: contiguous, in either order."""
+    either = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    return x if either else x.contiguous()
+
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # as torch's own batch norm says it
 
@@ -34,6 +93,7 @@ class StepBatchNorm(_BatchNorm):
     """
 
     ghost: bool = False  # what passes is a dummy's, and counts nowhere
+    alone: bool = False  # what passes is a whole batch, without other ranks
     rows: int = 0  # samples that pass, 0 where nobody said
     members: int = 0  # samples of the micro-batch that they belong to, over all ranks
 
@@ -42,7 +102,7 @@ class StepBatchNorm(_BatchNorm):
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ValueError(f"expected [batch, {self.num_features}, ...], got {list(x.shape)}")
         if self.training:
-            return self.finish(self.normalise(x))
+            return self.finish(self.alone_normalised(x) if self.alone else self.normalise(x))
         by_batch = self.running_mean is None  # then there is nothing else to normalise by, as in torch's own
         y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0, self.eps)
         return self.finish(y)
@@ -50,6 +110,15 @@ class StepBatchNorm(_BatchNorm):
     def normalise(self, x: Tensor) -> Tensor:
         """x normalised by the statistics of training."""
         raise NotImplementedError
+
+    def alone_normalised(self, x: Tensor) -> Tensor:
+        """As torch's own layer has it."""
+        momentum = self.momentum
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum
+        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        return F.batch_norm(x, *running, self.weight, self.bias, True, momentum or 0.0, self.eps)
 
     def finish(self, y: Tensor) -> Tensor:
         """What follows in the same module; nothing here."""
@@ -77,6 +146,7 @@ class SyncBatchNorm(StepBatchNorm):
     """
 
     world: World
+    watcher: Any = None  # a GivenStatistics that notes calls
 
     def normalise(self, x: Tensor) -> Tensor:
         """x by the statistics of all ranks' samples; raises ValueError, on all alike, where they are a single one."""
@@ -87,8 +157,22 @@ class SyncBatchNorm(StepBatchNorm):
             variance = squares / count
             if self.track_running_stats:
                 self.track(mean, squares / (count - 1).clamp(min=1))
-        y: Tensor = _Normalise.apply(x, self.weight, self.bias, mean, variance, count, self.eps, self.world, self.ghost)
+            r = torch.rsqrt(variance + self.eps)
+            call = None if self.watcher is None else self.watcher.of_all_ranks(mean, variance, r, count)
+        y: Tensor = _Normalise.apply(
+            x, self.weight, self.bias, mean, variance, r, count, self.eps, self.world, self.ghost, call
+        )
         return y
+
+
+@contextmanager
+def without_ranks() -> Iterator[None]:
+    """Within, what passes through a SyncBatchNorm is a whole batch, and no other rank is asked."""
+    SyncBatchNorm.alone = True
+    try:
+        yield
+    finally:
+        SyncBatchNorm.alone = False
 
 
 class _Normalise(torch.autograd.Function):
@@ -102,32 +186,72 @@ class _Normalise(torch.autograd.Function):
         bias: Tensor | None,
         mean: Tensor,
         variance: Tensor,
+        r: Tensor,
         count: Tensor,
         eps: float,
         world: World,
         ghost: bool,
+        call: Any,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps), count)
-        ctx.world, ctx.ghost, ctx.bias_dtype = world, ghost, None if bias is None else bias.dtype
+        ctx.save_for_backward(x, weight, bias, mean, r, count)
+        ctx.world, ctx.ghost, ctx.eps, ctx.call = world, ghost, eps, call
         scale, shift = (None if parameter is None else parameter.to(mean.dtype) for parameter in (weight, bias))
         return F.batch_norm(x, mean, variance, scale, shift, False, 0.0, eps)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients; d_x by all ranks' sums, the parameters' by this rank's."""
-        x, weight, mean, r, count = ctx.saved_tensors
-        sums, finish = norm_kernels.backward(dy, x, mean, r, weight)
+        x, weight, bias, mean, r, count = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants the gradients' gradients
+            return _differentiable(ctx, x, weight, bias, count, dy)
+        sums, finish = backward(dy, x, mean, r, weight)
         if ctx.ghost:  # not by a factor of 0, which would let a dummy's inf or nan through
             sums = torch.zeros_like(sums)
         d_weight = (sums[1] * r).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        d_bias = sums[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        d_bias = sums[0].to(bias.dtype) if ctx.needs_input_grad[2] else None
         d_x = None
         if ctx.needs_input_grad[0]:
             total = ctx.world.sum(sums.clone())
+            if ctx.call is not None:
+                ctx.call.sums = total
             # a dummy moves no statistic, and its own loss counts for nothing
             d_x = torch.zeros_like(x) if ctx.ghost else finish(total, count)
-        return None if d_x is None else d_x.to(x.dtype), d_weight, d_bias, None, None, None, None, None, None
+        return None if d_x is None else d_x.to(x.dtype), d_weight, d_bias, *[None] * 8
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the ranks, of which each rank's part gets the gradients of all."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, world: World) -> Tensor:
+        ctx.world = world
+        return world.sum(mine.clone())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(gradient, ctx.world), None
+
+
+def _differentiable(
+    ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, dy: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `_Normalise` by operators that can be differentiated again, as a gradient penalty does."""
+    dims, shape = channels(x)
+    there = torch.tensor(not ctx.ghost, device=x.device)  # not a factor of 0, which would let a dummy's nan through
+    dy = torch.where(there, dy, 0.0)
+
+    def total(values: Tensor) -> Tensor:
+        summed: Tensor = _Sum.apply(torch.where(there, values.sum(dims), 0.0), ctx.world)
+        return (summed / count).view(shape)
+
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centred = wide - total(wide)
+    y = centred * torch.rsqrt(total(centred.square()) + ctx.eps)
+    for parameter, join in ((weight, torch.mul), (bias, torch.add)):
+        y = y if parameter is None else join(y, parameter.view(shape))
+    inputs = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed and t is not None]
+    found = iter(torch.autograd.grad(y, inputs, dy.to(y.dtype), create_graph=True))
+    return *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *[None] * 8
 
 
 def _global_statistics(x: Tensor, world: World, ghost: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,7 +261,7 @@ def _global_statistics(x: Tensor, world: World, ghost: bool) -> tuple[Tensor, Te
     if world.size == 1 and count < 2:
         raise ValueError(f"{_ONE_VALUE}, got input size {list(x.shape)}")
     if count:
-        mean, squares = norm_kernels.statistics(x)
+        mean, squares = statistics(x)
         mine = torch.cat([mean, squares, mean.new_full((1,), count)])
     else:
         mine = torch.zeros(2 * channels + 1, dtype=dtype, device=x.device)
@@ -185,3 +309,138 @@ def ghost(model: nn.Module, on: bool = True) -> Iterator[None]:
     finally:
         for layer, value in before.items():
             layer.ghost = value
+
+
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class GroupBatchNorm(StepBatchNorm):
+    """Batch normalisation of each `group` consecutive samples by themselves, as that many on a GPU would be.
+
+    Where a rank's passes are whole groups nothing has to be communicated, and no cut of the batch can be seen. The
+    running statistics move once a step, at `end_step`, by the mean of all groups' statistics: what a process for each
+    group would have after averaging its buffers.
+    """
+
+    group: int
+    used: int = 0  # times that the layer was called in this pass
+    waiting: list[Tensor]  # for each of these times: sums over the step's groups so far of mean and variance [2, C]
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """x by its groups' statistics; a loop, of which the fused kernel takes a group at a time."""
+        fold, rest = divmod(len(x), self.rows or len(x))
+        if rest:
+            raise ValueError(
+                f"--batch-norm groups: a batch of {self.rows} became {len(x)}, so samples are not to be told"
+            )
+        parts = torch.split(x, self.group * max(fold, 1))
+        if self.running_mean is None:
+            return torch.cat([self._plain(part, None) for part in parts])
+        found = self.running_mean.new_zeros(len(parts), 2, self.num_features)  # mean and unbiased variance
+        y = torch.cat([self._plain(part, kept) for part, kept in zip(parts, found, strict=True)])
+        sums = torch.zeros_like(found[0]) if self.ghost else found.sum(0)
+        if not self.rows:
+            self.track(*(sums / len(parts)))
+        elif self.used < len(self.waiting):
+            self.waiting[self.used] = self.waiting[self.used] + sums
+        else:
+            self.waiting.append(sums)
+        self.used += 1
+        return y
+
+    def _plain(self, x: Tensor, kept: Tensor | None) -> Tensor:
+        mean, variance = (None, None) if kept is None else kept
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
+
+
+class _Activated(StepBatchNorm):
+    """With the dropout and activation that timm puts into its normalisation layers."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def finish(self, y: Tensor) -> Tensor:
+        return self.act(self.drop(y))  # type: ignore[no-any-return]
+
+
+class _SyncBatchNormAct(_Activated, SyncBatchNorm):
+    pass
+
+
+class _GroupBatchNormAct(_Activated, GroupBatchNorm):
+    pass
+
+
+def convert_sync_batchnorm(module: nn.Module, world: World, skip_unknown: bool = False) -> nn.Module:
+    """Make every batch normalisation in `module` a SyncBatchNorm, in place: objects, parameters and hooks stay.
+
+    Raises:
+        UserError: for a subclass with a forward of its own, whose meaning can't be known, unless they are skipped.
+    """
+    for layer in local_batch_norms(module):
+        if (own := own_forward(layer)) and skip_unknown:
+            continue
+        _become(layer, _SyncBatchNormAct if own is None else SyncBatchNorm, own, "global")
+        layer.world = world  # type: ignore[assignment]
+    return module
+
+
+def convert_group_batchnorm(module: nn.Module, group: int) -> nn.Module:
+    """As `convert_sync_batchnorm`: a GroupBatchNorm of so many samples of each."""
+    for layer in local_batch_norms(module):
+        own = own_forward(layer)
+        _become(layer, _GroupBatchNormAct if own is None else GroupBatchNorm, own, f"groups:{group}")
+        layer.group, layer.waiting = group, []  # type: ignore[assignment]
+    return module
+
+
+def own_forward(layer: _BatchNorm) -> bool | None:
+    """True where a subclass computes what nobody can know; None for timm's, which add a known end to torch's."""
+    if type(layer) in _PLAIN or type(layer).forward is _BatchNorm.forward:
+        return False
+    return None if hasattr(layer, "drop") and hasattr(layer, "act") else True
+
+
+def _become(layer: _BatchNorm, kind: type[StepBatchNorm], own_forward: bool | None, how: str) -> None:
+    """Change a layer's class, and nothing else of it."""
+    if own_forward:
+        name = type(layer).__name__
+        raise UserError(f"--batch-norm {how} can't convert {name}: its forward is its own", "Use --batch-norm local.")
+    layer.__class__ = kind
+
+
+@contextmanager
+def announced(layers: Sequence[StepBatchNorm], shard: Shard, rows: int, count: int) -> Iterator[None]:
+    """Around the forward pass of `rows` samples: a rank's shard of a global batch of `count`, or a dummy for it.
+
+    Raises:
+        UserError: for a shard that is not of whole groups.
+    """
+    for layer in layers:
+        layer.rows, layer.members = rows, shard.members
+        if isinstance(layer, GroupBatchNorm):
+            layer.used = 0
+            within = shard.rows.start % layer.group or (shard.rows.stop % layer.group and shard.rows.stop < count)
+            if shard.size and within:
+                raise UserError(
+                    f"samples {shard.rows.start} to {shard.rows.stop} of a batch are not whole groups of {layer.group}",
+                    f'Make the loader by lockstep.loaders(..., batch_norm="groups:{layer.group}").',
+                )
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.rows = layer.members = 0
+
+
+def end_step(layers: Sequence[StepBatchNorm], count: int, ranks: int) -> None:
+    """Once a step, after all passes of its `count` samples: groups' running statistics move.
+
+    Each rank's moves by its own groups' part of the mean, times the ranks by which `average_buffers` divides.
+    """
+    for layer in layers:
+        if isinstance(layer, GroupBatchNorm) and layer.running_mean is not None and layer.track_running_stats:
+            waiting, layer.waiting = layer.waiting, []
+            share = ranks / -(-count // layer.group)
+            for mean, variance in (sums * share for sums in waiting):
+                layer.track(mean, variance)

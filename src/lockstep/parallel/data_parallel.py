@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import replicate
 
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.modules import flattened, write_flat
+from lockstep.parallel.module_state import flattened, write_flat
 from lockstep.parallel.sync import GradientSync
-from lockstep.processes.world import World
 
 
 class Replicas(nn.DataParallel[nn.Module]):
@@ -72,6 +71,8 @@ def _average_buffers(module: nn.Module, replicas: Sequence[nn.Module]) -> None:
 class ReplicaSync(GradientSync):
     """Nothing to do: the copies' gradients are added on the first GPU."""
 
+    comparable = False
+
     def waited_ms(self) -> float | None:
         """Nobody can tell: the copies are made and gathered within the passes, where no clock stands."""
         return None
@@ -118,10 +119,3 @@ def replica_devices(model: nn.Module) -> list[torch.device]:
 def driven(model: nn.Module) -> list[torch.device]:
     """The devices that a module's passes run on in this process, the one with its first parameters first."""
     return replica_devices(model) or list(dict.fromkeys(parameter.device for parameter in model.parameters()))
-
-
-def copies(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
-    """The model once for each device, for passes without gradients; the first is the model itself."""
-    if len(devices) < 2:
-        return [model]
-    return [model, *replicate(model, [device.index for device in devices], detach=True)[1:]]

@@ -1,15 +1,36 @@
-"""DistributedDataParallel around a user's module, with its traps closed."""
+"""DistributedDataParallel around a user's module, with its traps closed.
+
+Gradients cross a slow link in fewer bytes by `--compress fp16` or `bf16`: a communication hook rounds every gradient to
+that type and adds it up there, so results differ from plain DDP's by that rounding, and with N.
+"""
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.config import LinkConfig
-from lockstep.parallel.compression import compress_gradients
+from lockstep.config import CommConfig
+from lockstep.distributed.world import World
 from lockstep.parallel.sync import BackwardSync
-from lockstep.processes.world import World
+
+_ROUNDED = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _rounded_sum(dtype: torch.dtype, bucket: dist.GradBucket) -> Future[Tensor]:
+    """DDP's communication hook: the sum of the ranks' gradients, sent and added in `dtype`, which nothing divides."""
+    rounded = bucket.buffer().to(dtype)
+
+    def widened(future: Future[list[Tensor]]) -> Tensor:
+        return bucket.buffer().copy_(future.value()[0])
+
+    return dist.all_reduce(rounded, async_op=True).get_future().then(widened)
+
 
 # torch 2.15 renamed the flag and warns of the old name
 _BUFFER_FLAG = next(
@@ -43,17 +64,21 @@ class LockstepDDP(DistributedDataParallel):
         )
         # Off only now: as an argument it also kept torch < 2.15 from making the initial buffers rank 0's.
         setattr(self, _BUFFER_FLAG, False)
-        self.compress, self.powersgd = compress, compress_gradients(self, compress)
+        self.compress = compress
+        if compress != "none":
+            self.register_comm_hook(_ROUNDED[compress], _rounded_sum)
 
 
 class DDPSync(BackwardSync):
-    """DDP's own all-reduce."""
+    """DDP's own all-reduce. It averages, as torch's communication hooks do, and so its result is multiplied by N."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__(ddp, ddp.process_group.size())
         self.ddp, self.rate = ddp, _SELDOM
+        self.by_hand = False
         if isinstance(ddp, LockstepDDP):
-            self.link = LinkConfig(ddp.compress)
+            self.link = CommConfig(cast(Any, ddp.compress))
+            self.comparable = ddp.compress == "none"
         if next(ddp.parameters()).device.type == "cpu":  # on a GPU it would wait for the device in each step
             self.rate = 1
             ddp._set_ddp_runtime_logging_sample_rate(self.rate)  # type: ignore[no-untyped-call]
@@ -61,13 +86,26 @@ class DDPSync(BackwardSync):
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce."""
-        return nullcontext() if last else self.ddp.no_sync()
+        return nullcontext() if last and not self.by_hand else self.ddp.no_sync()
 
-    def restart(self) -> None:
-        """What PowerSGD kept of earlier gradients belongs to other weights."""
-        super().restart()
-        if isinstance(self.ddp, LockstepDDP) and self.ddp.powersgd is not None:
-            self.ddp.powersgd.forget()
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """By an all-reduce of its own, which rounds nothing to a smaller type."""
+        self.by_hand = True
+        try:
+            yield
+        finally:
+            self.by_hand = False
+        for p in self.ddp.parameters():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+
+    def finish(self) -> None:
+        """From the ranks' mean to their sum: exact where N is a power of 2."""
+        if self.link.compress == "none":
+            gradients = [p.grad for p in self.ddp.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, self.ranks)
 
     def waited_ms(self) -> float | None:
         """From the end of the backward computation to the last bucket's arrival, by DDP's own clocks.

@@ -7,25 +7,170 @@ integer addition has no order, so ring, bucket and N can't change a bit, and the
 
 Memory beyond plain DDP's: the gradients once more for each further slice of this rank, and 8 bytes a parameter for the
 sums.
+
+Buffers in exact mode: every slice starts from the step's, and the average of their changes is added, exactly.
+
+A buffer is known by module and name, and each slice gets copies in memory of their own: forward may write into them or
+replace them. Floating-point ones, complex ones included, move by the mean change over all slices; integers by the
+floor of it; a truth value is flipped where any slice has flipped it. What no slice changes keeps its bits, infinities
+too; an infinity that a slice replaces counts as 0.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from lockstep.data.order import Shard
+from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.buckets import Bucket, buckets_of
-from lockstep.parallel.exact_buffers import ExactBuffers
-from lockstep.parallel.modules import as_real, copy_from_first, sum_in_order, unequal
-from lockstep.parallel.repeatable import own_storage, repeatable
-from lockstep.parallel.slices import Replicas, generators, seed_generators
+from lockstep.parallel.determinism import own_storage, repeatable
+from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, exponents, scales, to_fixed
+from lockstep.parallel.module_state import Places, as_real, copy_from_first, sum_in_order, unequal
+from lockstep.parallel.slices import Replicas, generators
 from lockstep.parallel.sync import GradientSync, Reseed, Take
-from lockstep.processes.world import World
+
+_CHANGED = ZERO + 1  # in the place of an exponent, for what is no floating-point number
+
+
+class ExactBuffers:
+    """The buffers of one step: `enter` before a slice, `leave` after it, `finish` at the end."""
+
+    def __init__(self, model: nn.Module, world: World, slices: int) -> None:
+        self.model, self.world, self.slices = model, world, slices
+        self.begin()
+
+    def begin(self) -> None:
+        """Before the first slice: what is there now is where each starts."""
+        self.places = Places(self.model.modules())
+        self.names = _names(self.model)
+        found = {
+            id(t): (self.names[id(module), name], t)
+            for module, held in zip(self.places.modules, self.places.held, strict=True)
+            for name, t in held.items()
+            if t is not None
+        }
+        self.starts = [t for _, t in found.values()]
+        self.labels = [name for name, _ in found.values()]
+        self.index = {key: i for i, key in enumerate(found)}
+        self.sums: list[list[Tensor]] = [[] for _ in self.starts]  # changes of each, by slice
+        self.count = 0
+
+    def enter(self, module: nn.Module) -> None:
+        """Give the model or a copy of it buffers of its own, as they were at the step's beginning."""
+        if self.starts:
+            Places(module.modules()).put(self.places.copies())
+
+    @torch.no_grad()
+    def leave(self, module: nn.Module) -> list[Tensor | None]:
+        """How a slice has changed each buffer: None for what it left alone; float tensors, or int64."""
+        changes: list[Tensor | None] = [None] * len(self.starts)
+        places = Places(module.modules())
+        for master, held, now in zip(self.places.modules, self.places.held, places.held, strict=True):
+            for name in held.keys() | now.keys():
+                before, after = held.get(name), now.get(name)
+                if before is None and after is None:
+                    continue
+                if before is None or after is None or (before.shape, before.dtype) != (after.shape, after.dtype):
+                    raise UserError(
+                        f"--exact {self.slices}: forward made the buffer {self._name(master, name)} another one, "
+                        f"{_described(before)} before and {_described(after)} after",
+                        "Give it its final shape and type in __init__, or keep it as a plain attribute.",
+                    )
+                changes[self.index[id(before)]] = _change(as_real(before), as_real(after.detach()))
+        return changes
+
+    def _name(self, module: nn.Module, name: str) -> str:
+        return self.names.get((id(module), name), name)
+
+    def add(self, changes: list[Tensor | None]) -> None:
+        """Count a slice's changes in."""
+        self.count += 1
+        for sums, change in zip(self.sums, changes, strict=True):
+            if change is not None:
+                sums.append(change)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Put the step's own buffers back in their places, moved by the mean over all slices of all ranks."""
+        self.places.put(self.places.held)
+        if not self.starts:
+            return
+        device, exponent = self.world.device, self._exponents()
+        if self.world.size > 1:
+            dist.all_reduce(exponent, dist.ReduceOp.MAX)
+        moved = list(range(len(self.starts)))
+        if device.type == "cpu":  # elsewhere nobody waits to know
+            moved = [i for i, e in enumerate(exponent.tolist()) if e > ZERO]
+        if not moved:
+            return
+        starts = [as_real(self.starts[i]) for i in moved]
+        parts, out_of = [torch.full((1,), self.count, dtype=torch.int64, device=device)], []
+        for start, i in zip(starts, moved, strict=True):
+            into, out = scales(exponent[i], self.slices, _wide(start))
+            out_of.append(out)
+            summed = torch.zeros(start.shape, dtype=torch.int64, device=device)
+            for change in self.sums[i]:
+                summed += to_fixed(change, into) if start.is_floating_point() else change
+            parts.append(summed.flatten())
+        count, *totals = torch.split(self.world.sum(torch.cat(parts)), [part.numel() for part in parts])
+        for start, total, out in zip(starts, totals, out_of, strict=True):
+            _move(start, total.view(start.shape), out, count)
+
+    def _exponents(self) -> Tensor:
+        """Of the largest change of each buffer over this rank's slices: int32 [buffers] on the device."""
+        found = [
+            torch.full((), _CHANGED if sums else ZERO, dtype=torch.int32, device=self.world.device)
+            if not (sums and sums[0].is_floating_point())
+            else exponents(sums).max()
+            for sums in self.sums
+        ]
+        return torch.stack(found).to(torch.int32)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.is_floating_point() else torch.float64
+
+
+def _change(before: Tensor, after: Tensor) -> Tensor | None:
+    different = unequal(before, after)
+    if before.device.type == "cpu" and not bool(different.any()):
+        return None
+    if not before.is_floating_point():
+        return after.to(torch.int64) - before.to(torch.int64)
+    return torch.where(different, after - torch.where(before.isfinite(), before, 0.0), 0.0)
+
+
+def _move(start: Tensor, total: Tensor, out: Tensor, count: Tensor) -> None:
+    """Move a buffer by a summed change over `count` slices."""
+    if start.dtype == torch.bool:
+        start.copy_(torch.where(total != 0, ~start, start))
+    elif not start.is_floating_point():
+        start.copy_((start.to(torch.int64) + total // count[0]).to(start.dtype))
+    else:
+        # one division of the summed changes, in float64: the average over all slices of all ranks
+        change = (total.to(torch.float64) * out / count[0]).to(start.dtype)
+        moved = torch.where(start.isfinite(), start, 0.0) + change
+        start.copy_(torch.where((total == 0) & ~out.isnan(), start, moved))
+
+
+def _described(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _names(model: nn.Module) -> dict[tuple[int, str], str]:
+    """(id of a module, name in it) -> the buffer's full name."""
+    return {
+        (id(module), name): f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._buffers
+    }
 
 
 class ExactSync(GradientSync):
@@ -41,7 +186,7 @@ class ExactSync(GradientSync):
     exact = True
 
     def __init__(self, model: nn.Module, world: World, slices: int, threads: int = 1) -> None:
-        self.model, self.world, self.slices = model, world, slices
+        self.model, self.world, self.slices, self.ranks = model, world, slices, world.size
         self.names = [name for name, _ in model.named_parameters()]
         own_storage(model)
         copy_from_first(model, world)
@@ -54,7 +199,7 @@ class ExactSync(GradientSync):
         # Whether reductions start during the backward pass: known after the first step. Reentrant checkpointing hands
         # over the gradient of a layer that is used twice in two parts, and a bucket must not leave between them.
         self.overlap: bool | None = None
-        self.in_parts = False
+        self.in_parts = self.sequential = False
         self.fired = WeakKeyDictionary[
             nn.Module, set[int]
         ]()  # parameters whose gradient has come, of the slice under way
@@ -66,18 +211,19 @@ class ExactSync(GradientSync):
         fired = self.fired[module] = set()
         for number, (place, p) in enumerate(zip(self.places, module.parameters(), strict=True)):
             if place is not None:
-                hook = partial(self._delivered, fired, number)
+                hook: Any = partial(self._delivered, fired, number)
+                hook.lockstep = True  # see parameter_hooks.py
                 p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def cut(self, batch: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
         """Slices in memory of their own: a kernel chooses its path by the address of its input too."""
         return [part.clone() for part in torch.split(batch, list(sizes))] if sizes else []
 
-    def passes(self, model: nn.Module, sizes: Sequence[int], reseed: Reseed, take: Take) -> list[Tensor]:
+    def passes(self, model: nn.Module, shards: Sequence[Shard], reseed: Reseed, take: Take) -> list[Tensor]:
         """Every slice by itself: buffers start from the step's beginning each time, gradients are set aside."""
         del model
         for bucket in self.buckets:
-            bucket.begin(len(sizes))
+            bucket.begin(len(shards))
         self.launched = 0
         self.buffers.begin()
         changes: dict[int, list[Tensor | None]] = {}
@@ -91,19 +237,17 @@ class ExactSync(GradientSync):
             changes[i] = self.buffers.leave(module)
             return result
 
-        results = self._side_by_side(len(sizes), reseed, work)
-        for i in range(len(sizes)):
+        results = self._side_by_side(len(shards), reseed, work)
+        for i in range(len(shards)):
             self.buffers.add(changes[i])
         if self.at_once != self.replicas.most:
             self.at_once = self.replicas.most
             self.world.print(f"--exact {self.slices} takes one slice after the other: {self.replicas.reason}")
         return results
 
-    def _side_by_side(
-        self, count: int, reseed: Callable[[int], int], work: Callable[[nn.Module, int], Tensor]
-    ) -> list[Tensor]:
+    def _side_by_side(self, count: int, reseed: Reseed, work: Callable[[nn.Module, int], Tensor]) -> list[Tensor]:
         """The slices in threads, if the first step drew nothing from the generators that all threads share."""
-        if self.replicas.most > 1 and self.overlap is not None:
+        if self.replicas.most > 1 and self.overlap is not None and not self.sequential:
             before = generators()
             results = self.replicas.run(count, work)
             if generators() != before:
@@ -114,7 +258,7 @@ class ExactSync(GradientSync):
             return results
         results, drew = [], False
         for i in range(count):
-            seed_generators(reseed(i), self.world.device)
+            reseed(i)
             before = generators() if self.replicas.most > 1 else ()
             results.append(work(self.model, i))
             drew = drew or bool(before and generators() != before)
@@ -177,11 +321,13 @@ class ExactSync(GradientSync):
                     raise UserError(f"--exact: the gradient of {name} is sparse", "Use Embedding(sparse=False).")
                 self._take(place, parameter)
 
-    def received(self, parameter: nn.Parameter) -> bool:
-        """True where a slice gave a parameter a gradient."""
-        return any(
-            bucket.received[i] for bucket in self.buckets for i, p in enumerate(bucket.parameters) if p is parameter
-        )
+    def without_gradient(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Those to which no slice of any rank gave one; all ranks call it together."""
+        received = {
+            id(p): grads for bucket in self.buckets for p, grads in zip(bucket.parameters, bucket.received, strict=True)
+        }
+        anywhere = self.world.largest([int(bool(received.get(id(p)))) for p in parameters])
+        return [p for p, found in zip(parameters, anywhere, strict=True) if not found]
 
     def _launch_full(self) -> None:
         """Start what is full. A thread that finds another one at it leaves the rest to that one, or to `finish`."""

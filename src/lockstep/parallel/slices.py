@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from lockstep.parallel.hidden_state import HiddenState
+
 _T = TypeVar("_T")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -111,7 +113,10 @@ def _replica(master: nn.Module) -> nn.Module:
     for p in master.parameters():
         memo[id(p)] = shared = nn.Parameter(p.data, p.requires_grad)
         shared.__dict__.update(p.__dict__)
-    return copy.deepcopy(master, memo)
+    made = copy.deepcopy(master, memo)
+    if HiddenState({"": made}).reaches([*master.modules(), *master.parameters(), *master.buffers()]):
+        raise ValueError("a function in it holds a part of the model, which its copy would compute with")
+    return made
 
 
 def _follow(master: nn.Module, replica: nn.Module) -> None:
@@ -141,11 +146,3 @@ def generators() -> tuple[Any, ...]:
     """The states of the three generators that all threads share, to be compared."""
     state = np.random.get_state()
     return bytes(torch.get_rng_state().numpy()), state[1].tobytes(), state[2:], random.getstate()  # type: ignore
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed numpy's and Python's, and torch's of the host where the model draws from a device's."""
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    if device.type != "cpu":
-        torch.default_generator.manual_seed(seed)

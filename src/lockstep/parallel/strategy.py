@@ -1,29 +1,67 @@
-"""How a model is spread over ranks and devices: the one place that decides it."""
+"""How a model is spread over ranks and devices, and which of its blocks keep their input alone.
+
+Activation checkpointing is torch's non-reentrant one, but the second pass leaves no trace: torch's own would move batch
+norm's running statistics twice.
+"""
 
 import typing
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from lockstep.config import Config, Execution, LinkConfig, ModelConfig, Precision, Strategy
+from lockstep.config import CommConfig, Config, Execution, ModelConfig, Precision, Strategy
+from lockstep.distributed.devices import devices, own_devices
+from lockstep.distributed.proc import threads_each
+from lockstep.distributed.world import World
 from lockstep.errors import UserError, unknown
-from lockstep.parallel.batchnorm import local_batch_norms
+from lockstep.parallel.batchnorm import convert_group_batchnorm, convert_sync_batchnorm, local_batch_norms
 from lockstep.parallel.data_parallel import ReplicaSync, data_parallel
 from lockstep.parallel.ddp import DDPSync, LockstepDDP
 from lockstep.parallel.exact import ExactSync
-from lockstep.parallel.local import LocalSync
-from lockstep.parallel.norms import convert_group_batchnorm, convert_sync_batchnorm
-from lockstep.parallel.recompute import checkpoint_activations
-from lockstep.parallel.sharded import LOW, ShardedSync, is_sharded, shard
-from lockstep.parallel.sharded_exact import ShardedExactSync
-from lockstep.parallel.stages import cut
+from lockstep.parallel.fsdp import LOW, ShardedSync, is_sharded, shard, units
+from lockstep.parallel.model_parallel import cut
+from lockstep.parallel.module_state import untouched
+from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.sync import GradientSync
-from lockstep.processes.devices import devices, own_devices
-from lockstep.processes.proc import threads_each
-from lockstep.processes.world import World
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let each block of a model (`units`) compute again, in place: a block changes its class, and nothing else.
+
+    Raises:
+        UserError: for a model without blocks.
+    """
+    blocks = units(model)
+    if not blocks:
+        raise UserError(
+            f"--activation-checkpointing: {type(model).__name__} has no blocks to compute again",
+            "Build it of blocks in an nn.Sequential or nn.ModuleList, or leave the flag out.",
+        )
+    for block in blocks:
+        block.__class__ = _recomputed(type(block))  # type: ignore[arg-type]  # classes have hashes
+
+
+@cache
+def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        own = partial(kind.forward, self)
+        if not torch.is_grad_enabled():
+            return own(*args, **kwargs)
+        return checkpoint(own, *args, use_reentrant=False, context_fn=partial(_contexts, self), **kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Of the first pass and of the second."""
+    return nullcontext(), untouched(block)
 
 
 def parallelize(
@@ -48,7 +86,7 @@ def parallelize(
             ranks), "local", a rank's own part of it, or "groups:SAMPLES". It changes batch norm layers in place.
         find_unused_parameters: as in DistributedDataParallel.
         devices: the GPUs of "dp", the model's own first (default: all).
-        compress: what DDP sends of a gradient: "none", "fp16", "bf16" or "powersgd:RANK".
+        compress: what DDP sends of a gradient: "none", "fp16" or "bf16".
         precision: with "fsdp": as TrainStep and `evaluate` get it. Under "bf16" and "fp16" weights travel in that type.
         activation_checkpointing: blocks compute their insides again in the backward pass.
 
@@ -66,7 +104,7 @@ def parallelize(
             activation_checkpointing=activation_checkpointing,
         ),
         execution=Execution(strategy=typing.cast(Strategy, strategy), device=typing.cast(Any, world.device.type)),
-        link=LinkConfig(str(compress)),
+        comm=CommConfig(typing.cast(Any, compress)),
     )
     before = len(local_batch_norms(model))
     wrapped = spread(model, world, config, gpus=devices)[0]
@@ -98,33 +136,30 @@ def spread(
         twins: copies of the model, as its moving average, which go where it goes and are not trained.
         gpus: of "dp", where they are not the config's.
     """
-    execution, link = config.execution, config.link
+    execution = config.execution
     if execution.strategy == "single" and world.size > 1:
         raise UserError(
             f"--strategy single is one process, and a launcher has started {world.size}", "Use --strategy ddp."
         )
+    hooks = hooks_of(model)  # before FSDP puts other parameters in their place
     for each in (model, *twins):
         _convert(each, world, config)
         if config.model.activation_checkpointing:
             checkpoint_activations(each)
         if execution.strategy == "fsdp" and world.size > 1:
-            # from the host, unit by unit: no device ever holds all of it. Exact mode adds the gradients of a weight's
-            # several uses in float32, as DDP does, and autocast's cache of lowered weights doesn't
-            shard(each, world, None if config.exact else LOW.get(config.precision))
+            shard(each, world, LOW.get(config.precision))  # from the host, unit by unit: no device ever holds all of it
         elif image is not None:
             _place(each, world, config, image)
-    if config.exact and is_sharded(model):
-        return model, ShardedExactSync(model, world, config.exact)
     if config.exact:
         threads = threads_each(execution.threads, world.local_size)
         return model, ExactSync(model, world, config.exact, threads)
-    if link.sync_every > 1:
-        outer = {"outer_lr": link.outer_lr, "outer_momentum": link.outer_momentum}
-        return model, LocalSync(model, world, link.sync_every, inner_state=link.inner_state, **outer)
     if execution.strategy == "dp":
         model = data_parallel(model, world, gpus or devices(execution))
     elif execution.strategy == "ddp" and world.size > 1:
-        model = LockstepDDP(model, world, config.model.find_unused_parameters, link.compress)
+        model = LockstepDDP(model, world, config.model.find_unused_parameters, config.comm.compress)
+        hooks.wrapped = True
+    if world.size > 1 and config.statistics(world.size) == "local" and local_batch_norms(unwrap(model)):
+        _LOCAL.add(unwrap(model))
     return model, sync_of(model)
 
 
@@ -147,13 +182,20 @@ def _place(model: nn.Module, world: World, config: Config, image: tuple[int, int
     cut(model, own_devices(config.execution, world.local_rank), example, per_pass)
 
 
+_LOCAL = WeakSet[nn.Module]()  # bare models whose batch norms follow each process's own samples, as was asked for
+
+
 def sync_of(model: nn.Module) -> GradientSync:
     """How the gradients of a module come together, as `parallelize` or a user of torch's own wrappers made it."""
+    found: GradientSync
     if is_sharded(model):
-        return ShardedSync(model)
-    if isinstance(model, DistributedDataParallel):
-        return DDPSync(model)
-    return ReplicaSync() if isinstance(model, nn.DataParallel) else GradientSync()
+        found = ShardedSync(model)
+    elif isinstance(model, DistributedDataParallel):
+        found = DDPSync(model)
+    else:
+        found = ReplicaSync() if isinstance(model, nn.DataParallel) else GradientSync()
+    found.comparable = found.comparable and unwrap(model) not in _LOCAL
+    return found
 
 
 def unwrap(model: nn.Module) -> nn.Module:

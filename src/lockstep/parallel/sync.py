@@ -1,96 +1,99 @@
-"""How the gradients of one step's pieces become those of the global batch: what each way of training has to offer."""
+"""How the gradients of a step's shards become the global batch's: what each strategy offers to a training step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from lockstep.config import LinkConfig
+from lockstep.config import CommConfig
+from lockstep.data.order import Shard
 from lockstep.parallel.batchnorm import apart, ghost
-from lockstep.parallel.modules import average_buffers, preserved, without_gradients
+from lockstep.parallel.buffers import MovingBuffers, average_buffers
+from lockstep.parallel.module_state import preserved, without_gradients
 
-Reseed = Callable[[int], int]  # seeds the generators that draw for piece i, and returns their seed
-Take = Callable[[nn.Module, int], Tensor]  # the forward and backward pass of piece i through that module
+Reseed = Callable[[int], object]  # seeds the generators for the pass of shard i
+Take = Callable[[nn.Module, int], Tensor]  # forward and backward of shard i through that module
 
 
 class GradientSync:
-    """The training step's view of the other ranks; as it stands here, there are none."""
+    """The training step's view of the other ranks; as it stands here, there are none.
 
-    average_over = 1  # the factor by which the ranks' summed gradients are divided
-    at_once = 1  # pieces in threads of this process, where there are several
-    exact = False  # pieces are the same on every N, and may be taken in several threads
-    link = LinkConfig()  # what it does for a slow link, for the rules of what goes together
+    A shard's loss is its samples' sum divided by the global batch's count, and gradients are summed over all shards and
+    ranks. So inside backward each sample's gradient is what it is on one process.
+    """
 
-    def bind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Once, before the first step: the optimizer over the model's parameters."""
-        del optimizer
+    ranks = 1
+    at_once = 1  # shards in threads of this process, where there are several
+    comparable = True  # what a step computes is to be the same on any number of ranks
+    exact = False  # shards are the same on every N, and may be taken in several threads
+    sequential = False  # they are taken in one thread all the same
+    link = CommConfig()  # what it does for a slow link, for the rules of what goes together
 
     def cut(self, batch: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        """This rank's part of a batch [b, ...] in pieces of these sizes, for `passes`."""
+        """This rank's part of a batch [b, ...] in shards of these sizes, for `passes`."""
         return [batch] if len(sizes) == 1 else torch.split(batch, list(sizes))
 
-    def passes(self, model: nn.Module, sizes: Sequence[int], reseed: Reseed, take: Take) -> list[Tensor]:
-        """Take this rank's pieces of a step through the model, and return what `take` does of each.
-
-        `sizes`: samples of each piece.
-        """
+    def passes(self, model: nn.Module, shards: Sequence[Shard], reseed: Reseed, take: Take) -> list[Tensor]:
+        """Take this rank's shards of a step through the model, and return what `take` does of each."""
         results = []
-        for i, size in enumerate(sizes):
+        for i, shard in enumerate(shards):
             reseed(i)
-            with self.piece(size, last=i == len(sizes) - 1):
+            with self.around(shard, last=i == len(shards) - 1):
                 results.append(take(model, i))
         return results
 
-    def received(self, parameter: nn.Parameter) -> bool:
-        """True where this step's passes gave a parameter a gradient; asked before `finish`."""
-        return parameter.grad is not None
+    def without_gradient(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Those that got none in this step's passes; asked before `finish`."""
+        return [p for p in parameters if p.grad is None]
 
     def anywhere(self, flag: bool) -> bool:
         """Whether it is true on any rank, asked once, in the first step: as here, since every rank has a pass."""
         return flag
 
     def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
-        """The sum over all pieces of the step: of this rank's amounts [pieces], `samples` of the batch's `count`."""
+        """The sum over all shards of the step: of this rank's amounts [shards], `samples` of the batch's `count`."""
         del samples, count
         return amounts.sum()
 
-    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of a piece of `size` samples."""
-        del size, last
+    def gather(self, values: Any, samples: int, rows: int) -> Any:
+        """All ranks' tensors [b, ...] in `values`, nested as they like: those of the whole micro-batch, [members, ...].
+
+        Backward brings this rank's rows their gradient. `samples`: of this rank, among so many `rows` that it passes.
+        """
+        del samples, rows
+        return values
+
+    def around(self, shard: Shard, last: bool) -> AbstractContextManager[None]:
+        """Around the forward and backward pass of a shard."""
+        del shard, last
         return nullcontext()
 
     def finish(self) -> None:
-        """After the last piece: every parameter's .grad is the global batch's on return."""
+        """After the last shard: every parameter's .grad is the global batch's on return."""
+
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """Around the passes of a step that is only looked at: afterwards gradients are summed over the ranks."""
+        yield
+        self.finish()
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float) -> None:
         """Scale the gradients so that their norm over all parameters is `most` at most."""
         nn.utils.clip_grad_norm_(parameters, most)
 
-    def updated(self, step: int) -> None:
-        """After the optimizer's step number `step`, counted from 0."""
-        del step
-
-    def left_out(self, step: int) -> None:
-        """In place of step number `step`, which no rank takes."""
-        del step
+    def watch_buffers(self) -> None:
+        """Before a step: look for buffers that its passes move, and keep those the same on all ranks from then on."""
 
     def synchronize(self) -> None:
-        """Make weights and buffers the same on all ranks, where they went apart. All ranks call it together."""
+        """Make buffers the same on all ranks, where they went apart. All ranks call it together."""
 
     def restart(self) -> None:
         """Weights and optimizer state were replaced: nothing remembered of them holds any longer."""
-
-    def private(self, key: str) -> bool:
-        """True for an entry of the optimizer's state that each rank has for itself, between exchanges too."""
-        del key
-        return False
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Within, rank 0's optimizer holds what a checkpoint needs of all ranks. All call it together."""
-        return nullcontext()
 
     def waited_ms(self) -> float | None:
         """Milliseconds per step that this rank stood waiting for the others' gradients; None where nobody can tell."""
@@ -98,16 +101,38 @@ class GradientSync:
 
 
 class BackwardSync(GradientSync, ABC):
-    """Gradients come together in the last piece's backward pass; each rank's buffers follow its own share."""
+    """Gradients come together in the last shard's backward pass."""
 
     def __init__(self, model: nn.Module, ranks: int) -> None:
-        self.model, self.ranks, self.average_over = model, ranks, ranks
-        self.apart = False
+        self.model, self.ranks = model, ranks
+        self.buffers = MovingBuffers(model, ranks)
+        self.taken = self.count = 0  # samples of this rank, and of all, since buffers were averaged
 
-    def piece(self, size: int, last: bool) -> AbstractContextManager[None]:
-        """A reduction in the last piece alone; a rank without a sample goes along as a ghost."""
+    @contextmanager
+    def around(self, shard: Shard, last: bool) -> Iterator[None]:
+        """A reduction in the last shard alone; a rank without a sample goes along as a ghost."""
         around = self.reducing(last)
-        return around if size else ghost_piece(self.model, around)
+        self.buffers.begin()
+        with around if shard.size else ghost_pass(self.model, around):
+            yield
+        self.buffers.synchronize(shard.size)
+        self.buffers.watching &= not last
+        self.taken += shard.size
+        self.count += shard.members
+
+    def gather(self, values: Any, samples: int, rows: int) -> Any:
+        """By an all-gather of as many rows from each rank as the one with most samples has."""
+        counts = torch.zeros(self.ranks, dtype=torch.int64)
+        counts[dist.get_rank()] = samples
+        dist.all_reduce(counts)
+        return tree_map(
+            lambda value: (
+                _Gathered.apply(value, counts.tolist())
+                if isinstance(value, Tensor) and value.ndim and len(value) == rows
+                else value
+            ),
+            values,
+        )
 
     def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:
         """By an all-reduce of one number."""
@@ -117,26 +142,44 @@ class BackwardSync(GradientSync, ABC):
 
     @abstractmethod
     def reducing(self, last: bool) -> AbstractContextManager[None]:
-        """Around the passes of a piece: the last one's backward reduces, the others keep their gradients."""
+        """Around the passes of a shard: the last one's backward reduces, the others keep their gradients."""
 
-    def updated(self, step: int) -> None:
-        """Each rank's passes have moved its own buffers."""
-        del step
-        self.apart = True
+    def watch_buffers(self) -> None:
+        """In the next step's passes."""
+        self.buffers.watching = True
 
     def synchronize(self) -> None:
-        """Average the buffers, if there was a step since the last time."""
-        if self.apart:
-            average_buffers(self.model, self.ranks)
-        self.apart = False
+        """Average by samples the buffers that followed this rank's own, as those of local batch norms."""
+        if self.count:
+            average_buffers(self.model, self.ranks, self.taken / self.count)
+        self.restart()
 
     def restart(self) -> None:
-        """The buffers were replaced, by the same ones on all ranks."""
-        self.apart = False
+        """The buffers are the same on all ranks."""
+        self.taken = self.count = 0
+
+
+class _Gathered(torch.autograd.Function):
+    """The first rows of every rank's tensor, one rank after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, counts: list[int]) -> Tensor:
+        rank, most = dist.get_rank(), max(counts)
+        ctx.shape, ctx.mine = mine.shape, slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+        padded = mine.new_zeros(most, *mine.shape[1:])
+        padded[: counts[rank]] = mine[: counts[rank]]
+        everyone = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(everyone, padded)
+        return torch.cat([rows[:count] for rows, count in zip(everyone, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        own = gradient[ctx.mine]
+        return torch.cat([own, own.new_zeros(ctx.shape[0] - len(own), *ctx.shape[1:])]), None
 
 
 @contextmanager
-def ghost_piece(model: nn.Module, around: AbstractContextManager[None]) -> Iterator[None]:
+def ghost_pass(model: nn.Module, around: AbstractContextManager[None]) -> Iterator[None]:
     """Around the passes of a rank without a sample, whose dummy batch must leave no trace."""
     with ghost(model), preserved(apart(model)), without_gradients(model), around:
         yield

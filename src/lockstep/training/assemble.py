@@ -1,34 +1,46 @@
-"""From a config to the parts of a run: data, model, optimizer, step."""
+"""From a config to the parts of a run: data, model, optimizer, step.
 
+The loaders of a config for who writes the loop.
+"""
+
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep import models
 from lockstep.checkpoint.foreign import load_foreign
-from lockstep.config import Config
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesConfig
+from lockstep.config.data import is_code
+from lockstep.config.fields import require
 from lockstep.data import sources
-from lockstep.data.arrays import ImageSet
-from lockstep.data.augment import Augment
-from lockstep.data.balance import Classes, RepeatedOrder, labels_of
-from lockstep.data.label_sets import table_on
-from lockstep.data.loaders import EvalLoader, TrainLoader
-from lockstep.data.mixing import Mixing
-from lockstep.data.order import Order
-from lockstep.data.readers import reader
-from lockstep.errors import UserError
-from lockstep.parallel import repeatable
+from lockstep.data.agreement import require_same, unsteady
+from lockstep.data.augment import Augment, Mixing
+from lockstep.data.cache import keep
+from lockstep.data.image_sets import ImageSet, table_on
+from lockstep.data.loaders import EvalLoader, TrainLoader, reader
+from lockstep.data.order import Classes, Order, Windows, labels_of
+from lockstep.data.shards import ShardSet
+from lockstep.distributed.world import World
+from lockstep.errors import UserError, unknown
+from lockstep.parallel import determinism
+from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
+from lockstep.parallel.fsdp import is_sharded
+from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.module_state import eval_mode, untouched
 from lockstep.parallel.strategy import spread
-from lockstep.processes.world import World
 from lockstep.randomness import stream
+from lockstep.rng.generators import seed_everything
 from lockstep.training import optimizers, precision, pretrained, schedules
-from lockstep.training.average import Average
-from lockstep.training.class_losses import loss_of
-from lockstep.training.freezing import Freezing, freeze
+from lockstep.training.evaluation import ranks_all
+from lockstep.training.freezing import freeze
+from lockstep.training.losses import loss_of
+from lockstep.training.optimizers import Average
 from lockstep.training.step import TrainStep
 
 
@@ -41,12 +53,16 @@ class Run:
     val: EvalLoader
     step: TrainStep
     ema: Average | None
-    freezing: Freezing = field(default_factory=Freezing)
     notes: list[str] = field(default_factory=list)  # what a reader of the run's first lines should know of its loss
+    frozen: list[str] = field(default_factory=list)  # the same of what is not trained
+    began: HiddenState = field(init=False)  # what its code keeps beside parameters, as it was made
 
-    def enter(self, epoch: int) -> None:
-        """Before the steps of an epoch, counted from 0: what of the model is trained in it."""
-        self.step.withheld = self.freezing.enter(self.model, epoch)
+    def __post_init__(self) -> None:
+        self.began = self.hidden()
+
+    def hidden(self) -> HiddenState:
+        """What the run's code keeps beside parameters and gradients, as it is now."""
+        return HiddenState({"": self.model, "optimizer": self.step.optimizer, "the loss": self.step.loss})
 
     @property
     def evaluated(self) -> nn.Module:
@@ -61,17 +77,36 @@ class Run:
                 average.copy_(buffer)  # as every update of the average does
 
 
-def load_data(config: Config, world: World, given: Any = None) -> tuple[ImageSet, ImageSet]:
-    """The training and the evaluation set; `given`: the two themselves, as a user has made them."""
-    world.status(f"starting: loading {config.data.dataset}")
-    folder = sources.resolve_data_dir(config.execution.data_dir)
-    sets = sources.load(config.data, folder, config.seed, world, given)
-    where, skip = config.execution.cache, config.data.skip_broken
-    if not (where or skip):
-        return sets
-    from lockstep.data.keeping import keep  # imports torchvision, 1.5 s
+def load_data(
+    config: Config,
+    world: World,
+    given: tuple[Any, Any] | None = None,
+    report: Callable[[str], object] = lambda _: None,
+    again: bool = True,
+) -> tuple[ImageSet, ImageSet]:
+    """The training and the evaluation set; all ranks call it together.
 
-    return keep(sets, where, skip, world)
+    Args:
+        given: the two themselves, as a user has made them.
+        report: gets a sentence about a set whose samples are not always the same, unless --law is off.
+        again: on one process another one may make the set too. In a user's own loop it would lack what the script has
+            set since it began: a default dtype, a variable that a factory reads.
+    """
+    world.status(f"starting: loading {config.data.dataset}")
+    folder, law = sources.resolve_data_dir(config.execution.data_dir), config.execution.law
+    load = partial(sources.load, config.data, folder, config.seed, world)
+    sets = load(given)
+    where, skip = config.execution.cache, config.data.skip_broken
+    if where or skip:
+        sets = keep(sets, where, skip, world)
+    sentences = unsteady(sets, world)
+    makes = load if again and given is None and is_code(config.data.dataset) else None
+    require_same(sets, config.seed, world, makes, [not sentence for sentence in sentences])
+    for sentence in filter(None, sentences if law != "off" else ()):
+        if law == "strict":
+            raise UserError(f"--law strict: {sentence}", "Mend that, or give --law warn.")
+        report(sentence)
+    return sets
 
 
 def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
@@ -103,13 +138,20 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
     read = reader(images, world.device, execution.loader, execution.workers, transforms)
     level = execution.strategy == "fsdp"  # whose passes hold collectives
     group = config.model.group or 1
-    mixing = _mixing(config, images, world) if config.samples.mixes else None
+    mix, mixing = config.samples, None
+    if mix.mixes:
+        mixing = Mixing(config.seed, len(images.classes), mix.mixup, mix.cutmix, table_on(images, world.device))
     return TrainLoader(images, order, augment, world, read, config.accumulate, config.exact, group, level, mixing)
 
 
 def _order(config: Config, images: ImageSet) -> Order:
     given = len(images), config.batch_size, config.seed, config.data.fraction, config.data.drop_last
     plain, samples = Order(*given), config.samples
+    if width := config.data.shuffle_window:
+        if not isinstance(images, ShardSet):
+            raise UserError(f"--shuffle-window {width}: {images.name} is not in shards", "Leave it out.")
+        windows = Windows(images.source.shard_sizes, width, config.seed, config.data.fraction)
+        return Order(*given, samples.aug_repeats, windows=windows)
     if samples.balance == "none" and samples.aug_repeats == 1:
         return plain
     classes = None
@@ -118,13 +160,7 @@ def _order(config: Config, images: ImageSet) -> Order:
         classes = Classes(
             labels, plain.members(), len(images.classes), config.seed, samples.balance, samples.aug_repeats
         )
-    return RepeatedOrder(*given, samples.aug_repeats, classes)
-
-
-def _mixing(config: Config, images: ImageSet, world: World) -> Mixing:
-    mix, classes, sets = config.samples, len(images.classes), table_on(images, world.device)
-    epochs = config.epochs - mix.mix_off_epochs if mix.mix_off_epochs else None
-    return Mixing(config.seed, classes, mix.mixup, mix.cutmix, mix.mix_prob, mix.mix_switch, epochs, sets)
+    return Order(*given, samples.aug_repeats, classes)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
@@ -149,7 +185,7 @@ def build_model(
 
     `world`: whose ranks all call it, of which one a host downloads published weights.
     """
-    torch.manual_seed(stream(config.seed, "weights"))
+    seed_everything(stream(config.seed, "weights"))
     name, channels, size = config.model.model, images.shape[0], config.data.image_size or images.shape[1]
     model = models.build(name, in_channels=channels, num_classes=len(images.classes), image_size=size)
     if config.data.train_size:
@@ -176,22 +212,29 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     """
     precision.configure(config.precision, world.device)
     if config.exact:
-        repeatable.configure(world)
-    train_set, val_set = load_data(config, world)
+        determinism.configure(world)
+    unsteady_sets = list[str]()
+    train_set, val_set = load_data(config, world, report=unsteady_sets.append)
     if len(train_set.classes) < 2 and table_on(train_set, world.device) is None:
         only = ", ".join(train_set.classes) or "none"
         raise UserError(
             f"{config.data.dataset} has a single class, {only}: every network is right about it",
             "Give the images of at least two classes, each in a folder of its own.",
         )
+    require(
+        config.selection.keep_best != "map" or ranks_all(val_set),
+        f"--keep-best map: {val_set.name} has one label a picture, or too many labels to keep all their probabilities",
+        "It is for several labels a picture; name another metric, as macro-f1.",
+    )
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     world.status(f"starting: building {config.model.model}")
     model, optim = build_model(config, train_set, world.print, world).to(dtype=dtype), config.optim
-    freezing = freeze(model, config.model)
+    frozen = freeze(model, config.model)
     ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())
     if config.model.compile:
         model.compile(mode=config.model.compile_mode)
+    seed_everything(stream(config.seed, "optimizer"))
     optimizer = optimizers.build(model, optim, config.lr)
     loss, notes = loss_of(optim, train)
     step = TrainStep(
@@ -205,13 +248,126 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         sync=sync,
         find_unused_parameters=config.model.find_unused_parameters,
         skip_nonfinite=config.on_nonfinite == "skip",
+        law=config.execution.law,
     )
     notes += schedules.never_reached(optim, config.epochs)
-    run = Run(model, train, val, step, ema, freezing, notes)
-    run.enter(0)
-    return run
+    notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in unsteady_sets]
+    return Run(model, train, val, step, ema, notes, frozen)
 
 
 def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:
     order = train.order
     return lambda samples: schedules.factor(config.optim, samples, order.samples_per_epoch, config.epochs)
+
+
+_ORDER = (
+    "The order is a function of seed and epoch, the same on any number of processes. For classes equally often give "
+    'balance="equal", for a part of the set fraction=0.1, for any other choice a torch.utils.data.Subset.'
+)
+_NOT_TAKEN = {  # DataLoader's arguments, and what is here in their place
+    **dict.fromkeys(("sampler", "batch_sampler", "shuffle"), _ORDER),
+    "num_workers": "That is workers=2 here, for each process.",
+    "collate_fn": "A Dataset gives a picture and its label; put what changes them into its __getitem__.",
+    **dict.fromkeys(
+        ("pin_memory", "persistent_workers", "prefetch_factor"), "Leave it out: workers and copies are looked after."
+    ),
+}
+
+
+def loaders(
+    dataset: str | tuple[Any, Any],
+    world: World,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    accumulate: int = 1,
+    exact: int = 0,
+    batch_norm: str = "auto",
+    data_dir: str = "",
+    workers: int = 2,
+    cache: str = "",
+    **data: Any,
+) -> tuple[TrainLoader, EvalLoader]:
+    """The training and the evaluation loader of a data set, for a loop of one's own.
+
+    Args:
+        dataset: a name that `--dataset` takes, package.module:factory, or (train, val): map-style Datasets as they
+            are, with transforms of their own, or pairs of tensors (images, labels). The same on every rank.
+        world: as passed to the function that `launch` runs.
+        batch_size: global: samples per step over all ranks.
+        exact: for exact mode: cut each batch into so many slices.
+        batch_norm: as passed to `parallelize`: the batch is cut between its groups alone.
+        cache: keep pictures that `decode_size` shrank: in a folder, or "auto".
+        data: further fields of DataConfig and SamplesConfig, as crop_padding=4, flip=True, fraction=0.25, mixup=0.2.
+    """
+    name, given = (dataset, None) if isinstance(dataset, str) else ("ls.loaders", dataset)
+    samples = {name: data.pop(name) for name in [*data] if name in SamplesConfig.__dataclass_fields__}
+    for argument in data.keys() - DataConfig.__dataclass_fields__.keys():
+        if argument in _NOT_TAKEN:
+            raise UserError(f"ls.loaders takes no {argument}", _NOT_TAKEN[argument])
+        raise unknown("argument of ls.loaders", argument, [*DataConfig.__dataclass_fields__, *samples])
+    config = Config(
+        batch_size=batch_size,
+        seed=seed,
+        accumulate=accumulate,
+        exact=exact,
+        model=ModelConfig(batch_norm=batch_norm),
+        data=DataConfig(dataset=name, **data),
+        samples=SamplesConfig(**samples),
+        execution=Execution(data_dir=data_dir, workers=workers, cache=cache),
+    )
+
+    def warn(sentence: str) -> None:
+        if world.rank == 0:
+            warnings.warn(sentence, stacklevel=4)
+
+    train_set, val_set = load_data(config, world, given, warn, again=False)
+    return train_loader(config, train_set, world), eval_loader(config, val_set, world)
+
+
+def refuse_single_values(config: Config, world: World, run: Run) -> None:
+    """Raise UserError where some batch of the run would give batch norm one value; rank 0 looks."""
+    order = run.train.order
+    rest = order.samples_per_epoch % order.batch_size
+    counts = ([order.batch_size] if order.samples_per_epoch >= order.batch_size else []) + ([rest] if rest else [])
+    for count in counts:
+        parts = min(config.exact or config.accumulate, count)
+        together = {count // parts, -(-count // parts)}  # samples of a micro-batch, or of a slice
+        shares = together if config.exact else {n for all_ in together for n in _shares(all_, world.size)}
+        layers: list[nn.Module] = list(local_batch_norms(run.model)) if 1 in shares else []
+        layers += [m for m in run.model.modules() if isinstance(m, SyncBatchNorm)] if 1 in together else []
+        layers = [layer for layer in layers if layer.training]
+        if layers and not world.rank and not is_sharded(run.model):
+            _refuse(config, run, layers, count)
+
+
+def _shares(samples: int, ranks: int) -> set[int]:
+    """How many of so many samples a rank may have; sizes differ by one at most."""
+    return {samples // ranks, -(-samples // ranks)}
+
+
+def _refuse(config: Config, run: Run, layers: list[nn.Module], count: int) -> None:
+    seen: dict[nn.Module, int] = {}
+
+    def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        x: Tensor = args[0]
+        seen[layer] = x.numel() // x.shape[1] // 2
+
+    images = run.train.images
+    pixels, _ = images.read(np.zeros(2, np.int64), None)  # two, as some layer may be in training all the same
+    two = Augment(images.mean, images.std, image_size=config.data.train_side)(pixels, torch.zeros(2).long(), None)
+    like = next(run.model.parameters())
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        with untouched(run.model), eval_mode(run.model), without_ranks(), torch.no_grad():
+            run.model(two.to(like.device, like.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    names = [name for name, module in run.model.named_modules() if seen.get(module) == 1]
+    if names:
+        raise UserError(
+            f"batch norm {names[0]} sees one value of each channel, and in a batch of {count} one sample passes by "
+            "itself: a single value has no spread",
+            "Leave the short last batch out by --drop-last, or choose another --batch-size or fewer slices.",
+        )

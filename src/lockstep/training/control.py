@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lockstep.config import Interval
-from lockstep.processes.output import terminal_may_go
-from lockstep.processes.signals import survives_hangup
-from lockstep.processes.world import World
+from lockstep.distributed.output import terminal_may_go
+from lockstep.distributed.signals import is_held, set_handlers, survives_hangup
+from lockstep.distributed.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _SECOND_S = 1.0  # a terminal, a launcher and Slurm may each pass on one and the same signal: within this it counts once
 OUT_OF_TIME = -1  # in the place of a signal's number: --max-time is over
+RESIZED = -2  # likewise: other processes go on
 _REACT_S = 0.2  # how long a request may wait for the ranks to agree on it
 
 
@@ -27,6 +28,7 @@ class Agreement:
     stop: int = 0
     checkpoint: bool = False
     failed: bool = False
+    resize: int = 0  # how many processes shall go on; 0: these
 
 
 NOTHING, _TO_SAVE = Agreement(), Agreement(checkpoint=True)
@@ -42,6 +44,8 @@ class StopRequest:
     def __call__(self, number: int, frame: object = None) -> None:
         """The signal handler."""
         del frame
+        if is_held(number):
+            return
         now = time.monotonic()
         if self.signal == 0:
             self.signal, self.since = number, now
@@ -76,8 +80,7 @@ def stop_requests(on_hangup: str, silence: Callable[[], None]) -> Iterator[StopR
         with terminal_may_go(silence):
             yield request
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        set_handlers(before)
         signal.set_wakeup_fd(wakeup)
 
 
@@ -86,13 +89,15 @@ class Control:
 
     Requests and the clock are local; steps are not: so between two agreements all ranks take the same number of steps,
     which rank 0 sets from its own pace. `deadline`: by rank 0's monotonic clock, when the run's time is over.
+    `wish`: rank 0's, asked at each agreement: how many processes shall go on, 0 for these.
     """
 
     def __init__(
-        self, world: World, request: StopRequest, every: Interval, steps_per_epoch: int, deadline: float = math.inf
-    ) -> None:
+        self, world: World, request: StopRequest, every: Interval, steps_per_epoch: int, deadline: float = math.inf,
+        wish: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
         self.world, self.request, self.every, self.steps_per_epoch = world, request, every, steps_per_epoch
-        self.deadline = deadline
+        self.deadline, self.wish = deadline, wish
         self.next_meeting = 1  # in calls from now
         self.calls = 0
         self.met = self.written = time.monotonic()
@@ -108,18 +113,23 @@ class Control:
             early = self.calls < self.next_meeting
         else:
             early = not (self.request.signal or failed or self.every.unit == "min" or self.deadline < math.inf)
+            early = early and (self.wish is None or time.monotonic() - self.met < _REACT_S)
         if early and not now:
             return _TO_SAVE if by_steps else NOTHING
         moment = time.monotonic()
         by_clock = self.every.unit == "min" and self.every.due(steps, self.steps_per_epoch, moment - self.written)
         pace = (moment - self.met) / self.calls
         # between two decisions at an epoch's end no step was taken: they say nothing of the pace
-        wish = 1 if now else min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
-        by_rank_0 = [int(by_clock), int(moment >= self.deadline), wish] if self.world.rank == 0 else [0, 0, 0]
+        following = 1 if now else min(1000, max(1, int(_REACT_S / max(pace, 1e-9))))
+        by_rank_0 = [0, 0, 0, 0]
+        if self.world.rank == 0:
+            size = self.wish() if self.wish is not None else 0
+            by_rank_0 = [int(by_clock), int(moment >= self.deadline), size, following]
         mine = [self.request.signal, int(failed), *by_rank_0]
-        stop, broken, clock, over, self.next_meeting = self.world.largest(mine)
+        stop, broken, clock, over, size, self.next_meeting = self.world.largest(mine)
         self.met, self.calls = moment, 0
-        return Agreement(stop or over * OUT_OF_TIME, bool(by_steps or clock), bool(broken))
+        stop = stop or over * OUT_OF_TIME
+        return Agreement(stop, bool(by_steps or clock), bool(broken), 0 if stop or broken else size)
 
     def saved(self) -> None:
         """A checkpoint was taken: the minutes count from here."""

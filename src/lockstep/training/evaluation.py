@@ -1,23 +1,34 @@
-"""Evaluation on all ranks: every sample once, sums and counts, divided once at the end."""
+"""Evaluation on all ranks: every sample once, sums and counts, divided once at the end; scores of each class."""
 
+import csv
+import io
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from itertools import cycle
-from typing import cast
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.data.label_sets import table_on
+from lockstep.data.image_sets import ImageSet, label_sets, table_on
 from lockstep.data.loaders import EvalLoader
-from lockstep.parallel.data_parallel import copies, replica_devices
-from lockstep.parallel.modules import aligned, average_buffers, eval_mode, preserved
-from lockstep.parallel.sharded import is_sharded
+from lockstep.distributed.files import atomic_write, new_file, write_error, write_text
+from lockstep.distributed.world import World
+from lockstep.errors import UserError, cell
+from lockstep.monitoring.fonts import Lettering, matplotlib_lettering
+from lockstep.monitoring.journal import ClassesRecord, ClassMeans, Scores
+from lockstep.parallel.batchnorm import without_ranks
+from lockstep.parallel.buffers import average_buffers
+from lockstep.parallel.fsdp import is_sharded
+from lockstep.parallel.hidden_state import put_back
+from lockstep.parallel.module_state import Kept, aligned, eval_mode, preserved
 from lockstep.parallel.strategy import unwrap
-from lockstep.processes.world import World
+from lockstep.randomness import stream
+from lockstep.rng.generators import seed_host, seeding
 from lockstep.training.precision import autocast
-from lockstep.watch.records import Scores
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,12 @@ class Metrics:
         return cast(Scores, asdict(self))
 
     def __str__(self) -> str:
-        return f"top-1 {self.top1:.2%}  top-5 {self.top5:.2%}  loss {self.loss:.4f}  ({self.count:,} images)"
+        return self.described(1000)
+
+    def described(self, classes: int) -> str:
+        """For people; of five classes or fewer without top-5, which is always right."""
+        top5 = f"  top-5 {self.top5:.2%}" if classes > 5 else ""
+        return f"top-1 {self.top1:.2%}{top5}  loss {self.loss:.4f}  ({self.count:,} images)"
 
 
 def evaluate(
@@ -48,7 +64,6 @@ def evaluate(
     precision: str = "fp32",
     tick: Callable[[], None] = lambda: None,
     tta: str = "none",
-    devices: Sequence[torch.device] = (),
     synchronized: bool = False,
     observe: Callable[[Tensor, Tensor], None] = lambda *_: None,
 ) -> Metrics:
@@ -61,15 +76,13 @@ def evaluate(
     Args:
         tick: called before each chunk, so that a long evaluation can show that it is alive.
         tta: "none", "mirror" or "shift", as `averaged` has them.
-        devices: several of this process that take chunks in turn, the model's own first (where `model` is in
-            nn.DataParallel, its GPUs); whole chunks, so that they change no logit.
         synchronized: buffers are the same on all ranks already, as after `sync.synchronize()`: no need to average them.
         observe: called with each of this rank's chunks: logits [b, classes] and labels [b].
     """
     device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
     sets = table_on(loader.images, device)
     sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
-    for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, devices, synchronized):
+    for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, synchronized):
         logits, labels = logits.to(device), labels.to(device)
         sums[chunk] = _sums(logits, labels) if sets is None else _sums_of_sets(logits, sets[labels])
         observe(logits, labels)
@@ -85,24 +98,27 @@ def outputs(
     precision: str = "fp32",
     tick: Callable[[], None] = lambda: None,
     tta: str = "none",
-    devices: Sequence[torch.device] = (),
     synchronized: bool = False,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """This rank's chunks: their numbers, logits [b, classes] of float32 or float64, and labels int64 [b].
 
     The arguments are those of `evaluate`. What predicts goes through here too, so both give the same bits.
     """
-    devices = devices or replica_devices(model) or [world.device]
-    bare, ranks = unwrap(model), 1 if synchronized else world.size
+    bare, seed = unwrap(model), seeding([world.device])
     context = autocast(precision, world.device)
-    with preserved(bare.modules() if ranks > 1 else ()), eval_mode(bare), torch.no_grad():
-        average_buffers(bare, ranks)
-        turns = cycle(zip(copies(bare, devices), devices, strict=True))
+    # a batch norm that stays in training takes a chunk for a whole batch
+    with preserved(bare.modules()), put_back({}, [world.device]), eval_mode(bare), without_ranks(), torch.no_grad():
+        average_buffers(bare, 1 if synchronized else world.size)
+        start, versions = Kept(bare.modules()), [(id(b), b._version) for b in bare.buffers()]
         for chunk, images, labels in loader:
             tick()
-            copy, where = next(turns)  # the host runs ahead of the devices, so that they work side by side
+            seed(stream(0, "evaluation", chunk))
+            seed_host(stream(0, "evaluation", chunk))
             with context():
-                logits = averaged(copy, aligned(images.to(where, non_blocking=True)), tta)
+                logits = averaged(bare, aligned(images), tta)
+            if versions != [(id(b), b._version) for b in bare.buffers()]:
+                start.restore()  # a chunk must not see which ones its rank took before it
+                versions = [(id(b), b._version) for b in bare.buffers()]
             yield chunk, logits.float() if logits.dtype != torch.float64 else logits, labels
         if is_sharded(bare) and loader.short:  # the others' last chunk wants this rank's parts of the weights
             with context():
@@ -149,3 +165,279 @@ def _sums_of_sets(outputs: Tensor, truth: Tensor) -> Tensor:
 def _added(top1: Tensor, top5: Tensor, losses: Tensor) -> Tensor:
     sums = [top1.sum().to(torch.float64), top5.sum().to(torch.float64), losses.to(torch.float64).sum()]
     return torch.stack([*sums, losses.new_full((), len(losses), dtype=torch.float64)])  # no tensor to wait for
+
+
+_BINS = 15
+_ONE = 1 << 40  # confidences are added as integers of 2^-40: any order gives the same sum
+LARGEST_IN_JOURNAL = 100  # classes whose confusion matrix the journal has: some 30 KB an evaluation
+_MOST_RANKED = 1 << 27  # images times classes whose average precision is counted: each rank keeps 8 bytes of each
+ENDINGS = (".csv", ".json", ".png")
+
+
+def ranks_all(images: ImageSet) -> bool:
+    """Whether evaluation finds average precision and thresholds: of several labels a picture, where all fit."""
+    sets = label_sets(images)
+    return sets is not None and len(images) * len(images.classes) <= _MOST_RANKED
+
+
+def present(logits: Tensor, thresholds: Sequence[float] = ()) -> Tensor:
+    """bool [b, classes]: whose probability reaches its threshold, of logits [b, classes]; without: those above 0.5."""
+    if not thresholds:
+        return logits > 0
+    return logits.double().sigmoid() >= torch.tensor(thresholds, dtype=torch.float64, device=logits.device)
+
+
+class ClassCounts:
+    """Counts over chunks of an evaluation; `add` takes a chunk, `scores` adds up the ranks.
+
+    The confusion matrix takes classes^2 int64 on the device; with more than `largest` classes it is left out, and where
+    images have several labels. Of those each class is decided for itself: it is there where its probability is 0.5, or
+    reaches its own of the `thresholds`.
+    """
+
+    def __init__(
+        self, images: ImageSet, device: torch.device, largest: int | None = None, thresholds: Sequence[float] = ()
+    ) -> None:
+        device = torch.device("cpu") if device.type == "mps" else device  # as `evaluate` hands chunks over
+        classes, self.sets = len(images.classes), table_on(images, device)
+        size = classes if self.sets is None and (largest is None or classes <= largest) else 0
+        self.confusion = torch.zeros(size * size, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(3, classes, dtype=torch.int64, device=device)  # images, taken for it, both
+        self.bins = torch.zeros(3, _BINS, dtype=torch.int64, device=device)  # images, right ones, confidences
+        self.ranks_all, self.thresholds = ranks_all(images), thresholds
+        self.seen: list[Tensor] = []  # if so: logits and 0 or 1 for each class, float32 [2, b, classes]
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """logits float [b, classes], labels int64 [b]. Nothing in it waits for the device, as bincount would."""
+        if self.sets is not None:
+            self._add_sets(logits, self.sets[labels])
+            return
+        classes = logits.shape[1]
+        confidence, predicted = logits.softmax(dim=1).nan_to_num(0.0).max(dim=1)
+        right, ones = (predicted == labels).long(), torch.ones_like(labels)
+        if len(self.confusion):
+            self.confusion.index_add_(0, labels * classes + predicted, ones)
+        for row, places, values in zip(self.counts, (labels, predicted, labels), (ones, ones, right), strict=True):
+            row.index_add_(0, places, values)
+        self._calibrate(confidence, right)
+
+    def _add_sets(self, logits: Tensor, truth: Tensor) -> None:
+        if self.ranks_all:
+            self.seen.append(torch.stack([logits.float(), truth.float()]))
+        found = present(logits, self.thresholds)
+        self.counts += torch.stack([truth.sum(0), found.sum(0), (truth & found).sum(0)])
+        confidence = logits.abs().sigmoid().nan_to_num(0.0).flatten()  # in the decision, there or not
+        self._calibrate(confidence, (found == truth).long().flatten())
+
+    def _calibrate(self, confidence: Tensor, right: Tensor) -> None:
+        place = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1  # of (0, 1/15], (1/15, 2/15], ...
+        fixed = (confidence.double() * _ONE).round().long()
+        for row, values in zip(self.bins, (torch.ones_like(right), right, fixed), strict=True):
+            row.index_add_(0, place, values)
+
+    def scores(self, classes: Sequence[str], world: World) -> "ByClass":
+        """All ranks call it together."""
+        size = len(classes)
+        whole = world.sum(torch.cat([self.confusion, self.counts.flatten(), self.bins.flatten()]))
+        confusion, rest = whole[: len(self.confusion)], whole[len(self.confusion) :]
+        counts, bins = rest[: 3 * size].view(3, size).tolist(), rest[3 * size :].view(3, _BINS).tolist()
+        matrix = confusion.view(size, size).tolist() if len(confusion) else None
+        images, right, confidence = bins
+        gaps = (abs(r - c / _ONE) for r, c in zip(right, confidence, strict=True))
+        error = sum(gaps) / max(1, sum(images))
+        ranked, thresholds = self._ranked(size, world) if self.ranks_all else (None, [0.5] * size)
+        found = ByClass(tuple(classes), counts[0], counts[1], counts[2], error, matrix, ranked)
+        return found if self.sets is None else replace(found, thresholds=list(self.thresholds) or thresholds)
+
+    def _ranked(self, classes: int, world: World) -> tuple[list[float], list[float]]:
+        """Average precision and the threshold of the best F1, of each class over all ranks.
+
+        Equal logits are one threshold, so that no order of samples matters.
+        """
+        own = torch.cat([self.counts.new_zeros(2, 0, classes).float(), *self.seen], dim=1)
+        sizes = world.rows(torch.tensor([own.shape[1]], device=world.device)).flatten().tolist()
+        both = own.new_zeros(2, sum(sizes), classes)
+        both[:, sum(sizes[: world.rank]) :][:, : own.shape[1]] = own
+        found, thresholds = [], []
+        for scores, truth in zip(*world.sum(both).cpu().double().transpose(1, 2), strict=True):
+            scores, order = scores.sort(descending=True)
+            right = truth[order].cumsum(0)
+            ends = torch.cat([scores[1:] != scores[:-1], torch.ones(min(1, len(scores)), dtype=torch.bool)])
+            precision = (right / torch.arange(1, len(right) + 1))[ends]
+            gained = right[ends].diff(prepend=torch.zeros(1))
+            found.append(_ratio(float((precision * gained).sum()), float(truth.sum())))
+            thresholds.append(_best_threshold(scores[ends], right[ends], ends.nonzero()[:, 0] + 1))
+        return found, thresholds
+
+
+def _best_threshold(scores: Tensor, right: Tensor, taken: Tensor) -> float:
+    """The probability from which a class counts as there so that F1 is largest: 0.5 where that is as good as any.
+
+    Else it lies between the last that is taken and the next. 0.5 for a class without samples.
+
+    Args:
+        scores: different logits, the largest first, float64 [k].
+        right, taken: samples of the class, and samples at all, that have such a logit or a larger one [k].
+    """
+    if not len(scores) or not right[-1] or not bool(torch.isfinite(scores).all()):
+        return 0.5
+    f1 = 2 * right / (taken + right[-1])
+    below = torch.cat([scores[1:], scores.new_tensor([-torch.inf])])  # the largest that is not taken
+    if bool(((f1 == f1.max()) & (below < 0) & (scores > 0)).any()):
+        return 0.5
+    best = int(f1.argmax())
+    return float(((scores[best] + below[best].clamp(min=float(scores[best]) - 1)) / 2).sigmoid())
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Scores by class, as fractions.
+
+    Attributes:
+        images, predicted, right: images of each class, images taken for it, and those of which both is true.
+        calibration_error: expected calibration error over 15 equal bins (Guo et al., On Calibration of Modern Neural
+            Networks, arXiv:1706.04599, equation 3).
+        confusion: images of each true class (row) that were taken for each class (column); None: not counted.
+        average_precision: where images have several labels, the area below precision over recall; 0 without images.
+        thresholds: likewise, the probability from which each class is there: those given, or by the best F1.
+    """
+
+    classes: tuple[str, ...]
+    images: list[int]
+    predicted: list[int]
+    right: list[int]
+    calibration_error: float
+    confusion: list[list[int]] | None
+    average_precision: list[float] | None = None
+    thresholds: list[float] | None = None
+
+    @cached_property
+    def precision(self) -> list[float]:
+        """Of what was taken for a class, the part that is; 0 for a class that nothing was taken for."""
+        return list(map(_ratio, self.right, self.predicted))
+
+    @cached_property
+    def recall(self) -> list[float]:
+        """Of a class, the part that was taken for it; 0 for a class without images."""
+        return list(map(_ratio, self.right, self.images))
+
+    @cached_property
+    def f1(self) -> list[float]:
+        """The harmonic mean of the two."""
+        return [_ratio(2 * r, p + n) for r, p, n in zip(self.right, self.predicted, self.images, strict=True)]
+
+    def means(self) -> ClassMeans:
+        """Over the classes that have images; their recall's is what balanced accuracy means."""
+        there = [k for k, images in enumerate(self.images) if images]
+        precision, recall, f1 = (
+            sum(each[k] for k in there) / max(1, len(there)) for each in (self.precision, self.recall, self.f1)
+        )
+        found = ClassMeans(
+            macro_precision=precision, macro_recall=recall, macro_f1=f1, calibration_error=self.calibration_error
+        )
+        if self.average_precision is not None:
+            found["map"] = sum(self.average_precision[k] for k in there) / max(1, len(there))
+        return found
+
+    def record(self, epoch: int, step: int) -> ClassesRecord:
+        """For the journal."""
+        found = ClassesRecord(
+            kind="classes", epoch=epoch, step=step, classes=list(self.classes), images=self.images,
+            predicted=self.predicted, correct=self.right, precision=_short(self.precision), recall=_short(self.recall),
+            f1=_short(self.f1),
+        )  # fmt: skip
+        if self.confusion is not None:
+            found["confusion"] = self.confusion
+        if self.average_precision is not None:
+            found["average_precision"] = _short(self.average_precision)
+        if self.thresholds is not None:
+            found["thresholds"] = _short(self.thresholds)
+        return found
+
+    def __str__(self) -> str:
+        means = self.means()
+        precision, recall, f1 = means["macro_precision"], means["macro_recall"], means["macro_f1"]
+        lowest = sorted((k for k, images in enumerate(self.images) if images), key=lambda k: self.f1[k])[:3]
+        names = ", ".join(f"{self.classes[k]} {self.f1[k]:.1%}" for k in lowest)
+        ranked = f"mAP {means['map']:.2%}  " if "map" in means else ""
+        return (
+            f"mean over classes: {ranked}precision {precision:.2%}  recall {recall:.2%}  F1 {f1:.2%} "
+            f"(lowest: {names}); calibration error {self.calibration_error:.2%}"
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _short(values: list[float]) -> list[float]:
+    return [round(value, 6) for value in values]  # the counts have them in full
+
+
+def require_ending(path: str) -> None:
+    """Raise UserError for a report that no format is known for, or that can't be made where it is named."""
+    if path and not path.endswith(ENDINGS):
+        raise UserError(f"--report {path}: not a file for a report", f"Its ending says what: {', '.join(ENDINGS)}.")
+    if path:
+        new_file(path, "--report")
+
+
+def write_scores(scores: ByClass, path: Path) -> str:
+    """Write scores by the file's ending: .csv (a class a row), .json (all of it), .png (the confusion matrix).
+
+    Returns:
+        What is to be said of it: which names a picture can't show.
+
+    Raises:
+        UserError: where it can't be written, or matplotlib is missing.
+    """
+    if path.suffix == ".png" and scores.confusion is None:
+        raise UserError(f"{path}: several labels a picture have no confusion matrix", "Name a .csv or .json.")
+    names = ["images", "precision", "recall", "f1"]
+    names += [name for name in ("average_precision", "thresholds") if getattr(scores, name) is not None]
+    if path.suffix == ".png":
+        return _draw(scores, path)
+    if path.suffix == ".csv":
+        text, rows = (
+            io.StringIO(),
+            zip(map(cell, scores.classes), *(getattr(scores, name) for name in names), strict=True),
+        )
+        csv.writer(text).writerows([("class", *names), *rows])
+        write_text(path, text.getvalue())
+    else:
+        names = ["classes", "confusion", "calibration_error", *names]
+        write_text(path, json.dumps({name: getattr(scores, name) for name in names}) + "\n")
+    return ""
+
+
+def _draw(scores: ByClass, path: Path) -> str:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(f"{path} needs matplotlib", "pip install 'lockstep-torch[compare]', or name a .csv.") from error
+    size, confusion = len(scores.classes), scores.confusion
+    assert confusion is not None
+    shares = [[_ratio(value, total) for value in row] for row, total in zip(confusion, scores.images, strict=True)]
+    figure = Figure(figsize=(max(4.0, 1.8 + 0.42 * size),) * 2, dpi=120 if size <= 40 else 60, layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    letters = Lettering([])
+    if size <= 40:
+        letters, families = matplotlib_lettering(scores.classes)
+        plain: Any = {"parse_math": False, "family": families}  # a $ in a name begins no formula
+        axes.set_xticks(range(size), letters.names, rotation=45, ha="right", rotation_mode="anchor", **plain)
+        axes.set_yticks(range(size), letters.names, **plain)
+        for row in range(size):
+            for column in (k for k in range(size) if confusion[row][k]):
+                colour = "white" if shares[row][column] > 0.5 else "black"
+                text = str(confusion[row][column])
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("class")
+    axes.set_title(f"{sum(scores.images):,} images")
+    try:
+        with atomic_write(path) as temporary:
+            figure.savefig(temporary, format="png")
+    except OSError as error:
+        raise write_error(path, error) from error
+    return letters.note

@@ -1,35 +1,31 @@
 """The story of a run: resume, epochs, steps, evaluation, saving."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.card import Card
+from lockstep.checkpoint.remote import Mirror
+from lockstep.checkpoint.weights import Card
 from lockstep.config import Config
 from lockstep.data.loaders import Batch
-from lockstep.draws.intercept import held
+from lockstep.distributed.resize import Resize
+from lockstep.distributed.world import World
+from lockstep.monitoring import desync
+from lockstep.monitoring.journal import EvalRecord, FaultRecord, StepRecord
 from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.parallel.data_parallel import replica_devices
-from lockstep.processes.world import World
-from lockstep.training import choose
+from lockstep.rng.intercept import held
 from lockstep.training.assemble import Run, assemble
-from lockstep.training.by_class import LARGEST_IN_JOURNAL, ClassCounts
-from lockstep.training.control import NOTHING
-from lockstep.training.evaluation import evaluate
-from lockstep.training.fit import fitted, line
-from lockstep.training.lifetime import session
+from lockstep.training.evaluation import LARGEST_IN_JOURNAL, ClassCounts, evaluate
 from lockstep.training.pretrained import origin, settled
 from lockstep.training.resume import to_assemble
-from lockstep.training.session import Session
-from lockstep.training.state import State
-from lockstep.training.window import NonFinite, Window
-from lockstep.watch import desync
-from lockstep.watch.records import EvalRecord, SkipRecord, StepRecord
+from lockstep.training.session import NonFinite, Session, Window, session
+from lockstep.training.state import State, is_over, note_result, out_of_patience
 
 
 @dataclass(frozen=True)
@@ -40,27 +36,34 @@ class Outcome:
     stop: int
     seconds: float  # of this process's epochs, with evaluations and checkpoints, without its start
     epochs: float  # that took so long
+    resize: Resize | None = None  # the processes that shall go on, where others were asked for
 
 
-def train(config: Config, world: World, folder: Path, began: float | None = None) -> Outcome:
+def train(
+    config: Config,
+    world: World,
+    folder: Path,
+    began: float | None = None,
+    mirror: Mirror | None = None,
+    resizable: bool = False,
+) -> Outcome:
     """Train by `config`, going on from the newest checkpoint in `folder`, which exists. All ranks call it together.
 
     Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT, SIGUSR1 and SIGHUP take effect at the next
     step boundary, after a checkpoint. `began`: from when on --max-time counts, by time.monotonic() (None: from now).
+    `mirror`: uploads the folder, on rank 0 of a run in a store.
+    `resizable`: a request for another number of processes ends it too (`Outcome.resize`).
 
     Raises:
         UserError: for what the user can put right, naming rank and step.
     """
-    config, fit = fitted(settled(config), world, folder)
+    config = settled(config)
     run = assemble(to_assemble(config, world, folder), world)
-    with session(config, world, run, folder, began) as live:
-        if fit is not None:
-            live.journal.write(fit)
-            live.bar.write(line(fit))
+    with session(config, world, run, folder, began, mirror, resizable) as live:
         if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
             live.checkpoint()  # somewhere to go back to
         start, began_at = time.monotonic(), live.state.steps
-        while not choose.over(config, live.state) and not live.stop:
+        while not is_over(config, live.state) and not live.stop:
             try:
                 train_epoch(live)
                 if not live.stop:
@@ -69,7 +72,7 @@ def train(config: Config, world: World, folder: Path, began: float | None = None
                 live.roll_back(bad)
         live.flush()
         epochs = (live.state.steps - began_at) / len(run.train)
-        return Outcome(live.state, live.stop, time.monotonic() - start, epochs)
+        return Outcome(live.state, live.stop, time.monotonic() - start, epochs, live.resize)
 
 
 def train_epoch(live: Session) -> None:
@@ -83,9 +86,10 @@ def train_epoch(live: Session) -> None:
     with held(getattr(run.step, "draws", None)), ExitStack() as compilation:
 
         def loaded(batch: Batch) -> None:
+            live.note_resize()
             beat.at(state.steps, "forward-backward")
             if live.config.model.compile:
-                compilation.enter_context(live.compiling("step", *(piece.size for piece in batch.pieces)))
+                compilation.enter_context(live.compiling("step", *(shard.size for shard in batch.shards)))
 
         beat.at(state.steps, "loader")
         for step, samples, loss in steps(run, state, loaded):
@@ -93,7 +97,7 @@ def train_epoch(live: Session) -> None:
             if loss is not None:
                 window.add(step, samples, loss)
             if live.run.step.left_out:
-                live.journal.write(SkipRecord(kind="fault", fault="skip", step=step))
+                live.journal.write(FaultRecord(kind="fault", fault="skip", step=step))
             between_steps(live, window)
             if live.stop:
                 return
@@ -108,13 +112,10 @@ def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator
     The batch itself is not passed on: who held it would keep its memory through the next step.
     """
     per_epoch = len(run.train)
-    run.enter(state.epochs)
     for batch in run.train.epoch(state.epochs, state.steps - state.epochs * per_epoch):
         loaded(batch)
         loss = None
-        if batch.step in state.skipped:
-            run.step.sync.left_out(batch.step)
-        else:
+        if batch.step not in state.skipped:
             loss = run.step(batch)
         left_out = loss is None or getattr(run.step, "left_out", False)  # a --patch may put any function there
         if run.ema is not None and not left_out:
@@ -129,18 +130,19 @@ def between_steps(live: Session, window: Window) -> None:
     """What the ranks agree on, log, compare and save at a step boundary; `live.stop` says whether to go on."""
     config, state = live.config, live.state
     ended = state.steps % len(live.run.train) == 0
-    common = ended or state.steps % config.link.sync_every == 0  # else each rank has weights of its own
-    agreed = live.control.agree(state.steps, failed=live.failed) if common else NOTHING
+    agreed = live.control.agree(state.steps, failed=live.failed)
     live.raise_if_write_failed(agreed.failed)
     saving = (agreed.checkpoint and not ended) or bool(agreed.stop)  # at an epoch's end the evaluation comes first
-    if window.batches and (window.full or ended or saving):
+    if window.batches and (window.full or ended or saving or agreed.resize):
         log(live, window)
     check_every = config.recovery.check_every
-    if common and check_every and state.steps % check_every < config.link.sync_every:
+    if check_every and state.steps % check_every == 0:
         compare(live)
     if saving and live.keeps:
         live.checkpoint()
     live.end_by(agreed.stop)
+    if agreed.resize:
+        live.hand_over(agreed.resize)
 
 
 def log(live: Session, window: Window) -> None:
@@ -165,28 +167,31 @@ def compare(live: Session) -> None:
     buffers = {id(buffer) for module in same for buffer in module.buffers(recurse=False)}
     step = live.run.step
     compared: Callable[[Tensor], bool] = lambda buffer: id(buffer) in buffers  # noqa: E731
-    desync.check(live.world, live.state.steps, model, step.optimizer, compared, step.sync.private)
+    desync.check(live.world, live.state.steps, model, step.optimizer, compared)
 
 
 def finish_epoch(live: Session) -> None:
     """Evaluate on all ranks where it is time, keep the weights, and checkpoint where it is time."""
     config, state = live.config, live.state
+    live.note_resize()
     if state.epochs + 1 == config.epochs or (state.epochs + 1) % config.execution.eval_every == 0:
         evaluate_and_keep(live)
     state.epochs += 1
-    last = choose.over(config, state)
+    last = is_over(config, state)
     agreed = live.control.agree(state.steps, failed=live.failed, now=True)
     live.raise_if_write_failed(agreed.failed)
     if live.keeps and (agreed.checkpoint or agreed.stop or last):
         live.checkpoint()
     live.end_by(0 if last else agreed.stop)
+    if agreed.resize and not last:
+        live.hand_over(agreed.resize)
 
 
 def evaluate_and_keep(live: Session) -> None:
     """Write the `eval` and `classes` records and the weights, also as the best where they are."""
     config, run, state = live.config, live.run, live.state
     counts = ClassCounts(run.val.images, live.world.device, LARGEST_IN_JOURNAL)
-    what, share = f"epoch {state.epochs + 1}/{config.epochs}: evaluation", live.world.share(run.val.chunks)
+    what, share = f"epoch {state.epochs + 1}/{config.epochs}: evaluation", live.world.shard(run.val.chunks)
     count = live.bar.counting(what, len(run.val.images), share.stop - share.start)
 
     def tick() -> None:
@@ -201,7 +206,6 @@ def evaluate_and_keep(live: Session) -> None:
             config.precision,
             tick=tick,
             tta=config.tta,
-            devices=replica_devices(run.step.model),
             synchronized=True,
             observe=counts.add,
         )
@@ -209,12 +213,18 @@ def evaluate_and_keep(live: Session) -> None:
     found = EvalRecord(kind="eval", epoch=state.epochs, step=state.steps, **metrics.to_dict(), **scores.means())
     live.journal.write(found)
     live.journal.write(scores.record(state.epochs, state.steps))
-    live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics}")
+    classes = len(run.val.images.classes)
+    live.bar.write(f"epoch {state.epochs + 1}/{config.epochs}: {metrics.described(classes)}")
+    if (guessing := math.log(classes)) * 2 < metrics.loss and state.metrics and state.metrics.loss < metrics.loss:
+        live.bar.write(
+            f"note: the loss runs away: guessing would have {guessing:.2f}. Lower --lr (now {config.lr:g}), or raise "
+            f"--warmup-epochs (now {config.optim.warmup_epochs:g})"
+        )
     state.metrics = metrics
-    best = choose.note(config.choose, state, found)
-    if choose.out_of_patience(config, state) and state.epochs + 1 < config.epochs:
+    best = note_result(config.selection, state, found)
+    if out_of_patience(config, state) and state.epochs + 1 < config.epochs:
         live.note_end("patience", state.epochs)
-    card = Card.of(config, run.val.images, origin(config))
+    card = replace(Card.of(config, run.val.images, origin(config)), thresholds=tuple(scores.thresholds or ()))
     for name in ("final", "best") if best else ("final",):
         save_weights(run, state, card, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
 

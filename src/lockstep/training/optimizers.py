@@ -1,7 +1,13 @@
-"""Optimizers by name: torch's own, and Muon with AdamW for the parameters that Muon does not take."""
+"""Optimizers by name, their groups (rates by layer, weight decay by parameter), and the moving average of the weights.
 
+Groups are functions of the config and of the model's names and shapes, so they are the same on any number of processes.
+"""
+
+import copy
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,11 +15,150 @@ from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
 from lockstep.config.objects import load_object
-from lockstep.errors import UserError
+from lockstep.errors import UserError, unknown
 from lockstep.models.cifar10_speed import MuonSGD
-from lockstep.parallel.sharded import is_part
-from lockstep.training import timm_parts
-from lockstep.training.groups import groups
+from lockstep.parallel.fsdp import is_part, units
+
+# of transformers that don't say by `no_weight_decay`, as timm's do, what isn't to be decayed
+_TOKENS = ("class_token", "cls_token", "dist_token", "pos_embed", "pos_embedding", "relative_position_bias_table")
+
+
+def groups(model: nn.Module, optim: OptimConfig, lr: float) -> list[dict[str, Any]]:
+    """Groups of the trainable parameters, each with its rate and decay; those whose rate is nearest to `lr` come first.
+
+    `--layer-decay d` gives a layer the rate lr * d ** (its distance from the head, in blocks: `depths`), as in Bao et
+    al., "BEiT", 2022, and in timm.
+    """
+    depth, _ = depths(model) if optim.layer_decay < 1 else (dict[str, int](), "")
+    heads, top, own = head(model), max(depth.values(), default=0), spared(model, optim)
+    found: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            rate = lr * optim.layer_decay ** (top - depth.get(name, top))
+            if optim.head_lr and name in heads:
+                rate = optim.head_lr * lr / optim.lr  # --scale-lr is for both
+            decay = 0.0 if name in own else optim.weight_decay
+            found.setdefault((rate, decay), []).append(parameter)
+    made = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in found.items()]
+    return sorted(made, key=lambda group: abs(group["lr"] - lr))
+
+
+def spared(model: nn.Module, optim: OptimConfig) -> set[str]:
+    """The names of the parameters that weight decay leaves alone: norms, biases, and what timm's models name."""
+    if not optim.weight_decay or not optim.spares_norms:
+        return set()
+    theirs = getattr(model, "no_weight_decay", None)
+    names = set(theirs()) if callable(theirs) else set()
+    return {
+        name
+        for name, p in model.named_parameters()
+        if p.ndim <= 1
+        or name in names
+        or name.endswith(".bias")
+        or (not callable(theirs) and name.rpartition(".")[2] in _TOKENS)
+    }
+
+
+def head(model: nn.Module) -> set[str]:
+    """The names of the last layer's parameters: timm's classifier, or the last module that has parameters."""
+    asked = getattr(model, "get_classifier", None)
+    last = asked() if callable(asked) else None
+    ends = last if isinstance(last, list | tuple) else [last]
+    wanted = {id(p) for end in ends if isinstance(end, nn.Module) for p in end.parameters()}
+    if not wanted:
+        holding = [module for module in model.modules() if list(module.parameters(recurse=False))]
+        wanted = {id(p) for p in holding[-1].parameters(recurse=False)} if holding else set()
+    return {name for name, p in model.named_parameters() if id(p) in wanted}
+
+
+def depths(model: nn.Module) -> tuple[dict[str, int], str]:
+    """Each parameter's depth, 0 at the input, and by what it was decided.
+
+    timm's models say it themselves (`group_matcher`). Of others the blocks count (`units`: a ResNet's residual blocks,
+    a transformer's layers), or the layers where most parameters lie in no block. The head is the deepest; what stands
+    between blocks goes with the one before it.
+    """
+    matcher = getattr(model, "group_matcher", None)
+    if callable(matcher):
+        from timm.models import group_parameters
+
+        theirs: Mapping[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
+        return dict(theirs), "timm's group_matcher"
+    blocks, how = units(model), "blocks"
+    names = [name for name, _ in model.named_parameters()]
+    if 2 * sum(len(list(block.parameters())) for block in blocks) <= len(names):
+        holding = [module for module in model.modules() if list(module.parameters(recurse=False))]
+        blocks, how = [module for module in holding if not _is_norm(module)][1:], "layers"  # the first one is the stem
+    heads = head(model)
+    number = {id(p): k for k, block in enumerate(blocks, 1) for p in block.parameters()}
+    found, here = dict[str, int](), 0
+    for name, parameter in model.named_parameters():
+        if name not in heads:
+            here = number.get(id(parameter), here)
+            found[name] = here
+    return found | dict.fromkeys(heads, max(found.values(), default=-1) + 1), how
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return all(p.ndim <= 1 for p in module.parameters(recurse=False))
+
+
+def lines(model: nn.Module, optim: OptimConfig, lr: float) -> list[str]:
+    """What of it is not to be taken for granted, for the start of a run."""
+    found = []
+    if optim.layer_decay < 1:
+        by_name, how = depths(model)
+        deep = sorted({by_name[name] for name, p in model.named_parameters() if p.requires_grad and name in by_name})
+        least = lr * optim.layer_decay ** (max(by_name.values()) - deep[0])
+        found.append(
+            f"layer decay {optim.layer_decay:g} over {len(set(by_name.values()))} depths, by {how}: "
+            f"rates {least:.3g} to {lr:.3g}"
+        )
+    if optim.head_lr:
+        found.append(f"the head ({', '.join(sorted(head(model)))}) has the rate {optim.head_lr * lr / optim.lr:.3g}")
+    if own := spared(model, optim):
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        count = len(own.intersection(trained))
+        found.append(
+            f"weight decay {optim.weight_decay:g} leaves {count} of {len(trained)} parameters alone, norms and biases "
+            "(--decay-norms yes: none)"
+        )
+    return found
+
+
+PREFIX = "timm:"
+# these want a backward pass of their own, kernels of other packages, or a generator that no checkpoint holds
+_LEFT_OUT = ("adahessian", "bnb", "fused", "kron")
+
+
+def require_timm(optim: OptimConfig) -> None:
+    """Raise UserError where timm or what it is asked for is not there."""
+    if not optim.optimizer.startswith(PREFIX):
+        return
+    if importlib.util.find_spec("timm") is None:
+        raise UserError(f"--optimizer {optim.optimizer}: timm is not installed", "pip install 'lockstep-torch[timm]'")
+    name = optim.optimizer.removeprefix(PREFIX)
+    if name not in (known := timm_optimizers()):
+        raise unknown(
+            "optimizer of timm", name, known, "--optimizer timm:NAME takes those that need nothing but torch."
+        )
+
+
+def timm_optimizers() -> list[str]:
+    """The names that `--optimizer timm:NAME` takes."""
+    listed = importlib.import_module("timm.optim").list_optimizers()
+    return [name for name in map(str, listed) if not name.startswith(_LEFT_OUT)]
+
+
+def timm_optimizer(optim: OptimConfig, parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
+    """timm's optimizer over parameters or groups of them; --momentum reaches those that have one."""
+    require_timm(optim)
+    create = importlib.import_module("timm.optim").create_optimizer_v2
+    name = optim.optimizer.removeprefix(PREFIX)
+    made: torch.optim.Optimizer = create(
+        list(parameters), name, lr=lr, weight_decay=optim.weight_decay, momentum=optim.momentum
+    )
+    return made
 
 
 def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimizer:
@@ -50,12 +195,10 @@ def build(model: nn.Module, optim: OptimConfig, lr: float) -> torch.optim.Optimi
             optimizer = torch.optim.AdamW(made, lr, weight_decay=decay, fused=fused)
         case "adadelta":
             optimizer = torch.optim.Adadelta(made, lr, weight_decay=decay)
-        case "muon":
-            optimizer = MuonAdamW(made, lr, momentum=momentum, weight_decay=decay, fused=fused)
         case "muon-sgd":
             optimizer = MuonSGD(parameters, lr, momentum=momentum, weight_decay=decay)
-        case name if name.startswith(timm_parts.PREFIX):
-            optimizer = timm_parts.optimizer(optim, made, lr)
+        case name if name.startswith(PREFIX):
+            optimizer = timm_optimizer(optim, made, lr)
         case path:
             optimizer = _from_factory(path, model, optim, lr)
     for group in optimizer.param_groups:
@@ -83,79 +226,39 @@ def _have_kernels(parameters: Iterable[Tensor]) -> bool:
     return all(parameter.device.type != "cpu" for parameter in parameters)
 
 
-class MuonAdamW(torch.optim.Optimizer):
-    """torch's Muon for matrices and convolutions, torch's AdamW for all else, as one optimizer with one learning rate.
+class Average(nn.Module):
+    """`module` holds the exponential moving average of a model's parameters, and its newest buffers.
 
-    Muon takes 2-D parameters only: a convolution [out, in, kh, kw] reaches it as a view [out, in * kh * kw] of the same
-    memory. Parameters whose view would be one row or column (biases, norms, class tokens, layer scales) are AdamW's.
-    Muon's rate is adjusted so that its updates have the size of AdamW's ("match_rms_adamw": Liu et al., "Muon is
-    scalable for LLM training", 2025). State has its parameter's shape, so it does not depend on the memory format.
+    With `warmup` the decay of update t is min(decay, (1 + t) / (10 + t)), t counted from 0, as in TensorFlow's
+    tf.train.ExponentialMovingAverage(decay, num_updates): early weights are soon forgotten, however short the run. It
+    is a function of the count, which checkpoints hold.
+
+    Without it bits and names are those of torch's AveragedModel with get_ema_multi_avg_fn(decay), which copies its
+    count to the device at each update, from memory that is not pinned: the host waits for every step under way.
     """
 
-    def __init__(
-        self, params: Iterable[Any], lr: float, *, momentum: float, weight_decay: float, fused: bool = False
-    ) -> None:
-        params = list(params)
-        given = params if isinstance(next(iter(params), None), dict) else [{"params": params}]
-        # The parts hold no parameters of their own: each step hands them this step's groups, views and state.
-        blank = torch.zeros(1, 1)
-        self._muon = torch.optim.Muon(
-            [blank], lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
-        )
-        self._adamw = torch.optim.AdamW([blank], lr, weight_decay=weight_decay, fused=fused)
-        made = [
-            {**part.param_groups[0], **group, "params": own, "algorithm": name}
-            for name, part in (("muon", self._muon), ("adamw", self._adamw))
-            for group in given
-            if (own := [p for p in group["params"] if _is_matrix(p) == (name == "muon")])
-        ]
-        super().__init__(made, {"lr": lr})
+    n_averaged: Tensor  # int64 [], on the host
+
+    def __init__(self, model: nn.Module, decay: float, warmup: bool = False) -> None:
+        super().__init__()
+        self.module, self.decay, self.warmup = copy.deepcopy(model), decay, warmup
+        self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of each group by its own algorithm."""
-        with torch.enable_grad():
-            loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            if group["algorithm"] == "muon":
-                self._step_muon(group)
-            else:
-                self._adamw.state, self._adamw.param_groups = self.state, [group]
-                self._adamw.step()
-        return loss
-
-    def _step_muon(self, group: dict[str, Any]) -> None:
-        views = []
-        self._muon.state.clear()
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            buffer = state.get("momentum_buffer")
-            if buffer is None:
-                buffer = torch.zeros_like(parameter)
-            elif buffer.stride() != parameter.stride():  # loaded, or the memory format changed
-                buffer = torch.empty_like(parameter).copy_(buffer)
-            state["momentum_buffer"] = buffer
-            order = _dim_order(parameter)
-            view = _as_matrix(parameter.detach(), order)
-            view.grad = parameter.grad.permute(order).reshape(view.shape)  # read only, so a copy does no harm
-            self._muon.state[view] = {"momentum_buffer": _as_matrix(buffer, order)}
-            views.append(view)
-        self._muon.param_groups = [{**group, "params": views}]
-        self._muon.step()  # type: ignore[no-untyped-call]
-
-
-def _is_matrix(parameter: Tensor) -> bool:
-    return parameter.ndim >= 2 and parameter.shape[0] > 1 and parameter[0].numel() > 1
-
-
-def _dim_order(parameter: Tensor) -> list[int]:
-    """Dimension 0, then the others by falling stride: the order in which they fuse without a copy."""
-    strides = parameter.stride()
-    return [0, *sorted(range(1, parameter.ndim), key=lambda dim: (-strides[dim], dim))]
-
-
-def _as_matrix(tensor: Tensor, order: list[int]) -> Tensor:
-    """The tensor as [dim 0, the rest], sharing its memory; `view` raises where that needs a copy."""
-    return tensor.permute(order).view(tensor.shape[0], -1)
+    def update_parameters(self, model: nn.Module) -> None:
+        """Move towards the model's weights; the first time, take them."""
+        # an integer can't be trained, so the first copy of it is right for good
+        averages, news = (
+            [p.detach() for p in each.parameters() if p.is_floating_point() or p.is_complex()]
+            for each in (self.module, model)
+        )
+        t = int(self.n_averaged)  # which is on the host
+        if t > 0:
+            decay = min(self.decay, (1 + t) / (10 + t)) if self.warmup else self.decay
+            torch._foreach_lerp_(averages, news, 1 - decay)
+        else:
+            for average, new in zip(averages, news, strict=True):
+                average.copy_(new)
+        for average, new in zip(self.module.buffers(), model.buffers(), strict=True):
+            average.copy_(new)
+        self.n_averaged += 1

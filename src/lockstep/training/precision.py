@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from lockstep.config import Precision
+from lockstep.distributed.devices import device_name
 from lockstep.errors import UserError, unknown
-from lockstep.parallel.sharded import LOW
-from lockstep.processes.devices import device_name
+from lockstep.parallel.fsdp import LOW
 
 
 def configure(precision: str, device: torch.device) -> None:
@@ -63,7 +63,7 @@ def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
     if precision != "fp16":
         return None
     made = torch.amp.GradScaler(device.type)
-    made.scale(torch.zeros((), device=device))  # it makes its state here; a rank may have no piece in its first step
+    made.scale(torch.zeros((), device=device))  # it makes its state here; a rank may have no shard in its first step
     return made
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lockstep.checkpoint.foreign import read_foreign, take
+from lockstep.checkpoint.foreign import load_adapted, read_foreign
 from lockstep.config import Config
 from lockstep.config.recipes import recipe
-from lockstep.data.download import fetch, unreachable, verify
+from lockstep.data.official import fetch, unreachable, verify
+from lockstep.distributed.world import World
 from lockstep.errors import UserError, reason
 from lockstep.models.pretrained import ASKED, Weights, converted, find, tag_of
-from lockstep.processes.world import World
 
 
 def asked(config: Config) -> bool:
@@ -98,7 +98,8 @@ def _from_url(weights: Weights, folder: Path) -> Path:
     if failure := fetch(weights.url, path, weights.checksum):
         raise UserError(
             f"{weights.model}.{weights.tag}: no {path}, and not to be had from here ({failure})",
-            f"On a machine with a network download {weights.url} and put it there, or name a file by --init FILE.",
+            f"On a machine with a network download {weights.url} and put it there, name a file by --init FILE, or "
+            "begin with random weights by --init none.",
         )
     return path
 
@@ -107,10 +108,7 @@ def _from_hub(weights: Weights, folder: Path) -> Path:
     from huggingface_hub import constants, hf_hub_download
 
     failure = said = ""
-    for here in (
-        True,
-        False,
-    ):  # what an earlier run has left; then the hub, whose client tries long where there is none
+    for here in (True, False):  # what an earlier run has left; then the hub, whose client tries long without network
         if not here:
             failure = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
         for name in () if failure else ("model.safetensors", "pytorch_model.bin"):
@@ -137,9 +135,9 @@ def begin(
     found = converted(weights, read_foreign(path), shape[0], shape[1])
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    done = take(model, found, str(path), adapt=True)
+    done = load_adapted(model, found, str(path), adapt=True)
     say(f"weights: {path.name}, SHA-256 {digest[:12]}...")
-    head = [line for line in done if line.endswith("is drawn anew")] or [
+    head = [line for line in done if line.endswith("keeps its initial values")] or [
         f"the head is the weights' own, for as many classes ({weights.classes}) as the data has"
     ]
     for line in [*(line for line in done if line not in head), *head]:

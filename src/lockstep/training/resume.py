@@ -1,24 +1,26 @@
 """Going on from a checkpoint: find it, refuse what is not the same experiment, restore."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from lockstep.checkpoint import weights
-from lockstep.checkpoint.restore import restore
-from lockstep.checkpoint.store import steps, tidy
-from lockstep.checkpoint.verified import Loaded, newest, open_checkpoint
+from lockstep.checkpoint.restore import Loaded, newest, open_checkpoint, restore
+from lockstep.checkpoint.store import list_checkpoints, tidy
 from lockstep.config import Config
-from lockstep.config.plain import diff_configs
+from lockstep.config.changes import follows_epochs
+from lockstep.config.fields import diff_configs
+from lockstep.distributed.files import atomic_write, named
+from lockstep.distributed.resize import HANDOVER
+from lockstep.distributed.world import World
 from lockstep.errors import PeerError, UserError
-from lockstep.parallel.local import take_own
-from lockstep.parallel.repeatable import rounding
-from lockstep.processes.files import atomic_write, named
-from lockstep.processes.world import World
+from lockstep.monitoring import journal
+from lockstep.parallel.determinism import rounding
+from lockstep.parallel.hidden_state import LENGTH, differing, packed, unpacked
 from lockstep.training.assemble import Run
 from lockstep.training.state import State, require_whole
-from lockstep.watch import journal
 
 # A position is a number of steps into an order of samples. Under another order it would mean other samples.
 _ORDER = (
@@ -33,10 +35,12 @@ _ORDER = (
 )
 
 
-def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str]:
-    """Restore the newest good checkpoint into `run`; returns the state and a line that says what was done.
+def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State, str, dict[str, Any]]:
+    """Restore the newest good checkpoint into `run`; returns the state, a line that says what was done, and what
+    processes before these handed over, if there were any.
 
-    Looks in the run folder, and where a run shall begin with `--resume PATH`, there.
+    Looks in the run folder, and where a run shall begin with `--resume PATH`, there. Where processes have handed over
+    their state, that is taken, and removed.
 
     Raises:
         UserError: for another experiment (with a diff), where checkpoints there were and none is good, and for a PATH
@@ -56,10 +60,15 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
     loaded = Loaded.from_dict(theirs) if theirs else None
     if loaded is None:
         begun = (folder / "journal.jsonl").exists()
-        return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else ""
+        return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else "", {}
     require_whole(loaded.state)
     _refuse_another(config, world, run, loaded)
     state = load(run, loaded)
+    if os.environ.pop(HANDOVER, ""):
+        world.barrier()  # all have read it
+        if world.rank == 0:
+            shutil.rmtree(loaded.path.parent)
+        return state, "", loaded.state["resize"]
     if state.steps > config.epochs * len(run.train):
         raise UserError(
             f"{loaded.path}: {state.epochs} epochs are behind it, and --epochs is {config.epochs}",
@@ -67,11 +76,48 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
         )
     if loaded.path.resolve().parent.parent != folder.resolve() and not _bring_best(state, world, loaded, folder):
         state.best, state.best_step = None, 0  # the best is then that of what this run will have seen
-    if loaded.state["config"].get("choose", {}).get("keep_best") != config.choose.keep_best:  # --override
+    if loaded.state["config"].get("selection", {}).get("keep_best") != config.selection.keep_best:  # --override
         state.goal, state.waited = None, 0
         state.best, state.best_step = None, 0
     bad = "".join(f"\ndamaged and set aside: {name} ({reason})" for name, reason in loaded.set_aside)
-    return state, f"resumed from step {state.steps} ({loaded.path}){bad}"
+    lost = loaded.state.get("lost", [])
+    note = f"\nnote: {lost_line(lost)}" if lost else ""
+    return state, f"resumed from step {state.steps} ({loaded.path}){bad}{note}", {}
+
+
+def lost_line(names: list[str]) -> str:
+    """What is said where a checkpoint can't hold everything."""
+    return (
+        f"no checkpoint holds {', '.join(names[:3])}, which training moves: a run that is resumed goes on otherwise "
+        "than one that went through"
+    )
+
+
+def carried(run: Run) -> tuple[dict[str, Any], list[str]]:
+    """What has moved since the start and is in no state_dict, for a checkpoint's JSON; and what can't go there."""
+    now, own = run.hidden(), run.model.state_dict().keys()
+    found, lost = dict[str, Any](), list[str]()
+    for name in differing(run.began, now):
+        value = packed(now.values[name]) if name in now.values else None
+        if name not in own and value is not None:
+            found[name] = value
+        elif name not in own and not name.startswith(LENGTH):
+            lost.append(name)
+    lost += [name for name in differing(run.began, now) if name.startswith(LENGTH)]
+    return found, lost
+
+
+def hand_over(run: Run, saved: dict[str, Any]) -> None:
+    """Put what `carried` found into the run's objects. Raises UserError for what no run has written."""
+    now = run.hidden()
+    try:
+        for name, value in saved.items():
+            if not now.give(name, unpacked(value)):
+                raise KeyError(name)
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"the checkpoint holds what this model does not keep: {error}", "Resume with the model that wrote it."
+        ) from error
 
 
 def load(run: Run, loaded: Loaded) -> State:
@@ -79,8 +125,9 @@ def load(run: Run, loaded: Loaded) -> State:
     optimizer = run.step.optimizer
     live = {name for group in optimizer.param_groups for name in group} - {"params"}
     saved = restore(loaded, run.model, optimizer, run.step.scaler, run.ema, keep=live)
-    take_own(optimizer, run.train.world, run.step.sync.link.inner_state == "private")
     run.step.sync.restart()
+    hand_over(run, saved.get("hidden", {}))
+    run.step.host_generators.used = saved.get("host_draws") or run.step.host_generators.used
     return State.from_dict(saved["progress"], len(run.train))
 
 
@@ -90,7 +137,8 @@ def to_assemble(config: Config, world: World, folder: Path) -> Config:
     It goes on where `resume` will find a checkpoint or raise, so that the initial weights don't matter.
     """
     named = config.recovery.resume not in ("auto", "never")
-    if not world.gather(named or bool(steps(folder / "checkpoints")))[0]:
+    goes_on = named or HANDOVER in os.environ or bool(list_checkpoints(folder / "checkpoints"))
+    if not world.gather(goes_on)[0]:
         return config
     return replace(config, model=replace(config.model, init=""))
 
@@ -99,7 +147,7 @@ def _bring_best(state: State, world: World, loaded: Loaded, folder: Path) -> boo
     """Copy the other run's best weights, if they are still those that the checkpoint means; the same on all ranks."""
     brought = False
     source = loaded.path.parent.parent / "weights" / "best.safetensors"
-    if world.rank == 0 and source.is_file() and weights.note_of(source).get("step") == str(state.best_step):
+    if world.rank == 0 and source.is_file() and weights.read_metadata(source).get("step") == str(state.best_step):
         with atomic_write(folder / "weights" / "best.safetensors") as temporary:
             shutil.copyfile(source, temporary)
         brought = True
@@ -107,6 +155,8 @@ def _bring_best(state: State, world: World, loaded: Loaded, folder: Path) -> boo
 
 
 def _find(config: Config, folder: Path) -> Loaded | None:
+    if handover := os.environ.get(HANDOVER):
+        return open_checkpoint(Path(handover))
     checkpoints = folder / "checkpoints"
     if checkpoints.exists():
         tidy(checkpoints)
@@ -148,21 +198,22 @@ def _completed(config: Config, folder: Path) -> bool:
     records = journal.read(path) if path.exists() else []
     if any(r["kind"] == "end" and r.get("status") == "completed" for r in records):
         return True
-    return final.is_file() and weights.note_of(final).get("epoch") == str(config.epochs - 1)
+    return final.is_file() and weights.read_metadata(final).get("epoch") == str(config.epochs - 1)
 
 
 def digests(folder: Path) -> dict[int, str]:
     """The manifest digests of a run's checkpoints by step, as its journal has them."""
     path = folder / "journal.jsonl"
     known: dict[int, str] = {}
-    for record in journal.read(path) if path.exists() else []:
-        noted = cast(dict[str, Any], record)  # as the file has it, which may be damaged
+    for record in journal.Reader(path) if path.exists() else []:
         if record["kind"] == "checkpoint":
-            step, digest = noted.get("step"), noted.get("digest")
-            if type(step) is int and isinstance(digest, str) and noted.get("seal") == journal.seal(step, digest):
+            step, digest = record.get("step"), record.get("digest")
+            if type(step) is not int or not isinstance(digest, str):
+                continue
+            if record.get("checksum") == journal.checksum(step, digest):
                 known[step] = digest
             continue
-        start = noted.get("resumed_from" if record["kind"] == "run" else "back_to")
+        start = record.get("resumed_from" if record["kind"] == "run" else "back_to")
         if type(start) is not int:
             continue
         known = {step: digest for step, digest in known.items() if step <= start}  # the rest is of a course it left
@@ -172,9 +223,11 @@ def digests(folder: Path) -> dict[int, str]:
 def _refuse_another(config: Config, world: World, run: Run, loaded: Loaded) -> None:
     """Raise UserError with a diff where the checkpoint belongs to another experiment."""
     saved, now, allowed = loaded.state["config"], config.to_dict(), config.recovery.override
+    following = follows_epochs(saved, config)  # warm-up and the like, as --epochs sets them
+    allowed += tuple(following if "epochs" in allowed else ())
     order = [line for line in diff_configs(saved, now, ignore=()) if _name(line) in _ORDER]
     others = diff_configs(saved, now, ignore=("execution", "recovery", "recipe", *_ORDER, *allowed))
-    if config.choose.patience:  # counted in evaluations
+    if config.selection.patience:  # counted in evaluations
         was, shall_be = ({"eval_every": each.get("execution", {}).get("eval_every")} for each in (saved, now))
         others += diff_configs(was, shall_be, ignore=allowed)
     before, after = loaded.state["data"], run.train.images.fingerprint
@@ -188,7 +241,8 @@ def _refuse_another(config: Config, world: World, run: Run, loaded: Loaded) -> N
     elif data:
         remedy = "Put the data back as it was."
     else:
-        names = [*map(_name, others), *(["rounding"] if kernels else [])]
+        names = [name for name in map(_name, others) if name not in following]
+        names += ["rounding"] if kernels else []
         remedy = f"Give --override {','.join(names)} if that is meant."
     raise UserError(
         "\n    ".join([f"{loaded.path} is of another experiment (then -> now):", *order, *others, *data, *kernels]),

@@ -4,7 +4,6 @@ import math
 from bisect import bisect_right
 
 from lockstep.config import OptimConfig
-from lockstep.training import timm_parts
 
 WARMUP_START = 0.01
 """Where the warm-up begins, as a part of the peak: not 0, so that the first step moves (as torchvision's recipes)."""
@@ -20,8 +19,8 @@ def factor(optim: OptimConfig, samples: int, samples_per_epoch: int, epochs: int
 
     `samples` are those seen before the step. A linear warm-up over `optim.warmup_epochs` multiplies the schedule:
     constant; linear and cosine, from the end of the warm-up to 0 at the end of the run; step and multistep, which drop
-    at epochs counted from the start of the run; one-cycle and timm's over the whole run. Beyond the run's end
-    it stays at its last value.
+    at epochs counted from the start of the run; one-cycle over the whole run. Beyond the run's end it stays at its
+    last value.
     """
     total = samples_per_epoch * epochs
     warmup = optim.warmup_epochs * samples_per_epoch
@@ -39,14 +38,12 @@ def factor(optim: OptimConfig, samples: int, samples_per_epoch: int, epochs: int
             shape = optim.gamma ** bisect_right(drops, samples + 0.5)
         case "cosine":
             shape = _cosine(1.0, 0.0, (samples - warmup) / (total - warmup)) if warmup < total else 1.0
-        case "one-cycle":
+        case _:  # one-cycle
             peak = _RISE * total
             if samples < peak:
                 shape = _cosine(_FIRST, 1.0, samples / peak)
             else:
                 shape = _cosine(1.0, _LAST, (samples - peak) / (total - peak))
-        case _:
-            shape = timm_parts.shape(optim, samples / samples_per_epoch, epochs)
     return ramp * shape
 
 

@@ -1,14 +1,16 @@
-"""Where a run is. The same on all ranks, and nothing of it a rank's own, so any number of ranks can go on from it."""
+"""Where a run is, the same on all ranks, so any number of them can go on from it; and which weights are the best."""
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from lockstep.config import Config
+from lockstep.config import Config, SelectionConfig
 from lockstep.config.fields import require
+from lockstep.config.optim import SMALLER_IS_BETTER
 from lockstep.data.order import Ledger
 from lockstep.training.evaluation import Metrics
 
@@ -90,3 +92,45 @@ def _require(well: bool, what: str) -> None:
         f"the checkpoint's state.json holds what no run has written ({what})",
         "It was changed by hand, or by a newer version: go on from another one by --resume PATH.",
     )
+
+
+def note_result(choose: SelectionConfig, state: State, found: Mapping[str, object]) -> bool:
+    """Note an evaluation's numbers, by the journal's names, in `state`; True where its weights are the best so far.
+
+    A value that is not finite is worse than any other. The first evaluation's weights are the best in any case.
+    """
+    value = value_of(choose, found)
+    best = state.best_step == 0 or _better(choose, value, state.best)
+    if best:
+        state.best, state.best_step = value, state.steps
+    if choose.patience:
+        if state.goal is None or _better(choose, value, state.goal, choose.min_delta):
+            state.goal, state.waited = value, 0
+        else:
+            state.waited += 1
+    return best
+
+
+def value_of(choose: SelectionConfig, found: Mapping[str, object]) -> float | None:
+    """The number that `--keep-best` names; None where it is not finite."""
+    name = "macro_recall" if choose.keep_best == "balanced-accuracy" else choose.keep_best.replace("-", "_")
+    value = found[name]
+    assert isinstance(value, (int, float))
+    return float(value) if math.isfinite(value) else None
+
+
+def out_of_patience(config: Config, state: State) -> bool:
+    """True where `--patience` evaluations in a row were none better. A function of the state: so it holds on any N."""
+    return 0 < config.selection.patience <= state.waited
+
+
+def is_over(config: Config, state: State) -> bool:
+    """True where the run is complete."""
+    return state.epochs >= config.epochs or out_of_patience(config, state)
+
+
+def _better(choose: SelectionConfig, value: float | None, than: float | None, by: float = 0.0) -> bool:
+    if value is None:
+        return False
+    sign = -1.0 if choose.keep_best in SMALLER_IS_BETTER else 1.0
+    return than is None or sign * value > sign * than + by

@@ -1,31 +1,236 @@
-"""One optimizer step over a global batch: forward, backward, clip, update."""
+"""One optimizer step over a global batch: forward, backward, clip, update.
 
-from collections.abc import Callable
+A backward pass and an update without the Python that torch puts around them: a quarter of a tiny step's time.
+
+What torch's own functions do beyond this is left out where nobody would notice, and they are called where somebody
+would: a profiler, a hook, a tensor of a class of its own.
+
+Steps that are left out because a gradient is not finite: found, undone, and counted.
+
+What a step can't be taken with, said by name before or in the first one.
+
+What a rank without a sample passes through the model, as the other ranks' collectives wait for it.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import optimizer as torchs
 
+from lockstep.config import Config, ModelConfig, OptimConfig, Precision, Recovery
+from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch
-from lockstep.data.pieces import Piece
-from lockstep.draws.generators import piece_seed, reseeding
-from lockstep.draws.intercept import keyed
-from lockstep.draws.keyed import Draws
-from lockstep.parallel.batchnorm import step_batch_norms
+from lockstep.data.order import Shard
+from lockstep.distributed.failures import last_line
+from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
-from lockstep.parallel.modules import keep_gradients
-from lockstep.parallel.norms import announced, end_step
-from lockstep.parallel.sharded import is_sharded, local
+from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
+from lockstep.parallel.hidden_state import put_back
+from lockstep.parallel.module_state import Kept, keep_gradients
+from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.strategy import sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
-from lockstep.training import checks, engine
+from lockstep.rng.draws import Draws, NotPlanned
+from lockstep.rng.generators import HostGenerators, pass_seed, seed_host, seeding
+from lockstep.rng.intercept import keyed
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
-from lockstep.training.skipping import Skipping, finite
-from lockstep.training.stand_ins import StandIns
+from lockstep.training.self_check import SelfCheck, is_checked
+
+
+class Scalars(dict[tuple[float, torch.dtype, torch.device], Tensor]):
+    """Numbers as kept scalars: a new one costs microseconds, and a copy to its device."""
+
+    def __missing__(self, key: tuple[float, torch.dtype, torch.device]) -> Tensor:
+        number, dtype, device = key
+        found = self[key] = torch.full((), number, dtype=dtype, device=device)
+        return found
+
+
+def backward(loss: Tensor, weight: Tensor) -> None:
+    """`loss.backward(weight)` for scalars: gradients of loss * weight, without that product.
+
+    A copy of `weight` is taken: a parameter's gradient may be a view of it.
+    """
+    if type(loss) is Tensor:
+        torch.autograd._engine_run_backward(  # type: ignore[attr-defined]
+            (loss,), (weight.clone(),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
+    else:
+        loss.backward(weight.clone())  # type: ignore[no-untyped-call]
+
+
+def may_draw(optimizer: Any) -> bool:
+    """Whether an update may draw noise: torch's optimizers by themselves don't, and seeding costs 4 us or more."""
+    plain = type(optimizer).__module__.startswith("torch.optim.") and "step" not in vars(optimizer)
+    return not plain or bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torchs._global_optimizer_pre_hooks
+        or torchs._global_optimizer_post_hooks
+    )
+
+
+def update(optimizer: Any) -> None:
+    """`optimizer.step()` for one that has no hooks and draws nothing, told to a profiler where there is one."""
+    step = type(optimizer).step
+    if getattr(step, "hooked", False) and not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        step.__wrapped__(optimizer)
+    else:
+        optimizer.step()
+
+
+class Skipping:
+    """What a step needs to be left out.
+
+    Args:
+        asked: by `skip_nonfinite`; else nothing is kept and nothing is looked at.
+        device: where the steps left out are counted, so that counting waits for nothing.
+    """
+
+    def __init__(self, asked: bool, device: torch.device) -> None:
+        self.asked = asked
+        self.count = torch.zeros((), dtype=torch.int64, device=device)
+
+    def before(self, model: nn.Module) -> Kept | None:
+        """A copy of the buffers, which forward is about to write into; None where a step is not to be left out."""
+        return Kept(model.modules()) if self.asked else None
+
+    def undone(self, before: Kept | None, parameters: Iterable[nn.Parameter]) -> bool:
+        """Whether a gradient is not finite, and the buffers are as they were before the step again.
+
+        Waits for the device. The same on all ranks, as gradients are after their reduction.
+        """
+        if before is None or bool(finite(parameters)):
+            return False
+        before.restore()
+        return True
+
+
+def finite(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """bool []: whether all gradients are; by their norm, which takes a few kernels."""
+    return torch.isfinite(whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])))
+
+
+def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what no step can be taken with."""
+    own = {id(p) for p in model.parameters()}
+    others = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    if others:
+        raise UserError(
+            f"{others} parameter(s) of the optimizer are not the model's: nobody adds up their gradients",
+            "Make them part of the model, as a module around it; build the optimizer after parallelize(..., 'fsdp').",
+        )
+    _, *arguments = inspect.signature(type(optimizer).step).parameters.values()
+    if any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in arguments):
+        raise UserError(
+            f"{type(optimizer).__name__} evaluates the loss several times in a step, and a step here is one pass over "
+            "the batch",
+            "Use an optimizer that steps by the gradient at hand, as SGD or AdamW.",
+        )
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise UserError(
+            f"parameters without a shape yet: {', '.join(lazy[:5])}",
+            "Pass a batch through the Lazy modules before anything else is made of the model.",
+        )
+
+
+def require_sound(
+    sync: GradientSync, precision: str, skip: bool, unused: bool, clip_norm: float, whole_batch: bool
+) -> None:
+    """Raise UserError for a step whose settings don't go together, in the words of the command line."""
+    if whole_batch and sync.exact:
+        raise UserError(
+            "whole_batch=True in exact mode: no loss can see all outputs of a batch there",
+            "Leave one of the two out.",
+        )
+    Config(
+        precision=typing.cast(Precision, precision),
+        on_nonfinite="skip" if skip else "stop",
+        model=ModelConfig(find_unused_parameters=unused),
+        optim=OptimConfig(clip_norm=clip_norm),
+        comm=sync.link,
+        recovery=Recovery(checkpoint_every="0"),
+    )
+
+
+def require_planned(draws: Draws, model: nn.Module, images: Tensor) -> None:
+    """Find where the batch is in what a sharded model draws, or raise UserError."""
+    try:
+        draws.planned(model, images)
+    except NotPlanned as refused:
+        raise UserError(
+            f"{type(model).__name__} takes no pass of {refused}, by which its draws are keyed",
+            "Use --strategy ddp, which keys them by a guess then.",
+        ) from refused
+
+
+def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
+    """The sentence for an error of a pass that comes of how few samples a shard has; None for any other.
+
+    `alone`: no other process takes part in the pass. Else a RuntimeError may be that of a collective.
+    """
+    if "once_differentiable" in str(error):  # a gradient's gradient through batch norm, whatever the samples
+        return None
+    others = (UserError, torch.OutOfMemoryError) if alone else (UserError, RuntimeError)
+    if shard.size == 1 < shard.members and not isinstance(error, others):
+        return UserError(
+            f"the model takes no single sample, which a process may have of a short batch: {last_line(error)}",
+            "Keep the batch dimension in forward, by flatten(1) or squeeze(-1), or see that each process has two: by "
+            "--drop-last and a larger --batch-size. Then --law off tries none beforehand.",
+        )
+    if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
+        return UserError(
+            f"batch norm has a single value for a channel, which has no spread: {error}",
+            "Leave the short last batch out by --drop-last, or choose another --batch-size.",
+        )
+    return None
+
+
+def require_gradients(named: Mapping[str, nn.Parameter], without: Sequence[Tensor]) -> None:
+    """Name the parameters that took no part in a step, which DDP would report by number, a step later."""
+    missing = {id(p) for p in without if p.requires_grad}
+    unused = [name for name, p in named.items() if id(p) in missing]
+    if unused:
+        raise UserError(
+            f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
+            "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
+            "--find-unused-parameters.",
+        )
+
+
+class StandIns:
+    """Two samples of an earlier step, kept for a step that has none on this rank."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[Tensor, Tensor] | None = None  # images and labels
+        self.complete = False  # two are kept: a piece with samples has nothing to ask for here
+
+    def filled(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The same images [b, C, H, W] and labels; for b = 0 two of each.
+
+        Not blank ones: a model may divide by its input's spread. And not one, which has no batch statistics.
+        """
+        if len(images):
+            if self.kept is None or len(self.kept[0]) < min(2, len(images)):
+                self.kept = images[:2].clone(), labels[:2].clone()
+                self.complete = len(images) > 1
+            return images, labels
+        if self.kept is None:
+            ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)
+            self.kept = ramp.view(2, *images.shape[1:]).to(images.dtype), labels.new_zeros(2, *labels.shape[1:])
+        images, labels = self.kept
+        return (images, labels) if len(images) > 1 else (images.repeat_interleave(2, 0), labels.repeat_interleave(2, 0))
+
 
 _NOTHING, _HOST = nullcontext(), torch.device("cpu")
 
@@ -48,15 +253,20 @@ class TrainStep:
         find_unused_parameters: accept parameters without a gradient.
         skip_nonfinite: leave weights and buffers as they are where a gradient is not finite, on all ranks alike. It
             costs a wait for the device on every step.
+        whole_batch: the loss compares samples with each other, as contrastive losses do: it gets the outputs and labels
+            of the whole micro-batch, on every rank, and returns a scalar.
+        law: what is done where a step would be another one on another number of processes (self_check.py): "warn" says
+            it, "strict" raises it, "off" does not look.
 
-    A rank's loss is its samples' sum divided by the global batch's true count, times N because DDP averages; so uneven
-    shares and a short last batch weigh every sample alike.
+    A shard's loss is its samples' sum divided by the global batch's true count, and gradients are summed; so uneven
+    shares and a short last batch weigh every sample alike, and inside backward gradients are those of one process.
+    Hooks on parameters are called once a step, on the gradient of the whole batch.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss | str,
+        loss: Loss,
         optimizer: torch.optim.Optimizer,
         *,
         precision: str = "fp32",
@@ -66,63 +276,77 @@ class TrainStep:
         sync: GradientSync | None = None,
         find_unused_parameters: bool = False,
         skip_nonfinite: bool = False,
+        whole_batch: bool = False,
+        law: Law = "warn",
     ) -> None:
         self.model, self.loss, self.optimizer = model, terms_of(loss), optimizer
-        checks.require_ready(model, optimizer)
-        self.clip_norm, self.schedule, self.seed = clip_norm, schedule, seed
+        self.bare, self._sharded = unwrap(model), is_sharded(model)
+        require_ready(self.bare, optimizer)
+        self.clip_norm, self.schedule, self.seed, self.whole_batch = clip_norm, schedule, seed, whole_batch
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.named = dict(self.bare.named_parameters())
+        self.hooks = hooks_of(self.bare, wrapped=model is not self.bare)
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
-        checks.require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters, clip_norm)
-        self.sync.bind(optimizer)
+        require_sound(self.sync, precision, skip_nonfinite, find_unused_parameters, clip_norm, whole_batch)
+        self.autocast_dtype = LOW.get(precision)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
-        # fp16 has no room for N: there the ranks' mean becomes their sum when it is float32 again
-        self._averaged = 1 if self.scaler else self.sync.average_over
         self._divides: bool | None = None  # whether the loss has denominators: known after the first passes
         self._divisor: Tensor | None = None  # their mean over the batch's samples
-        self._check_mean = True
-        self._reseed = reseeding(driven(model))
-        compiled = self._compiled = any(map(is_compiled, model.modules()))
-        self._watched = driven(model) if compiled else []  # whose generators are looked at in the first pass
+        self.checks_mean = not whole_batch  # in the next pass of several samples
+        self._reseed, self.host_generators = seeding(driven(model)), HostGenerators(seed)
+        compiled = any(map(is_compiled, model.modules()))
         self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
-        self._scalars = engine.Scalars()
+        self._scalars = Scalars()
         self._piece_dtype = torch.float64 if torch.float64 in {p.dtype for p in self.parameters} else torch.float32
         self._norms = step_batch_norms(model)
-        self._bare, self._sharded = unwrap(model), is_sharded(model)
         self._stand_ins = StandIns()
-        self._check_gradients = not find_unused_parameters
+        self._needed = [] if find_unused_parameters else [p for p in self.parameters if p.requires_grad]
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
-        self.withheld: list[nn.Parameter] = []  # whose gradients are not used, as those of layers trained later
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skipping = Skipping(skip_nonfinite, device)
+        self.before_pass: Callable[[int], object] | None = None
+        self.check = SelfCheck(self, law)
         if schedule is not None:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch, *others: object) -> Tensor:
         """Take one step; returns this rank's summed loss, a scalar on the device (reading it waits for the device)."""
+        if others or not isinstance(batch, Batch):
+            raise UserError(
+                f"step takes one Batch, not {', '.join(type(each).__name__ for each in (batch, *others))}",
+                "ls.loaders gives Batches: of a set's name, or of (train, val), Datasets or pairs of tensors of yours.",
+            )
         if self.schedule is not None:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
         before = self._skipping.before(self.model)
-        versions = [p._version for p in self.parameters] if self.passes_write is None else []
-        found = self._accumulate(batch)
-        if versions:
+        first = self.passes_write is None
+        versions = [p._version for p in self.parameters] if first else []
+        if first or is_checked(batch.step):
+            self.sync.watch_buffers()
+        check = self.check if self.check.due(batch.step) else None
+        with _NOTHING if check is None else check.watching():
+            found = self.take_passes(batch)
+        if first:
             self.passes_write = versions != [p._version for p in self.parameters]
-        end_step(self._norms, batch.count, self.sync.average_over)
-        if self._check_gradients and batch.pieces:
-            self._check_gradients = False
-            checks.require_gradients(self.model, [p for p in self.parameters if not self.sync.received(p)])
+        end_step(self._norms, batch.count, self.sync.ranks)
+        if first if self.sync.exact else batch.shards:
+            self.require_gradients()
         self.sync.finish()
-        for parameter in self.withheld:
-            parameter.grad = None
+        if check is not None:
+            check.compare(batch, found)
         summed = self._summed(found, batch)
-        self._divide()
+        if self._divisor is not None:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    local(parameter.grad).div_(self._divisor)
         self.left_out = self._skipping.undone(before, self.parameters)
         if self.left_out and self.scaler is None:
             self._skipping.count += 1
@@ -130,7 +354,6 @@ class TrainStep:
             self._update(batch.step)
         for parameter in self.parameters:  # a fortieth of the time of optimizer.zero_grad, which does the same
             parameter.grad = None
-        self.sync.updated(batch.step)
         return summed
 
     @property
@@ -138,67 +361,86 @@ class TrainStep:
         """Steps left out because a gradient was not finite, the scaler's of fp16 among them; waits for the device."""
         return int(self._skipping.count)
 
-    def _divide(self) -> None:
-        """What could not be done before the gradients' sum: multiply by N for fp16, divide by a denominator."""
-        factor: Any = self.sync.average_over / self._averaged
-        if self._divisor is not None:
-            factor = factor / self._divisor
-        elif factor == 1:
-            return
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                local(parameter.grad).mul_(factor)
-
     def _update(self, step: int) -> None:
-        draws = engine.may_draw(self.optimizer)
-        if draws:  # the same on every rank
-            for seed in (torch.default_generator.manual_seed, self._reseed):
-                seed(stream(self.seed, "update", step))
-        if self.scaler is None:
-            self._clip()
-            self.optimizer.step() if draws else engine.update(self.optimizer)
-        else:
+        draws = may_draw(self.optimizer)
+        if draws or self.hooks:  # the same on every rank
+            self._seed_all(stream(self.seed, "update", step))
+        if self.scaler is not None:
             # after the all-reduce an overflow of one rank is in every rank's gradients, so all skip the same step
             self.scaler.unscale_(self.optimizer)
             self._skipping.count += ~finite(self.parameters)
-            self._clip()
+        self.hooks.run(self.named)
+        if self.clip_norm:
+            self.sync.clip(self.parameters, self.clip_norm)
+        if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+        elif draws:
+            self.optimizer.step()
+        else:
+            update(self.optimizer)
 
-    def _accumulate(self, batch: Batch) -> list[Tensor]:
-        """What `_pass` returns of each of this rank's pieces."""
-        sizes = [piece.size for piece in batch.pieces]
+    def _seed_all(self, seed: int) -> None:
+        self._reseed(seed)
+        seed_host(seed)
+
+    def require_gradients(self) -> None:
+        """Raise UserError where passes of this rank (in exact mode, of any) left a parameter without its gradient."""
+        if missing := self.sync.without_gradient(self._needed):
+            require_gradients(self.named, missing)
+
+    def take_gradients(self) -> list[Tensor | None]:
+        """The gradients of the model's parameters, which have none afterwards."""
+        found = [p.grad for p in self.named.values()]
+        self.give_gradients([None] * len(found))
+        return found
+
+    def give_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """The inverse of `take_gradients`."""
+        for p, gradient in zip(self.named.values(), gradients, strict=True):
+            p.grad = gradient
+
+    def take_passes(self, batch: Batch) -> list[Tensor]:
+        """Forward and backward of each of this rank's shards: what `_pass` returns. Gradients stay where they are."""
+        sizes = [shard.size for shard in batch.shards]
         images, labels = self.sync.cut(batch.images, sizes), self.sync.cut(batch.labels, sizes)
 
-        def reseed(i: int) -> int:
-            self._reseed(seed := piece_seed(self.seed, batch.step, batch.pieces[i].key))
-            return seed
+        def reseed(i: int) -> None:
+            if self.before_pass is not None:
+                self.before_pass(i)
+            self._reseed(pass_seed(self.seed, batch.step, batch.shards[i].micro))
+            self.host_generators.begin(batch.step, batch.shards[i].micro)
 
         def take(model: nn.Module, i: int) -> Tensor:
-            piece = batch.pieces[i]
+            try:
+                return take_unguarded(model, i)
+            except Exception as error:
+                if refusal := refusal_of(error, batch.shards[i], alone=self.model is self.bare):
+                    raise refusal from error
+                raise
+
+        def take_unguarded(model: nn.Module, i: int) -> Tensor:
+            shard = batch.shards[i]
             some, theirs = images[i], labels[i]
             if not (sizes[i] and self._stand_ins.complete):
                 some, theirs = self._stand_ins.filled(some, theirs)
             if self.draws is None:
-                return self._pass(model, some, theirs, piece, batch.count)
-            ids = batch.ids[piece.rows] if sizes[i] else np.zeros(len(some), np.int64)
-            bare = self._bare if model is self.model else unwrap(model)
+                return self._pass(model, some, theirs, shard, batch.count)
+            ids = batch.ids[shard.rows] if sizes[i] else np.zeros(len(some), np.int64)
+            bare = self.bare if model is self.model else unwrap(model)
             with keyed(self.draws, bare, batch.step, ids, some):
                 if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
                     with self.autocast():
-                        checks.require_planned(self.draws, model, some)
-                return self._pass(model, some, theirs, piece, batch.count)
+                        require_planned(self.draws, model, some)
+                return self._pass(model, some, theirs, shard, batch.count)
 
         def take_and_keep(model: nn.Module, i: int) -> Tensor:
-            watched, self._watched = self._watched, []
-            with checks.told_of_draws(self.model, watched):
-                found = take(model, i)
-            if self._replays and i < len(sizes) - 1:
+            found = take(model, i)
+            if i < len(sizes) - 1:
                 keep_gradients(self.parameters)
             return found
 
-        # what watches a compiled model would cost any other one microseconds
-        return self.sync.passes(self.model, sizes, reseed, take_and_keep if self._compiled else take)
+        return self.sync.passes(self.model, batch.shards, reseed, take_and_keep if self._replays else take)
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
@@ -206,8 +448,8 @@ class TrainStep:
         if self._divides is None:
             self._divides = self.sync.anywhere(any(each.ndim for each in found))
         if len(found) == 1 and not self._divides:
-            return found[0] * self._count(batch.pieces[0].size)
-        sizes = [piece.size for piece in batch.pieces]
+            return found[0] * self._count(batch.shards[0].size)
+        sizes = [shard.size for shard in batch.shards]
         if not self._divides:
             losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
             return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
@@ -219,30 +461,38 @@ class TrainStep:
     def _count(self, size: int) -> Tensor:
         """A number of samples on the host, which costs a device nothing to multiply by.
 
-        Float64 where the device has it, so that the sum of the losses does not tell how many pieces it came in.
+        Float64 where the device has it, so that the sum of the losses does not tell how many shards it came in.
         """
         return self._scalars[size, self._dtype, _HOST]
 
-    def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, piece: Piece, count: int) -> Tensor:
-        """Forward and backward of one piece of a batch of `count`.
+    def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, shard: Shard, count: int) -> Tensor:
+        """Forward and backward of one shard of a batch of `count`.
 
         Returns its mean loss, detached, or where it has a denominator both of them, [2].
         """
-        with announced(self._norms, piece, len(images), count) if self._norms else _NOTHING:
+        samples = shard.size
+        with announced(self._norms, shard, len(images), count) if self._norms else _NOTHING:
             with self.autocast():
-                outputs = checks.outputs_of(model, images)
+                outputs = model(images)
+                if self.whole_batch:
+                    outputs, labels = self.sync.gather((outputs, labels), samples, len(images))
+                    samples = shard.members
                 value, denominator = self.loss(outputs, labels)
-                if self._check_mean and 1 < piece.size < count:  # once, where a batch is cut at all
-                    self._check_mean = False
-                    require_mean(self.loss, outputs.detach() if isinstance(outputs, Tensor) else outputs, labels)
-            samples = piece.size if denominator is None else min(piece.size, 1)  # none: zeros, for who waits for them
+                if self.whole_batch and denominator is not None:
+                    value, denominator = value / denominator, None
+                if self.checks_mean and samples > 1:
+                    self.checks_mean = False
+                    with put_back({"the loss": self.loss}):
+                        require_mean(self.loss, outputs, labels)
+            if denominator is not None:  # the gradients are divided by it later; a rank without samples adds zeros
+                samples = min(samples, 1)
+            if model is self.model and shard.size:
+                for name, p in self.named.items():
+                    if p._backward_hooks or p._post_accumulate_grad_hooks:
+                        self.hooks.take(name, p)
             loss = value if self.scaler is None else self.scaler.scale(value)
-            engine.backward(loss, self._scalars[samples * self._averaged / count, loss.dtype, loss.device])
+            backward(loss, self._scalars[samples / count, loss.dtype, loss.device])
         value = value.detach()
         if denominator is not None:
             value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])
-        return value if piece.size else torch.zeros_like(value)
-
-    def _clip(self) -> None:
-        if self.clip_norm:
-            self.sync.clip(self.parameters, self.clip_norm)
+        return value if shard.size else torch.zeros_like(value)

@@ -2,23 +2,20 @@
 
 import os
 import platform
+from importlib.metadata import version
 
 import torch
 import torchvision
 
-import lockstep
 from lockstep.config import Config
-from lockstep.config.execution import ONE_PROCESS, processes_on
+from lockstep.distributed.devices import device_name, own_devices
+from lockstep.distributed.rendezvous import listening
+from lockstep.distributed.world import World
+from lockstep.monitoring.hang import name_ranks
+from lockstep.monitoring.journal import RunRecord
 from lockstep.parallel.batchnorm import batch_norms, local_batch_norms
 from lockstep.parallel.data_parallel import replica_devices
-from lockstep.processes.devices import device_name, own_devices
-from lockstep.processes.listening import described
-from lockstep.processes.proc import cores, threads_each
-from lockstep.processes.world import World
-from lockstep.training import groups, pretrained
 from lockstep.training.assemble import Run
-from lockstep.watch.hang import name_ranks
-from lockstep.watch.records import RunRecord
 
 
 def run_record(config: Config, world: World, run: Run, resumed_from: int, notes: list[str]) -> RunRecord:
@@ -42,25 +39,11 @@ def run_record(config: Config, world: World, run: Run, resumed_from: int, notes:
 def versions() -> dict[str, str]:
     """What computes here, with its version."""
     return {
-        "lockstep": lockstep.__version__,
+        "lockstep": version("lockstep-torch"),
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
         "python": platform.python_version(),
     }
-
-
-def _split(config: Config, world: World) -> list[str]:
-    """How --nproc auto shared out a CPU's cores, and what would tell whether another split is quicker."""
-    execution = config.execution
-    if execution.nproc != "auto" or execution.strategy in ONE_PROCESS or world.device.type != "cpu":
-        return []
-    if world.local_size != processes_on(cores()) or cores() == 1:
-        return []  # another launcher chose, or there is no choice
-    threads = threads_each(execution.threads, world.local_size)
-    return [
-        f"{cores()} cores: {world.local_size} process(es) x {threads} thread(s), one for two cores; `lockstep tune "
-        f"{config.recipe}` measures other splits"
-    ]
 
 
 def _spread(config: Config, world: World) -> list[str]:
@@ -76,23 +59,12 @@ def _spread(config: Config, world: World) -> list[str]:
 
 def _gives_up(config: Config, world: World) -> list[str]:
     """What a slow link's settings cost of the promise that the number of processes changes nothing."""
-    link = config.link
     if config.execution.strategy == "dp":
         return ["note: each GPU's copy draws dropout for itself, so masks depend on the number of GPUs; ddp's don't"]
-    if world.size == 1:
-        return []
-    if link.sync_every > 1:
+    if world.size > 1 and config.comm.compress != "none":
         return [
-            f"note: each process takes {link.sync_every} steps alone before weights are averaged, so what is learned "
-            "depends on --nproc; order, ledger, evaluation and resuming stay as they are"
+            f"note: gradients are sent as {config.comm.compress}: results differ by that rounding, also with --nproc"
         ]
-    if link.powersgd_rank:
-        return [
-            f"note: gradients are sent as matrices of rank {link.powersgd_rank}; what that leaves out is added later, "
-            "and lost where a run is resumed"
-        ]
-    if link.compress != "none":
-        return [f"note: gradients are sent as {link.compress}: results differ by that rounding, also with --nproc"]
     return []
 
 
@@ -105,11 +77,14 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
     lines = [
         f"{config.recipe}: {config.model.model} on {run.train.images.name}, "
         f"{order.samples_per_epoch:,} images an epoch, "
-        f"batch {config.batch_size} = {world.size} process(es) x {per_rank} on {where}, {config.precision}"
+        f"batch {config.batch_size} = {world.size} process{'es' * (world.size > 1)} x {per_rank} on {where}, "
+        f"{config.precision}"
     ]
-    lines += _split(config, world)
-    if listening := described(world.size, world.local_size, world.backend, os.environ):
-        lines.append(listening)
+    reachable = listening(world.size, world.local_size, os.environ)
+    if reachable and (
+        config.execution.verbose or world.size > world.local_size
+    ):  # who else may reach it is for every user to know
+        lines.append(reachable)
     for images in (run.train.images, run.val.images):
         if left_out := getattr(images, "left_out", ""):
             lines.append(f"note: in {images.name} these files were taken for no images: {left_out}")
@@ -124,12 +99,6 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
             f"{optim.base_batch_size} = {config.lr:g}"
         )
     return lines + _unequal(world.gather(device_name(world.device))) + _statistics(config, world, run, copies)
-
-
-def fine_tuning(config: Config, run: Run) -> list[str]:
-    """Lines about what a run begins with, what of it is trained, and at which rates; the journal has them too."""
-    rates = groups.lines(run.model, config.optim, config.lr)
-    return pretrained.lines(config) + run.freezing.lines(run.model) + rates
 
 
 def _unequal(names: list[str]) -> list[str]:

@@ -1,8 +1,7 @@
-"""`lockstep audit`: run a training script of anybody's on several numbers of processes, and say what it did.
+"""`lockstep audit`: run a training script on several numbers of processes, and say what it did.
 
-plan.py      what a process of the user's is told
-events.py    what it records
-inside.py    runs the script in there, with everything installed
-recorders/   each `install(plan)` patches torch and emits events
-findings/    pure functions from the records of all N to findings
+command.py, launch.py, starter.py  start the script, in a copy of its folder, with the plan of plan.py
+inside.py, scratch.py, small.py, standins.py, pretended/, waiting.py  surround it there
+events.py, recorders/  record what it does
+records.py, findings/, faults.py, report.py  read the records and report on them
 """

@@ -1,7 +1,9 @@
 """Run the user's script in this process, recorded; and the same in what it spawns."""
 
 import ctypes
-import importlib
+import importlib.util
+import itertools
+import multiprocessing.context
 import multiprocessing.process
 import multiprocessing.spawn
 import os
@@ -24,42 +26,36 @@ PARTS: tuple[str, ...] = (
     "waiting",
     "scratch",
     "small",
-    "cuda",
-    "recorders.groups",
-    "recorders.reading",
-    "recorders.passing",
-    "recorders.stepping",
-    "recorders.reducing",
-    "recorders.drawing",
-    "recorders.saving",
-    "recorders.syncing",
-    "recorders.telling",
+    "pretended",
+    "recorders.ranks",
+    "recorders.loaders",
+    "recorders.training",
 )
 _SEED = 20_000  # of torch, numpy and random, and the rank on top: unseeded processes differ, and every run is alike
 _DIE_WITH_PARENT = 1  # of prctl(2)
-_CHILD = "from lockstep.commands.audit.inside import child; child(); from multiprocessing.spawn import spawn_main; "
+_CHILD = "from lockstep.commands.audit.inside import child; child({})"
 
 
-def install(plan: Plan) -> None:
-    """Install all parts in this process: in the first one, and in each that it spawns."""
+def install(plan: Plan, child: int | None = None) -> None:
+    """Install all parts in this process: in the first one, and in each that it spawns, by their numbers from 0."""
     _number = os.environ.get("RANK", "")
     rank = int(_number) if _number.isdigit() and not plan.spawns else None
     node = int(os.environ.get("GROUP_RANK", "0"))
-    events.begin(plan, rank=rank, world=plan.nproc if rank is not None else None, worker=None, node=node)
-    seed(rank or 0)
+    events.begin(plan, rank=rank, world=plan.nproc if rank is not None else None, node=node)
+    seed(rank or 0 if child is None else child + 1)
     for name in PARTS:
         importlib.import_module(f"lockstep.commands.audit.{name}").install(plan)
-    _record_children()
+    begin_children_with(_CHILD)
 
 
-def seed(rank: int) -> None:
-    """Seed what an unseeded script draws from: alike in every run, another one on each rank, as in life."""
+def seed(number: int) -> None:
+    """Seed what an unseeded script draws from: alike in every run, another one in each process, as in life."""
     import numpy
     import torch
 
-    torch.manual_seed(_SEED + rank)
-    numpy.random.seed(_SEED + rank)
-    random.seed(_SEED + rank)
+    torch.manual_seed(_SEED + number)
+    numpy.random.seed(_SEED + number)
+    random.seed(_SEED + number)
 
 
 def end_with(parent: int) -> None:
@@ -69,55 +65,52 @@ def end_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def _record_children() -> None:
-    """Have the interpreters that multiprocessing starts install the same before they import the script."""
-    original = multiprocessing.spawn.get_command_line
+def begin_children_with(code: str) -> None:
+    """Have each interpreter that multiprocessing starts run this first, with its number from 0 in the place of {}."""
+    original, numbers = multiprocessing.spawn.get_command_line, itertools.count()
 
     @wraps(original)
     def command_line(**values: Any) -> list[str]:
         line = original(**values)
         place = line.index("-c") + 1
-        return [*line[:place], _CHILD + line[place], *line[place + 1 :]]
+        return [*line[:place], f"{code.format(next(numbers))}; {line[place]}", *line[place + 1 :]]
 
     multiprocessing.spawn.get_command_line = command_line
+    # children of a fork server are forked from an interpreter that records nothing: they are spawned instead
+    context = multiprocessing.context
+    vars(context)["ForkServerProcess"]._Popen = staticmethod(context.SpawnProcess._Popen)
 
 
-def child() -> None:
+def child(number: int) -> None:
     """What a spawned interpreter does first."""
     end_with(os.getppid())
-    importlib.import_module("torch.multiprocessing.spawn")
-    spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # the package has a function of that name
-    plan = current()
+    spawning: Any = importlib.import_module("torch.multiprocessing.spawn")
     original = spawning._wrap
 
     @wraps(original)
-    def recorded(fn: Callable[..., Any], i: int, args: tuple[Any, ...], error_file: str) -> None:
-        seed(i)
+    def wrap(fn: Callable[..., Any], i: int, args: tuple[Any, ...], error_file: str) -> None:
+        original(_with_its_end(fn), i, args, error_file)  # it keeps an error for itself
 
-        @wraps(fn)
-        def told(*given: Any) -> None:
-            with _told():
-                fn(*given)
+    spawning._wrap = wrap
+    process = multiprocessing.process.BaseProcess
+    process.run = _with_its_end(process.run)  # type: ignore[method-assign]
+    install(current(), number)
 
-        original(told, i, args, error_file)
 
-    spawning._wrap = recorded
-    run = multiprocessing.process.BaseProcess.run
+def _with_its_end(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*args: Any) -> None:
+        with _recorded_end():
+            function(*args)
 
-    @wraps(run)
-    def told_run(self: multiprocessing.process.BaseProcess) -> None:
-        with _told():
-            run(self)
-
-    multiprocessing.process.BaseProcess.run = told_run  # type: ignore[method-assign]
-    install(plan)
+    return called
 
 
 _ended = False
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _recorded_end() -> Iterator[None]:
     """Record how what runs inside comes to its end, once a process."""
     try:
         yield
@@ -142,17 +135,28 @@ def _end(how: str, **values: Any) -> None:
         events.emit("end", how=how, **values)
 
 
+def in_copy(path: str, plan: Plan) -> str:
+    """A folder of modules below the user's folder as it is in the copy; environments there are not copied."""
+    below = plan.origin.rstrip("/") + "/"
+    copied = Path(plan.home, path.removeprefix(below))
+    return str(copied) if path.startswith(below) and "site-packages" not in path and copied.is_dir() else path
+
+
 def run() -> None:
     """Run the script of this process's plan as the main program, and end the process as it would have ended."""
     plan = current()
     install(plan)
     os.chdir(plan.home)
-    told = [f"{plan.local_rank}={os.environ['LOCAL_RANK']}"] if plan.local_rank else []
-    sys.argv = [plan.script, *told, *plan.arguments]
-    sys.path.insert(0, str(Path(plan.script).parent))
+    local_rank = [f"{plan.local_rank}={os.environ['LOCAL_RANK']}"] if plan.local_rank else []
+    rank = os.environ.get("RANK", "0")
+    sys.argv = [plan.script, *local_rank, *(each.replace("{rank}", rank) for each in plan.arguments)]
+    sys.path[:] = [in_copy(each, plan) for each in sys.path]
+    sys.path.insert(0, plan.home if plan.module else str(Path(plan.script).parent))
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=plan.script, __builtins__=__builtins__)
     sys.modules["__main__"] = main
-    code = compile(Path(plan.script).read_bytes(), plan.script, "exec", dont_inherit=True)
-    with _told():
-        exec(code, main.__dict__)
+    with _recorded_end():
+        if plan.module:  # as `python -m`; a child of multiprocessing finds it by the name in __spec__
+            spec: Any = importlib.util.find_spec(plan.module)
+            main.__dict__.update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader)
+        exec(compile(Path(plan.script).read_bytes(), plan.script, "exec", dont_inherit=True), main.__dict__)

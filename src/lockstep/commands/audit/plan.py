@@ -13,49 +13,30 @@ VARIABLE = "LOCKSTEP_AUDIT"  # names the plan's file, in the environment of the 
 class Plan:
     """One start of the user's script.
 
-    inside.py reads it in each process and calls `install(plan: Plan) -> None` of each of its PARTS, in their order,
-    before the script's first line. torch is imported by then. A part patches what it has to, and calls
-    `events.emit(...)`. In a child of mp.spawn the same happens before the child's function is unpickled.
+    inside.py reads it in each process and calls `install(plan)` of each of its PARTS, after torch's import and before
+    the script's first line. In a spawned child the same happens before the child's function is unpickled.
     """
 
-    script: str
-    """The script to run, in the working copy."""
-    arguments: tuple[str, ...]
-    """Its arguments; `{nproc}` is replaced already."""
-    home: str
-    """The working copy: the folder that the script runs in, and whose files are "the user's lines"."""
-    origin: str
-    """The user's folder that `home` is a copy of."""
-    events: str
-    """The folder of the processes' records, a file per process id."""
-    nproc: int
-    """Processes, or pretend devices where the script starts its processes by itself."""
-    nodes: int = 1
-    """Machines that are pretended, with `nproc / nodes` processes and pretended devices each."""
-    spawns: bool = False
-    """Whether the script starts its processes by itself (one process is started then)."""
-    bare: bool = False
-    """Whether the local rank is not given as an argument though the script takes one, as torchrun doesn't."""
-    local_rank: str = ""
-    """The option by which the script wants its local rank, as torch.distributed.launch gave it; empty for none."""
-    cuda: bool = True
-    """Whether torch.cuda is to pretend: `nproc` devices, tensors on the CPU, NCCL answered by gloo."""
-    samples: int = 256
-    """The most samples that a data set of the user's keeps."""
-    epochs: int = 2
-    """Training passes after which the process ends (event `cut`)."""
-    steps: int = 8
-    """Optimizer steps of a pass after which its loader ends, where data sets can't be made small."""
-    deadline_s: float = 600.0
-    """Seconds after which the processes are asked where they wait, and ended."""
-    stall_s: float = 10.0
-    """Seconds without an event and without work after which the processes are asked where they wait, and ended."""
-    begun: float = 0.0
-    """time.time() at the command's start: what is younger, it has made."""
-    started: float = 0.0
-    """time.time() at the start, which `t` of events counts from."""
-    port: int = 0
-    """Where the processes' store listens on the loopback, whatever port the script names."""
+    script: str  # in the working copy
+    arguments: tuple[str, ...]  # `{nproc}` is replaced already, `{rank}` in each process
+    home: str  # the working copy: the folder that the script runs in, and whose files are "the user's lines"
+    origin: str  # the user's folder that `home` is a copy of
+    events: str  # the folder of the processes' records, a file for each process id
+    nproc: int  # processes, or pretended devices where the script starts its processes by itself
+    nodes: int = 1  # machines that are pretended, with `nproc / nodes` processes and pretended devices each
+    spawns: bool = False  # whether the script starts its processes by itself: one process is started then
+    bare: bool = False  # whether the local rank is no argument though the script takes one, as torchrun has it
+    module: str = ""  # the script's name as a module of `origin`, as `python -m` takes it; empty: it is run as a file
+    local_rank: str = ""  # the option by which the script wants its local rank, as torch.distributed.launch had it
+    cuda: bool = True  # whether torch.cuda is to pretend `nproc` devices: tensors on the CPU, gloo for NCCL
+    samples: int = 256  # the most samples that a data set of the user's keeps
+    epochs: int = 2  # training passes after which the process ends (event `cut`)
+    steps: int = 8  # optimizer steps of a pass after which its loader ends, where data sets can't be shortened
+    deadline_s: float = 600.0  # after which the processes are asked where they wait, and ended
+    stall_s: float = 10.0  # without an event and without work, after which the same happens
+    begun: float = 0.0  # time.time() at the command's start: younger files are its own
+    started: float = 0.0  # time.time() at the start, which `t` of events counts from
+    port: int = 0  # where the processes' store listens on the loopback, whatever port the script names
 
     def write(self, path: Path) -> None:
         """Write the plan to a file."""

@@ -1,4 +1,4 @@
-"""What one start of the script has left: the events of each rank, how it ended, and what is told apart in them."""
+"""What one start of the script leaves: the events of each rank, how it ended, passes over data."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Reading:
     batches: tuple[Event, ...]
     whole: bool
     events: tuple[Event, ...]  # all of this process's meanwhile
-    order: bool | None = None  # whether indices into the loader's own set came ascending; None: not told
+    order: bool | None = None  # whether indices into the loader's own set came ascending; None: not known
 
     @property
     def trains(self) -> bool:
@@ -28,7 +28,7 @@ class Reading:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that its sampler was told; None for one that takes none."""
+        """The epoch of its sampler; None where it has none."""
         return next((each.get("epoch") for each in self.events if each["event"] == "pass"), None)
 
     @property
@@ -59,13 +59,11 @@ class Record:
     left: tuple[str, ...] = ()  # of the script's folder: what was not copied, in words
     printed: tuple[str, ...] = ()
     seconds: float = 0.0
-    way: str = ""
-    """What this start was for: "" the usual, "stopped" after an epoch, "resumed" from what that left, "bare": without
-    the local rank as an argument."""
+    purpose: str = ""  # "": the usual; "stopped" after an epoch, "resumed" from that, "bare": no local rank as argument
 
     @property
     def world(self) -> int:
-        """The processes of the group, or 1 where the script made none."""
+        """The processes of the group, or 1 where there is none."""
         return max((each["world"] for events in self.ranks.values() for each in of(events, "group")), default=1)
 
     @property
@@ -84,17 +82,17 @@ class Record:
 
     @property
     def joined(self) -> bool:
-        """Whether the processes made a group."""
+        """Whether the processes joined a group."""
         return any(of(events, "group") for events in self.ranks.values())
 
 
 def load(folder: Path, nproc: int, home: str = "", **values: Any) -> Record:
     """The record of the events in a folder, and of where in `home` its processes waited at the end."""
     processes = gather(folder)
-    for pid, told in stacks(folder, home).items():
+    for pid, stack in stacks(folder, home).items():
         if pid in processes:
-            at = next(iter(told["stack"]), "")
-            processes[pid].append({"event": "waiting", "pid": pid, "at": at} | told)
+            at = next(iter(stack["stack"]), "")
+            processes[pid].append({"event": "waiting", "pid": pid, "at": at} | stack)
     ranks, others = dict[int, list[Event]](), dict[int, list[Event]]()
     for pid, events in processes.items():
         rank = next((each["rank"] for each in reversed(of(events, "group"))), None)
@@ -116,29 +114,25 @@ def of(events: Iterable[Event], *kinds: str) -> list[Event]:
     return [each for each in events if each["event"] in kinds]
 
 
-def readings(events: list[Event]) -> list[Reading]:
-    """The passes over loaders, in the order in which they began; nested ones are told apart by their loaders."""
-    return list(_readings(events))
-
-
-def _readings(events: list[Event]) -> Iterator[Reading]:
+def readings(events: list[Event]) -> Iterator[Reading]:
+    """The passes over loaders, in the order in which they began; nested ones differ in their loaders."""
     loaders = {each["loader"]: each for each in of(events, "loader")}
     begun = [(place, each) for place, each in enumerate(events) if each["event"] == "pass"]
     for place, start in begun:
         key = start["loader"], start["number"]
-        mine = [
+        own = [
             (i, each)
             for i, each in enumerate(events[place:], place)
             if each["event"] in ("batch", "pass-end") and (each["loader"], each["pass"]) == key
         ]
-        batches = tuple(each for _, each in mine if each["event"] == "batch")
-        last = mine[-1][0] if mine else place
-        if mine and (mine[-1][1]["event"] == "batch" or len(of(events[place:last], "forward")) < len(batches)):
+        batches = tuple(each for _, each in own if each["event"] == "batch")
+        last = own[-1][0] if own else place
+        if own and (own[-1][1]["event"] == "batch" or len(of(events[place:last], "forward")) < len(batches)):
             # left before its end, or fetched a batch ahead, as Accelerate does: what follows belongs to its last batch
             following = (i for i, each in enumerate(events[last + 1 :], last + 1) if each["event"] == "pass")
             last = next(following, len(events))
-        whole = bool(mine) and mine[-1][1]["event"] == "pass-end"
-        ends = [each.get("ascending") for _, each in mine if each["event"] == "pass-end"]
+        whole = bool(own) and own[-1][1]["event"] == "pass-end"
+        ends = [each.get("ascending") for _, each in own if each["event"] == "pass-end"]
         yield Reading(
             loaders.get(start["loader"], {}),
             start["number"],

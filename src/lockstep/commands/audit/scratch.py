@@ -21,16 +21,7 @@ from lockstep.commands.audit.plan import Plan
 
 LARGEST, TOTAL = 16 * 2**20, 256 * 2**20  # bytes of a file and of all files that are copied; others are linked
 _SKIPPED = (
-    ".git",
-    "__pycache__",
-    ".venv",
-    "venv",
-    "env",
-    "node_modules",
-    ".mypy_cache",
-    ".ruff_cache",
-    "wandb",
-    "*.pyc",
+    *(".git", "__pycache__", ".venv", "venv", "env", "node_modules", ".mypy_cache", ".ruff_cache", "wandb", "*.pyc"),
 )
 _CACHES = (".cache", ".config", ".triton", ".nv", "site-packages", "__pycache__")  # parts of paths of libraries' own
 _INNER = (  # what multiprocessing, torch and tempfile put into /tmp
@@ -38,18 +29,7 @@ _INNER = (  # what multiprocessing, torch and tempfile put into /tmp
 )
 _SYSTEM = ("/dev/", "/proc/", "/sys/", "/run/")
 _FETCHING = {
-    "wget",
-    "curl",
-    "git",
-    "pip",
-    "pip3",
-    "aria2c",
-    "scp",
-    "rsync",
-    "gsutil",
-    "aws",
-    "huggingface-cli",
-    "kaggle",
+    *("wget", "curl", "git", "pip", "pip3", "aria2c", "scp", "rsync", "gsutil", "aws", "huggingface-cli", "kaggle"),
 }
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MOST = 200  # files that a process names
@@ -103,7 +83,7 @@ class _Guard:
         self.origin, self.temporary = os.path.realpath(plan.origin), os.path.realpath(tempfile.gettempdir())
         self.local = threading.local()
         self.begun = plan.begun
-        self.told: set[tuple[str, str]] = set()
+        self.reported: set[tuple[str, str]] = set()
         self.names = {"localhost", "", socket.gethostname(), "0.0.0.0", "::1", "::"}
 
     def heard(self, event: str, args: tuple[Any, ...]) -> None:
@@ -144,8 +124,8 @@ class _Guard:
         if not line or not (inside or refused or self.scripts(path)):
             return
         shown = os.path.relpath(path, self.home) if inside else path
-        if (shown, mode) not in self.told and len(self.told) < _MOST:
-            self.told.add((shown, mode))
+        if (shown, mode) not in self.reported and len(self.reported) < _MOST:
+            self.reported.add((shown, mode))
             emit("file", path=shown, mode=mode, elsewhere=not inside, refused=refused, at=line)
         if refused:
             raise PermissionError(f"lockstep audit does not let a script {mode} {path}, which was there before it")
@@ -158,7 +138,7 @@ class _Guard:
         return bool(below) and not any(fnmatch.fnmatch(part, each) for part in below for each in _INNER)
 
     def was_there(self, path: str) -> bool:
-        """Whether a file is older than the audit, whose ranks and earlier runs may write what they have made."""
+        """Whether a file is older than the audit, whose ranks and earlier runs may write their own files."""
         try:
             found = os.lstat(path)
         except OSError:
@@ -189,8 +169,8 @@ class _Guard:
             self.refuse(host)
 
     def refuse(self, what: str) -> None:
-        if (what, "network") not in self.told:
-            self.told.add((what, "network"))
+        if (what, "network") not in self.reported:
+            self.reported.add((what, "network"))
             emit("network", what=what, refused=True)
         raise ConnectionRefusedError(f"lockstep audit lets nothing leave this machine: {what}")
 
@@ -198,7 +178,7 @@ class _Guard:
         """torch.save opens its file in C++."""
         import torch
 
-        from lockstep.commands.audit.recorders.patching import around
+        from lockstep.commands.audit.events import around
 
         def save(original: Any, thing: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(target, str | os.PathLike):

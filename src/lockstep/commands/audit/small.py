@@ -11,37 +11,38 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, random_split
 
 from lockstep.commands.audit import standins
 from lockstep.commands.audit.events import emit
 from lockstep.commands.audit.plan import Plan
 
 _LARGE = 60_000  # samples of a set that keeps as many as the plan says; others keep somewhat fewer or more
-_KEPT = 16  # what a set's length is modulo this, it stays: whether ranks divide it evenly is not changed
+_KEPT = 48  # what a set's length is modulo this, it stays: whether 2, 3, 4, ... ranks divide it evenly is not changed
 _WITHOUT_LOADER = 4  # times the plan's steps end a training that reads no loader
 LENGTHS = "_lockstep_lengths"
-_FINISHED: set[type] = {Subset, ConcatDataset, IterableDataset}  # as long as the sets that they are made of
+_FINISHED: set[type] = {Subset, ConcatDataset, IterableDataset}  # as long as the sets inside them
 
 
 def install(plan: Plan) -> None:
     """Make every data set small, and end training in time."""
     _Small(plan.samples).install()
     _Cut(plan.epochs, plan.steps).install()
-    standins.install(plan)
+    standins.install(emit)
 
 
 def kept(length: int, most: int) -> int:
     """How many of a set's samples are kept: all up to `most`; of 60,000 `most`, of others by a power of their length.
 
-    So a training set stays larger than its test set, and a length keeps its remainder by 2, 4, 8 and 16.
+    So a training set stays larger than its test set, and a length keeps its remainder by 2, 3, 4, 6, 8, 12 and 16.
     """
     if length <= most:
         return length
     half = max(most // 2, 1)
     power = math.log(2) / math.log(max(_LARGE / half, 2))
     near = int(half * (length / half) ** power)
-    return min(length, max(near - near % _KEPT, _KEPT) + length % _KEPT)
+    below = near - (near - length) % _KEPT
+    return min(length, below if below > _KEPT // 2 else below + _KEPT)
 
 
 class _Small:
@@ -50,19 +51,11 @@ class _Small:
     def __init__(self, most: int) -> None:
         self.most = most
         self.inside: list[Any] = []  # sets whose method is running, the innermost last
-        self.shrunk = False  # whether a set inside the running __len__ was made small: the outer one is then as well
+        self.shrunk = False  # whether a set inside the running __len__ was shortened: the outer one is then as well
 
     def install(self) -> None:
-        """Wrap the classes that are there, and those that will be made."""
-        known = Dataset.__init_subclass__
-
-        def made(cls: type, /, **kwargs: Any) -> None:
-            known(**kwargs)
-            self.wrap(cls)
-
-        setattr(Dataset, "__init_subclass__", classmethod(made))
-        for cls in _below(Dataset):
-            self.wrap(cls)
+        """Wrap the classes that are there, and those that will be defined."""
+        standins.for_each_dataset(self.wrap)
         self.lengths_by_number()
 
     def wrap(self, cls: type) -> None:
@@ -94,8 +87,8 @@ class _Small:
             if not self.inside:
                 self.shrunk = False
             if small < full and getattr(dataset, LENGTHS, None) != (full, small):
-                told = {"kind": type(dataset).__name__, "train": getattr(dataset, "train", None)}
-                emit("small", told, full=full, length=small)
+                train = getattr(dataset, "train", None)
+                emit("small", kind=type(dataset).__name__, train=train, full=full, length=small)
             dataset.__dict__[LENGTHS] = (full, small)
             return small
 
@@ -163,19 +156,12 @@ def _place(dataset: Any, index: Any) -> Any:
     return (number % small) * full // small
 
 
-def _below(cls: type) -> Iterator[type]:
-    each: type
-    for each in cls.__subclasses__():
-        yield each
-        yield from _below(each)
-
-
 class _Cut:
     """Ends the process where a training pass more than the plan's would begin; ranks come there alike."""
 
     def __init__(self, epochs: int, steps: int) -> None:
         self.epochs, self.steps = epochs, steps
-        self.passes: dict[int, int] = {}  # of a data set: passes in which an optimizer made a step
+        self.passes: dict[int, int] = {}  # of a data set: passes in which an optimizer took a step
         self.running: list[_Pass] = []
         self.bare = 0  # steps outside of all passes
 
@@ -194,14 +180,14 @@ class _Cut:
 
     def passed(self, loader: Any, torch_iter: Any) -> Iterator[Any]:
         """A loader's pass, its first batch not asked for yet."""
-        number = id(loader.dataset)  # scripts make a loader anew for each epoch
+        number = id(loader.dataset)  # scripts create a loader for each epoch
         if self.passes.get(number, 0) >= self.epochs:
             self.end("epochs")
         whole = not isinstance(loader.dataset, IterableDataset)
         return _Pass(self, number, torch_iter(loader), None if whole else self.steps)
 
     def stepped(self) -> None:
-        """An optimizer made a step."""
+        """An optimizer took a step."""
         if not self.running:
             self.bare += 1
         elif not self.running[-1].trains:

@@ -3,7 +3,6 @@
 # ruff: noqa: B010  type checkers would not have torchvision's methods replaced
 
 import hashlib
-import importlib
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -12,9 +11,9 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import Dataset
 
 from lockstep.commands.audit.events import emit
-from lockstep.commands.audit.plan import Plan
 
 _CLASSES = 10
 _PICTURES = 128  # of each class of a stand-in for a folder
@@ -28,77 +27,62 @@ _IN_MEMORY = {  # name: shape of a picture, classes, samples of training and tes
 }
 
 
-def install(plan: Plan) -> None:
-    """Replace the making of data sets and the loading of weights, when torchvision is imported."""
-    _weights()
-    if "torchvision" in sys.modules:
-        _torchvision()
-    else:
-        _when_imported("torchvision", _torchvision)
-    del plan
+_tell: list[Callable[..., None]] = [emit]
 
 
-def _when_imported(name: str, act: Callable[[], None]) -> None:
-    """Act as soon as a module has been imported by somebody."""
-
-    class Finder:
-        @staticmethod
-        def find_spec(asked: str, path: Any = None, target: Any = None) -> Any:
-            del path, target
-            if asked == name:
-                sys.meta_path.remove(Finder)
-                spec = importlib.util.find_spec(name)
-                if spec is not None and spec.loader is not None:
-                    execute = spec.loader.exec_module
-
-                    def executed(module: Any) -> None:
-                        execute(module)
-                        act()
-
-                    setattr(spec.loader, "exec_module", executed)
-                return spec
-            return None
-
-    sys.meta_path.insert(0, Finder)
-
-
-def _torchvision() -> None:
-    from torchvision import datasets
-
-    for name in _IN_MEMORY:
-        _replace(getattr(datasets, name), name)
-    _folders(datasets)
+def install(tell: Callable[..., None] = emit) -> None:
+    """Have data sets and weights that aren't there replaced, in this process: events `stand-in` go to `tell`."""
+    _tell[0] = tell
+    for_each_dataset(_replace)
     _weights()
 
 
-def _replace(cls: Any, name: str) -> None:
+def for_each_dataset(act: Callable[[type], None]) -> None:
+    """Call a function with each class of data sets that there is, and with each that will be defined."""
+    known: Any = Dataset.__init_subclass__
+
+    def defined(cls: type, /, **kwargs: Any) -> None:
+        known.__func__(cls, **kwargs)
+        act(cls)
+
+    setattr(Dataset, "__init_subclass__", classmethod(defined))
+    queue: list[type] = [*Dataset.__subclasses__()]
+    while queue:
+        act(queue[-1])
+        queue += queue.pop().__subclasses__()
+
+
+def _replace(cls: type) -> None:
+    if cls.__module__.startswith("torchvision.datasets.") and "__init__" in cls.__dict__:
+        if cls.__name__ in _IN_MEMORY:
+            _in_memory(cls)
+        elif cls.__name__ in ("ImageFolder", "ImageNet"):
+            _folder(cls)
+
+
+def _in_memory(cls: Any) -> None:
     """Where a set's files aren't there, its stand-in's pictures are; `download` asks nobody."""
-    original = cls.__dict__.get("__init__")
-    if original is None:  # another one's
-        return
+    original = cls.__init__
 
     @wraps(original)
-    def made(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
         names = ("train", "transform", "target_transform", "download")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        asked = given.pop("download", False)
+        options = dict(zip(names, args, strict=False)) | kwargs
+        asked = options.pop("download", False)
         if asked:
-            emit("download", kind=type(self).__name__, root=str(root))
+            _tell[0]("download", kind=type(self).__name__, root=str(root))
         try:
-            original(self, root, **given, download=False)
+            original(self, root, **options, download=False)
         except (RuntimeError, FileNotFoundError):  # torchvision's "not found or corrupted"
-            train = bool(given.get("train", True))
-            transforms = {key: given.get(key) for key in ("transform", "target_transform")}
+            train = bool(options.get("train", True))
+            transforms = {key: options.get(key) for key in ("transform", "target_transform")}
             super(cls, self).__init__(root, **transforms)
             self.train = train
-            self.data, self.targets = _pictures(name, train)
-            _tell(type(self).__name__, "a download" if asked else f"not in {root}", train)
+            self.data, self.targets = _pictures(type(self).__name__, train)
+            why = "a download" if asked else f"not in {root}"
+            _tell[0]("stand-in", kind=type(self).__name__, why=why, train=train)
 
-    setattr(cls, "__init__", made)
-
-
-def _tell(kind: str, why: str, train: bool | None) -> None:
-    emit("stand-in", kind=kind, why=why, train=train)
+    setattr(cls, "__init__", init)
 
 
 def _pictures(name: str, train: bool) -> tuple[Any, Any]:
@@ -119,24 +103,23 @@ def _seed(*words: str) -> int:
     return int.from_bytes(hashlib.sha256(" ".join(words).encode()).digest()[:8])
 
 
-def _folders(datasets: Any) -> None:
-    """ImageFolder and ImageNet of a folder that isn't there: pictures that are made when they are read."""
-    from PIL import Image
+def _folder(cls: Any) -> None:
+    """ImageFolder and ImageNet of a folder that isn't there: pictures that are drawn when they are read."""
+    original = cls.__init__
 
-    folder, imagenet = datasets.ImageFolder, datasets.ImageNet
-    original, torch_imagenet = folder.__init__, imagenet.__init__
-
-    def read(path: str) -> Image.Image:
-        draw = numpy.random.default_rng(_seed(Path(path).parent.name))
-        pixels = draw.integers(0, 192, (8, 8, 3), dtype=numpy.uint8)
-        pixels += numpy.random.default_rng(_seed(path)).integers(0, 64, (8, 8, 3), dtype=numpy.uint8)
-        return Image.fromarray(pixels).resize((_SIDE, _SIDE))
-
-    def filled(self: Any, root: Any, given: dict[str, Any]) -> None:
-        super(datasets.DatasetFolder, self).__init__(
-            root, transform=given.get("transform"), target_transform=given.get("target_transform")
-        )
-        self.loader, self.extensions = read, (".jpeg",)
+    @wraps(original)
+    def init(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+        if Path(root).is_dir():
+            original(self, root, *args, **kwargs)
+            return
+        names = ("split",) if cls.__name__ == "ImageNet" else ("transform", "target_transform")
+        options = dict(zip(names, args, strict=False)) | kwargs
+        if cls.__name__ == "ImageNet":
+            self.split = options.get("split", "train")
+            root = f"{root}/{self.split}"
+        transforms = {key: options.get(key) for key in ("transform", "target_transform")}
+        sys.modules["torchvision.datasets.vision"].VisionDataset.__init__(self, root, **transforms)
+        self.loader, self.extensions = _drawn_picture, (".jpeg",)
         self.classes = [f"class{number}" for number in range(_CLASSES)]
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.samples = [
@@ -145,25 +128,18 @@ def _folders(datasets: Any) -> None:
             for picture in range(_PICTURES)
         ]
         self.imgs, self.targets = self.samples, [number for _, number in self.samples]
-        _tell(type(self).__name__, f"{root} is not there", None)
+        _tell[0]("stand-in", kind=type(self).__name__, why=f"{root} is not there", train=None)
 
-    @wraps(original)
-    def made(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
-        if Path(root).is_dir():
-            original(self, root, *args, **kwargs)
-        else:
-            filled(self, root, dict(zip(("transform", "target_transform"), args, strict=False)) | kwargs)
+    setattr(cls, "__init__", init)
 
-    @wraps(torch_imagenet)
-    def made_imagenet(self: Any, root: Any, split: str = "train", **kwargs: Any) -> None:
-        if Path(root).is_dir():
-            torch_imagenet(self, root, split, **kwargs)
-        else:
-            self.split = split
-            filled(self, f"{root}/{split}", kwargs)
 
-    setattr(folder, "__init__", made)
-    setattr(imagenet, "__init__", made_imagenet)
+def _drawn_picture(path: str) -> Any:
+    from PIL import Image
+
+    draw = numpy.random.default_rng(_seed(Path(path).parent.name))
+    pixels = draw.integers(0, 192, (8, 8, 3), dtype=numpy.uint8)
+    pixels += numpy.random.default_rng(_seed(path)).integers(0, 64, (8, 8, 3), dtype=numpy.uint8)
+    return Image.fromarray(pixels).resize((_SIDE, _SIDE))
 
 
 class _Seeded(dict[str, Any]):
@@ -180,18 +156,13 @@ class _Seeded(dict[str, Any]):
 def _weights() -> None:
     """torch.hub.load_state_dict_from_url where the file isn't in its cache."""
     original, torch_load = torch.hub.load_state_dict_from_url, torch.nn.Module.load_state_dict
-    if getattr(original, "lockstep_stands_in", False):
-        modules = ("torchvision._internally_replaced_utils", "torchvision.models._api")
-        for module in (sys.modules[name] for name in modules if name in sys.modules):
-            setattr(module, "load_state_dict_from_url", original)
-        return
 
     @wraps(original)
     def loaded(url: str, model_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
         name = kwargs.get("file_name") or Path(url).name
         if (Path(model_dir or f"{torch.hub.get_dir()}/checkpoints") / name).exists():
             return original(url, model_dir, *args, **kwargs)
-        emit("stand-in", kind=name, why="a download", train=None)
+        _tell[0]("stand-in", kind=name, why="a download", train=None)
         return _Seeded(url)
 
     @wraps(torch_load)
@@ -201,8 +172,9 @@ def _weights() -> None:
                 state_dict = {name: _values(name, each) for name, each in self.state_dict().items()}
         return torch_load(self, state_dict, *args, **kwargs)
 
-    setattr(loaded, "lockstep_stands_in", True)
-    setattr(torch.hub, "load_state_dict_from_url", loaded)
+    names = ("torch.hub", "torchvision._internally_replaced_utils", "torchvision.models._api")
+    for module in (sys.modules[name] for name in names if name in sys.modules):
+        setattr(module, "load_state_dict_from_url", loaded)
     setattr(torch.nn.Module, "load_state_dict", load)
 
 

@@ -1,160 +1,172 @@
-"""Which curves the report has."""
+"""The report's line charts: which there are, and the geometry that the page draws."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lockstep.commands.report.chart import Chart, Curve, Mark, svg
-from lockstep.commands.report.curves import thinned, time_unit
-from lockstep.commands.report.runs import Told
-from lockstep.commands.report.story import Series
-from lockstep.commands.shared.markup import Markup, joined, tag
-from lockstep.commands.shared.page import table
+from lockstep.commands.report.history import History
 
-_ROWS = 24  # of a chart's table
+WIDTH, HEIGHT = 460, 250
+LEFT, RIGHT, TOP, BOTTOM = 54, WIDTH - 12, 10, HEIGHT - 38  # of the plot
+_DASHES = {"solid": "", "dashed": "6 4", "dotted": "1.5 4"}
+_DOTS = 60  # points up to which each has a dot
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line that each run may have in a chart: its name, and which numbers."""
+    """A line that each run may have in a chart."""
 
     name: str
-    of: Callable[[Told], Series | None]
+    curve: str
     dash: str = "solid"
     dots: bool = False
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A chart of the report."""
+class Chart:
+    """A chart of the report; `factor` is that of the numbers shown, as 100 for percent."""
 
     title: str
     unit: str
     lines: Sequence[Line]
     factor: float = 1.0
-    zero: bool = False
+    zero: bool = True  # its axis begins there
     about: str = ""
 
 
-def _train(name: str) -> Callable[[Told], Series | None]:
-    return lambda told: told.story.train.get(name)
-
-
-def _eval(name: str) -> Callable[[Told], Series | None]:
-    return lambda told: told.story.evals.get(name)
-
-
-KINDS = (
-    Kind(
+CHARTS = (
+    Chart(
         "Loss",
         "nats",
-        (Line("training", _train("loss")), Line("validation", _eval("loss"), "dashed", dots=True)),
+        (Line("training", "train loss"), Line("validation", "eval loss", "dashed", dots=True)),
+        zero=False,
         about="training: mean since the last log step; dashed: validation",
     ),
-    Kind(
+    Chart(
         "Accuracy",
         "%",
-        (Line("top-1", _eval("top1"), dots=True), Line("top-5", _eval("top5"), "dotted")),
-        100.0,
+        (Line("top-1", "eval top1", dots=True), Line("top-5", "eval top5", "dotted")),
+        factor=100.0,
+        zero=False,
         about="on the validation set; dotted: top-5",
     ),
-    Kind("Learning rate", "", (Line("learning rate", _train("lr")),), zero=True),
-    Kind("Images per second", "images/s", (Line("images/s", _train("images_per_s")),), zero=True),
-    Kind(
+    Chart("Learning rate", "", (Line("learning rate", "train lr"),)),
+    Chart("Images per second", "images/s", (Line("images/s", "train images_per_s"),)),
+    Chart(
         "Waiting in each step",
         "ms",
-        (
-            Line("for data", _train("data_wait_ms")),
-            Line("for gradients of others", _train("comm_wait_ms"), "dashed"),
-        ),
-        zero=True,
+        (Line("for data", "train data_wait_ms"), Line("for gradients", "train comm_wait_ms", "dashed")),
         about="for data; dashed: for gradients of other processes",
     ),
-    Kind("Checkpoint stalls", "ms", (Line("stall", lambda told: told.story.stalls, dots=True),), zero=True),
+    Chart("Checkpoint stalls", "ms", (Line("stall", "stall_ms", dots=True),)),
 )
 
 
-def alongs(told: Sequence[Told]) -> list[str]:
-    """The ways to count along the runs: by epoch only where all of them tell how long one is."""
-    return ["step", *(["epoch"] if all(each.story.steps_per_epoch for each in told) else []), "time"]
+@dataclass(frozen=True)
+class Axis:
+    """From `low` to `high`, with marks at round numbers; `factor`: of the numbers shown."""
+
+    low: float
+    high: float
+    marks: tuple[float, ...]
+    factor: float = 1.0
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high one."""
+        return (value - self.low) / (self.high - self.low)
+
+    def text(self, value: float) -> str:
+        """A mark's label, with as many decimals as its neighbours need."""
+        gap = (self.marks[1] - self.marks[0]) * self.factor if len(self.marks) > 1 else 1.0
+        number = value * self.factor
+        if number and (gap < 1e-4 or abs(number) >= 1e7):
+            return f"{number:.{max(0, math.floor(math.log10(abs(number))) - math.floor(math.log10(gap)))}e}"
+        return f"{number:,.{max(0, -math.floor(math.log10(gap) + 1e-9))}f}"
 
 
-def figures(told: Sequence[Told], points: int) -> Iterator[Markup]:
-    """The charts that there are numbers for. `points`: of a curve."""
-    for kind in KINDS:
-        if any(line.of(each) for each in told for line in kind.lines):
-            yield _figure(kind, told, points)
-
-
-def _figure(kind: Kind, told: Sequence[Told], points: int) -> Markup:
-    longest = max((a.at + a.seconds for each in told for a in each.story.attempts), default=0.0)
-    unit, per_second = time_unit(longest)
-    titles = {"step": ("step", 1.0), "epoch": ("epoch", 1.0), "time": (f"{unit} at work", per_second)}
-    drawings = [svg(_chart(kind, told, points, along), *titles[along], along) for along in alongs(told)]
-    about = " ".join(filter(None, (kind.unit and f"({kind.unit})", kind.about)))
-    return tag(
-        "figure",
-        tag("figcaption", kind.title, " ", tag("small", about)),
-        *drawings,
-        tag("div", hidden=True, class_="readout", aria_live="polite"),
-        tag("details", tag("summary", f"{kind.title} as a table"), _as_table(kind, told)),
+def axis(values: Sequence[float], factor: float = 1.0, zero: bool = False, marks: int = 5, tight: bool = False) -> Axis:
+    """An axis around all values. `zero`: from 0 on; `tight`: it ends where the values do, as along time."""
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    ends = (low, high)
+    low = min(0.0, low) if zero else low
+    if high - low <= max(1e-9 * max(abs(high), abs(low)), 1e-290):
+        room = abs(high) * 0.1 or 1.0
+        low, high = (low if zero and low == 0 else low - room), high + room
+        tight = False
+    power = 10.0 ** math.floor(math.log10(factor * (high - low) / marks))
+    gap = (
+        next(power * n for n in (1, 2, 2.5, 5, 10) if power * n * marks >= factor * (high - low) * (1 - 1e-9)) / factor
     )
+    first, last = math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9)
+    places = tuple(k * gap for k in range(first, last + 1))
+    if tight:
+        return Axis(*ends, tuple(mark for mark in places if ends[0] <= mark <= ends[1]), factor)
+    return Axis(places[0], places[-1], places, factor)
 
 
-def _chart(kind: Kind, told: Sequence[Told], points: int, along: str) -> Chart:
-    curves, marks = [], []
-    for run, each in enumerate(told):
-        of = f"{each.name}, " if len(told) > 1 else ""
-        for line in kind.lines:
-            found = thinned(line.of(each) or [], points)
-            if found:
-                drawn = [(_x(each, p[0], p[1], along), p[2]) for p in found]
-                curves.append(Curve(run, of + line.name, sorted(drawn), line.dash, line.dots))
-        for attempt in each.story.attempts[1:]:
-            x = _x(each, attempt.resumed_from, attempt.at, along)
-            marks.append(Mark(run, x, f"{of}goes on from step {attempt.resumed_from} on {attempt.processes} processes"))
-    return Chart(kind.title, kind.unit, curves, marks[:100], kind.factor, kind.zero)
-
-
-def _x(told: Told, step: float, seconds: float, along: str) -> float:
-    if along == "time":
-        return seconds
-    return step / (told.story.steps_per_epoch or 1.0) if along == "epoch" else step
-
-
-def _as_table(kind: Kind, told: Sequence[Told]) -> Markup:
-    """For those who read instead of looking: some steps, and what each line has there or last before."""
-    several = len(told) > 1
-    lines = [(each, line, line.of(each) or []) for each in told for line in kind.lines]
-    lines = [entry for entry in lines if entry[2]]
-    steps = sorted({int(point[0]) for _, _, series in lines for point in thinned(series, _ROWS)})
-    steps = [steps[k * (len(steps) - 1) // (_ROWS - 1)] for k in range(_ROWS)] if len(steps) > _ROWS else steps
-    found = [{step: value for step, _, value in series} for _, _, series in lines]
-    rows = [
-        [step, *(f"{values[step] * kind.factor:.5g}" if step in values else "" for values in found)] for step in steps
+def charts(runs: Sequence[tuple[str, History]]) -> list[dict[str, Any]]:
+    """The charts that there are numbers for, each drawn along steps, epochs and time."""
+    alongs = ["step", *(["epoch"] if all(h.steps_per_epoch for _, h in runs) else []), "time"]
+    return [
+        {"title": chart.title, "unit": chart.unit, "about": chart.about}
+        | {"drawings": [_drawing(chart, runs, along) for along in alongs]}
+        for chart in CHARTS
+        if any(history.points(line.curve) for _, history in runs for line in chart.lines)
     ]
-    head = ["step", *(f"{each.name}, {line.name}" if several else line.name for each, line, _ in lines)]
-    return table(f"{kind.title}{f' ({kind.unit})' if kind.unit else ''}", head, rows)
 
 
-def switches(told: Sequence[Told]) -> Markup:
-    """What to count along, which runs to show, light or dark: all without a script."""
+def _time_unit(seconds: float) -> tuple[str, float]:
+    """The unit for so long a time, and what to multiply seconds by."""
+    for unit, size in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return unit, 1 / size
+    return "seconds", 1.0
 
-    def radio(name: str, value: str, words: str, first: bool) -> Markup:
-        box = tag("input", type="radio", name=name, value=value, id=f"{name}-{value}", checked=first)
-        return tag("label", box, " ", words)
 
-    along = [radio("along", each, f"by {each}", each == "step") for each in alongs(told)]
-    theme = [radio("theme", each, each, each == "system") for each in ("system", "light", "dark")]
-    shown = [
-        tag(
-            "label",
-            tag("input", type="checkbox", id=f"show-{run}", checked=True),
-            tag("span", class_="key", aria_hidden="true"),
-            each.name,
-            class_=f"switch run-{run}",
-        )
-        for run, each in enumerate(told)
-    ]
-    groups = [("Curves", along), ("Theme", theme), *([("Runs", shown)] if len(told) > 1 else [])]
-    sets = joined(tag("fieldset", tag("legend", name), *inside) for name, inside in groups)
-    return tag("form", sets, class_="controls", aria_label="What the page shows")
+def _drawing(chart: Chart, runs: Sequence[tuple[str, History]], along: str) -> dict[str, Any]:
+    """One chart along one kind of x, in pixels."""
+
+    def x_of(history: History, step: int, seconds: float) -> float:
+        return {"step": step, "epoch": step / (history.steps_per_epoch or 1), "time": seconds}[along]
+
+    curves, resumes = [], []
+    for number, (name, history) in enumerate(runs):
+        before = f"{name}, " if len(runs) > 1 else ""
+        for line in chart.lines:
+            points = [(x_of(history, step, seconds), value) for step, seconds, value in history.points(line.curve)]
+            if points:
+                curves.append((number, before + line.name, line, sorted(points)))
+        resumes += [(number, x_of(history, step, seconds), before + text) for step, seconds, text in history.resumes]
+    unit, per_second = _time_unit(max(history.work for _, history in runs))
+    title, factor = (f"{unit} at work", per_second) if along == "time" else (along, 1.0)
+    x = axis([x for *_, points in curves for x, _ in points], factor, marks=6, tight=True)
+    y = axis([y for *_, points in curves for _, y in points], chart.factor, chart.zero)
+
+    def left(value: float) -> float:
+        return round(LEFT + x.place(value) * (RIGHT - LEFT), 1)
+
+    def top(value: float) -> float:
+        return round(BOTTOM - y.place(value) * (BOTTOM - TOP), 1)
+
+    newest = [f"{name} {points[-1][1] * chart.factor:.4g}" for _, name, _, points in curves]
+    return {
+        "along": along,
+        "title": title,
+        "about": f"{chart.title} by {title}. Last values: {'; '.join(newest[:12])}",
+        "x": [x.low, x.high, x.factor],
+        "y": [y.low, y.high, y.factor],
+        "x_marks": [(left(mark), x.text(mark)) for mark in x.marks],
+        "y_marks": [(top(mark), y.text(mark)) for mark in y.marks],
+        "resumes": [(run, left(at), name) for run, at, name in resumes if x.low <= at <= x.high],
+        "curves": [
+            {
+                "run": run,
+                "name": name,
+                "dash": _DASHES[line.dash],
+                "points": [(left(at), top(value)) for at, value in points],
+                "dots": (line.dots and len(points) <= _DOTS) or len(points) == 1,
+            }
+            for run, name, line, points in curves
+        ],
+    }

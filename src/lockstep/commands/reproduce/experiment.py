@@ -20,7 +20,7 @@ class Step:
     """A global batch, its passes one after the other, in each the ranks' parts in their order."""
 
     ids: np.ndarray  # int64 [B]
-    images: Tensor  # [B, ...], as the model was given them
+    images: Tensor  # [B, ...], as the model got them
     labels: Tensor  # [B], or of soft ones [B, classes]
     loss: float  # the mean over all samples
     rates: list[float]  # of the optimizer's groups
@@ -35,8 +35,7 @@ class Experiment:
     record: dict[str, Any]
     steps: list[Step]
     initial: dict[str, Tensor]
-    parts: dict[str, Tensor]  # tensors that its objects were made of
-    average: dict[str, Tensor]  # the moving average of the weights after the last step; empty: there is none
+    parts: dict[str, Tensor]  # tensors that its objects were created with
     weight: Tensor | None  # of the classes, in the loss
     train: dict[str, Any]  # the loader that is learned from
     evaluated: dict[str, Any] | None  # the one that is not
@@ -55,12 +54,6 @@ class Experiment:
         """The first group's rate at the beginning of each epoch."""
         later = [rates[0] for rates in self.train["rates"][1:] if rates]
         return [self.steps[0].rates[0], *later]  # of the first batch nobody knows the optimizer yet
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Of the recipe: over the whole set."""
-        whole, batch = int(self.train["length"]), self.batch_size
-        return whole // batch if self.train["drop_last"] else -(-whole // batch)
 
 
 def read(script: Path, folder: Path, records: list[dict[str, Any]]) -> Experiment:
@@ -100,7 +93,6 @@ def read(script: Path, folder: Path, records: list[dict[str, Any]]) -> Experimen
         steps=steps,
         initial=_below(tensors[0], "initial/"),
         parts=_below(tensors[0], "parts/"),
-        average=_below(tensors[0], "average/"),
         weight=tensors[0].get("weight"),
         train=trained[0],
         evaluated=evaluated,

@@ -4,7 +4,7 @@ Leaves rank-N.json and rank-N.safetensors in the plan's folder.
 """
 
 import hashlib
-import multiprocessing.spawn
+import multiprocessing.process
 import os
 import sys
 import time
@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from lockstep.commands.audit.cuda import pretend
-from lockstep.commands.reproduce import made
+from lockstep.commands.audit import standins
+from lockstep.commands.audit.events import around
+from lockstep.commands.audit.inside import begin_children_with
+from lockstep.commands.audit.pretended import pretend
+from lockstep.commands.reproduce import expressions
 from lockstep.commands.reproduce.loaders import Enough, Loaders
+from lockstep.commands.reproduce.notes import write, write_json
 from lockstep.commands.reproduce.recorder import Recorder
 from lockstep.commands.reproduce.start import Plan
 from lockstep.commands.reproduce.watching import watch
-from lockstep.commands.reproduce.written import write, write_json
-
-_CHILD = "from lockstep.commands.reproduce.inside import child; child(); "  # what a spawned interpreter does first
-_installed: list[Recorder] = []  # this process's
 
 
 def install(plan: Plan) -> Recorder:
@@ -36,46 +34,24 @@ def install(plan: Plan) -> Recorder:
     if plan.double:
         torch.set_default_dtype(torch.float64)
     home = str(Path(plan.script).parent)
-    made.note_calls(home)
+    expressions.note_calls()
     recorder = Recorder(plan.steps, Loaders(plan.steps, time.monotonic() + plan.seconds), home)
     recorder.loaders.install()
+    standins.install(recorder.stand_in)
     watch(recorder)
     _keep_files(Path(plan.folder) / "saved")
-    _follow_spawn()
-    _installed[:] = [recorder]
+    begin_children_with("from lockstep.commands.reproduce.inside import child; child({})")
     return recorder
 
 
-def child() -> None:
-    """Watch an interpreter that multiprocessing starts."""
-    install(Plan.read())
+def child(number: int) -> None:
+    """Watch an interpreter that multiprocessing starts, from its beginning to its end."""
+    recorder, process = install(Plan.read()), multiprocessing.process.BaseProcess
 
+    def run(original: Callable[..., None], *args: Any) -> None:
+        run_recorded(Plan.read(), recorder, lambda: original(*args), number)
 
-class Spawned:
-    """The function of a spawned process, recorded there; it travels by name, as torch's spawn asks."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-
-    def __call__(self, rank: int, *args: Any) -> None:
-        """Run it as process `rank`."""
-        run_recorded(Plan.read(), _installed[0], lambda: self.fn(rank, *args), rank)
-
-
-def _follow_spawn() -> None:
-    original: Callable[..., Any] = vars(mp)["spawn"]  # a function that shadows its module
-    line = multiprocessing.spawn.get_command_line
-
-    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kwargs: Any) -> Any:
-        return original(Spawned(fn), args, nprocs, *more, **kwargs)
-
-    def command_line(**values: Any) -> list[str]:
-        words = line(**values)
-        place = words.index("-c") + 1
-        return [*words[:place], _CHILD + words[place], *words[place + 1 :]]
-
-    vars(mp)["spawn"] = spawn
-    multiprocessing.spawn.get_command_line = command_line
+    around(process, "run", run)
 
 
 def _keep_files(folder: Path) -> None:
@@ -99,18 +75,9 @@ def _keep_files(folder: Path) -> None:
     vars(torch).update(save=kept, load=loaded)
 
 
-def run_recorded(plan: Plan, recorder: Recorder, run: Callable[[], object], rank: int = -1) -> None:
+def run_recorded(plan: Plan, recorder: Recorder, run: Callable[[], object], number: int = 0) -> None:
     """Run something of the script's, and leave what was recorded meanwhile, however it ends."""
     end = "done"
-    own = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
-    world = {"rank": own, "size": int(os.environ.get("WORLD_SIZE", "1"))}
-    leaving = dist.destroy_process_group
-
-    def destroy(*args: Any, **kwargs: Any) -> None:
-        world.update(_world())
-        leaving(*args, **kwargs)
-
-    dist.destroy_process_group = destroy
     try:
         run()
     except Enough as enough:
@@ -121,15 +88,11 @@ def run_recorded(plan: Plan, recorder: Recorder, run: Callable[[], object], rank
         end = f"{type(error).__name__}: {error}"
         raise
     finally:
-        world.update(_world())
+        rank, world = recorder.place or (int(os.environ.get("RANK", number)), int(os.environ.get("WORLD_SIZE", "1")))
         if recorder.model is not None:
-            write(plan, recorder, world["rank"], world["size"], end)
+            write(plan, recorder, rank, world, end)
         else:
-            write_json(plan, {"rank": world["rank"], "world": world["size"], "end": end, "steps": []})
-
-
-def _world() -> dict[str, int]:
-    return {"rank": dist.get_rank(), "size": dist.get_world_size()} if dist.is_initialized() else {}
+            write_json(plan, {"rank": rank, "world": world, "end": end, "steps": []})
 
 
 def main() -> None:
@@ -141,5 +104,5 @@ def main() -> None:
     module = types.ModuleType("__main__")  # not runpy's: that forgets the module's names when it ends
     module.__file__ = plan.script
     sys.modules["__main__"] = module
-    code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
-    run_recorded(plan, recorder, lambda: exec(code, module.__dict__))
+    source = Path(plan.script).read_bytes()
+    run_recorded(plan, recorder, lambda: exec(compile(source, plan.script, "exec"), vars(module)))

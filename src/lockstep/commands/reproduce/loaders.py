@@ -5,12 +5,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from lockstep.commands.audit.events import around
+
 _LATER = 2  # samples of the one batch that is read of the third epoch and those after it; of an evaluation
-_PLAIN_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 
 class Enough(BaseException):
@@ -44,11 +44,6 @@ class Loaders:
         """The record of a loader."""
         return self.watched.setdefault(id(loader), Watched(loader))
 
-    def trained(self) -> None:
-        """The batch that was delivered last has been learned from."""
-        if self.last is not None:
-            self.last[0].trains = True
-
     def stepped(self) -> None:
         """The optimizer took a step."""
         if self.last is not None:
@@ -69,82 +64,62 @@ class Loaders:
         return [seen for seen in self.watched.values() if seen.trains]
 
     def install(self) -> None:
-        """Watch the loaders that are made from here on."""
-        _watch_passes(self)
-        _watch_batches(self)
+        """Watch the loaders of this process."""
+        around(DataLoader, "__iter__", self._begin)
+        for name in ("__init__", "_reset"):
+            around(_BaseDataLoaderIter, name, self._plan)
+        around(_BaseDataLoaderIter, "_next_index", self._next_index)
+        around(_BaseDataLoaderIter, "__next__", self._next)
 
-
-def _watch_passes(loaders: Loaders) -> None:
-    begin: Any = DataLoader.__iter__
-    reset: Any = _BaseDataLoaderIter._reset
-
-    def __iter__(self: Any) -> Any:
-        seen = loaders.of(self)
+    def _begin(self, original: Any, loader: Any) -> Any:
+        seen = self.of(loader)
         seen.passes, seen.batches, seen.steps = seen.passes + 1, 0, 0
-        return begin(self)
+        return original(loader)
 
-    def _reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        self.__dict__["_lockstep"] = loader, deque()
-        reset(self, loader, *args, **kwargs)
+    def _plan(self, original: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        iterator.__dict__["_lockstep"] = loader, deque()
+        original(iterator, loader, *args, **kwargs)
 
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-    _BaseDataLoaderIter._reset = _reset  # type: ignore[method-assign]
-
-
-def _watch_batches(loaders: Loaders) -> None:
-    kind: Any = _BaseDataLoaderIter
-    index, following, made = kind._next_index, kind.__next__, kind.__init__
-
-    def __init__(self: Any, loader: Any) -> None:
-        self.__dict__["_lockstep"] = loader, deque()
-        made(self, loader)
-
-    def _next_index(self: Any) -> Any:
-        found = index(self)
-        loader, planned = self.__dict__["_lockstep"]
-        seen = loaders.of(loader)
+    def _next_index(self, original: Any, iterator: Any) -> Any:
+        found = original(iterator)
+        loader, planned = iterator.__dict__["_lockstep"]
+        seen = self.of(loader)
         if isinstance(found, list):
-            short = seen.passes > 2 if seen.trains else bool(loaders.trains())
+            short = seen.passes > 2 if seen.trains else bool(self.trains())
             found = found[:_LATER] if short else found
             planned.append([int(each) for each in found])
         return found
 
-    def __next__(self: Any) -> Any:
-        loader, planned = self.__dict__["_lockstep"]
-        seen = loaders.of(loader)
-        if time.monotonic() > loaders.deadline:
+    def _next(self, original: Any, iterator: Any) -> Any:
+        loader, planned = iterator.__dict__["_lockstep"]
+        seen = self.of(loader)
+        if time.monotonic() > self.deadline:
             raise Enough("its time is over")
-        if loaders.over(seen):
+        if self.over(seen):
             raise StopIteration
-        batch = following(self)
+        batch = original(iterator)
         ids = planned.popleft() if planned else []
         if not seen.batches:
-            seen.rates.append(loaders.rates())
+            seen.rates.append(self.rates())
             if len(seen.firsts) < 2:
                 seen.firsts.append(ids)
         seen.batches += 1
-        loaders.last = seen, ids, batch
+        self.last = seen, ids, batch
         return batch
-
-    _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
-    _BaseDataLoaderIter._next_index = _next_index  # type: ignore[method-assign]
-    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
 
 
 def described(seen: Watched) -> dict[str, Any]:
     """What a loader is, as JSON."""
     loader = seen.loader
     sampler = getattr(loader, "sampler", None)
-    kind = type(sampler).__name__
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0) or 0
-    known = kind in _PLAIN_SAMPLERS or isinstance(sampler, torch.utils.data.DistributedSampler)
     return {
         "trains": seen.trains,
         "passes": seen.passes,
         "length": len(loader.dataset),
         "sampled": len(sampler) if hasattr(sampler, "__len__") else None,  # type: ignore[arg-type]
-        "sampler": kind,
-        "known_sampler": known,
+        "sampler": type(sampler).__name__,
+        "shuffles": getattr(sampler, "shuffle", True),
         "batch_size": batch_size,
         "drop_last": bool(loader.drop_last),
         "rates": seen.rates,

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.commands.reproduce.copies import Copies
+from lockstep.commands.audit.events import line_in
+from lockstep.commands.reproduce.expressions import schedulers
 from lockstep.commands.reproduce.loaders import Loaders
-from lockstep.commands.reproduce.made import schedulers
-from lockstep.commands.reproduce.places import user_line
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Recorder:
     loaders: Loaders
     home: str = ""  # the folder of the user's own code
     model: nn.Module | None = None
-    wrapper: str = ""
+    place: tuple[int, int] | None = None  # the rank and the processes of the group, where there is one
     initial: dict[str, Tensor] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     passes: list[Pass] = field(default_factory=list)  # since the last step
@@ -52,15 +51,16 @@ class Recorder:
     skipped: int = 0  # steps that a scaler left out
     versions: list[int] = field(default_factory=list)  # of the gradients, after what is known to change them
     by_hand: str = ""  # the line of a step whose gradients something else has changed
-    copies: Copies = field(default_factory=Copies)
-    evaluated: set[str] = field(default_factory=set)  # "model", "average", "another"
+    evaluated: set[str] = field(default_factory=set)  # "model", "copy", "another"
+    reduces: bool = False  # whether ranks bring numbers together, once there was an evaluation
     changed: dict[str, str] = field(default_factory=dict)  # "images", "labels": where they are no longer the loader's
     log_probabilities: bool = False
     classes: int = 0
-    draws: Any = None  # of lockstep.draws
+    draws: Any = None  # of lockstep.rng
     options: list[dict[str, Any]] = field(default_factory=list)  # of the optimizer's groups, before the first step
     digest: float = math.nan  # of the weights after the last step
     problems: list[str] = field(default_factory=list)
+    stand_ins: list[str] = field(default_factory=list)  # of data and weights that are not there, in words
     depth: int = 0
 
     @property
@@ -71,10 +71,16 @@ class Recorder:
 
     def say(self, problem: str) -> None:
         """Note what can't be followed, with the user's line that does it."""
-        at = user_line(self.home) if self.home else ""
+        at = line_in(self.home) if self.home else ""
         problem = f"{problem} ({at})" if at else problem
         if problem not in self.problems:
             self.problems.append(problem)
+
+    def stand_in(self, event: str, kind: str, why: str = "", train: bool | None = None, **_: Any) -> None:
+        """Note that invented data or weights are in the place of what is not there."""
+        part = {True: ", training", False: ", test", None: ""}[train]
+        if event == "stand-in" and f"{kind}{part} ({why})" not in self.stand_ins:
+            self.stand_ins.append(f"{kind}{part} ({why})")
 
     def rates(self) -> list[float]:
         """The learning rates of the optimizer's groups; none before there is an optimizer."""
@@ -85,10 +91,8 @@ class Recorder:
         if self.optimizer is not None and optimizer is not self.optimizer:
             self.say("several optimizers")
         self.optimizer = optimizer
-        if self.model is not None and len(self.taken) <= self.steps:
-            self.copies.look(self.model, len(self.taken))
         if self.on and self.versions and self.versions != self.gradients() and not self.by_hand:
-            self.by_hand = user_line(self.home)
+            self.by_hand = line_in(self.home)
         if not self.taken:
             self.options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         if self.on:
@@ -118,8 +122,3 @@ def digest(optimizer: torch.optim.Optimizer) -> float:
     """A number that moves where a weight of the optimizer's does: the sum of their sizes."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     return float(sum(each.detach().double().abs().sum() for each in parameters))
-
-
-def draws(recorder: Recorder) -> bool:
-    """Whether the model draws in forward."""
-    return recorder.draws is not None and recorder.draws.plan is not None

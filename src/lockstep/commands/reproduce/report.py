@@ -1,14 +1,13 @@
-"""What is said of a script's experiment: the losses side by side, what differs on purpose, what is not taken over."""
+"""The report on a script's experiment: the losses side by side, what differs on purpose, what is not taken over."""
 
 from pathlib import Path
 
-from lockstep.commands.lint.check import check
-from lockstep.commands.lint.rule import RULES
+from lockstep.commands.audit.faults import FAULTS
 from lockstep.commands.reproduce.experiment import Experiment
+from lockstep.commands.reproduce.proof import Found, Proof, reproduced
 from lockstep.commands.reproduce.recipe import WEIGHTS
 from lockstep.commands.reproduce.replay import relative
-from lockstep.commands.reproduce.settings import Reproduce
-from lockstep.commands.reproduce.way import Found, Proof, reproduced
+from lockstep.commands.reproduce.start import Reproduce
 
 
 def reproduce(chosen: Reproduce, script: Path, args: list[str]) -> bool:
@@ -17,8 +16,8 @@ def reproduce(chosen: Reproduce, script: Path, args: list[str]) -> bool:
     found = reproduced(chosen, script, args, out)
     print("\n".join(text(found)))
     where = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
-    files = ["recipe.toml", "parts.py", *(["train.py"] if found.made.needs_program else []), WEIGHTS, "proof.json"]
-    command = "python train.py" if found.made.needs_program else "lockstep train --config recipe.toml"
+    files = ["recipe.toml", "parts.py", *(["train.py"] if found.draft.needs_program else []), WEIGHTS, "proof.json"]
+    command = "python train.py" if found.draft.needs_program else "lockstep train --config recipe.toml"
     print(f"\nwritten to {where}: {', '.join(files)}\ntrain it: cd {where} && {command}")
     return found.agrees
 
@@ -26,7 +25,7 @@ def reproduce(chosen: Reproduce, script: Path, args: list[str]) -> bool:
 def text(found: Found) -> list[str]:
     """The report's lines."""
     first = found.proofs[0]
-    experiment, config = first.experiment, found.made.config
+    experiment, config = first.experiment, found.draft.config
     epochs = f"{config.epochs} epoch{'s' if config.epochs != 1 else ''}"
     processes = f"{experiment.world} process{'es' if experiment.world != 1 else ''}"
     lines = [
@@ -35,20 +34,27 @@ def text(found: Found) -> list[str]:
     ]
     for proof in found.proofs:
         lines += ["", *_table(proof)]
+    lines += [
+        f"stand-in for {each}: the losses above are of invented {'weights' if '.pth' in each else 'pictures'}"
+        for each in experiment.record["stand_ins"]
+    ]
     lines += ["", f"first weights: {_equal(first.replays[0].weights)}"]
     if first.replays[0].pixels >= 0:
         lines.append(f"images as the recipe reads them: {_equal(first.replays[0].pixels)}")
     else:
-        lines.append("images: as the script's transforms drew them; the recipe draws anew")
+        lines.append("images: as the script's transforms drew them; the recipe draws others")
     if found.rates >= 0:
-        by_step = found.made.scheduler or found.made.table
+        by_step = found.draft.scheduler or found.draft.table
         lines.append(f"learning rates of {'its steps' if by_step else 'all epochs'}: {_equal(found.rates)}")
-    if first.replays[0].average >= 0:
-        lines.append(f"moving average of the weights: {_equal(max(each.average for each in first.replays))}")
     lines.append(_verdict(found))
     lines += ["", "different on purpose:"]
-    lines += [f"  {each}" for each in [*_faults(experiment), *_meant(experiment), *found.made.meant]]
-    return [*lines, "", "not taken over:", *(f"  {each}" for each in found.made.lost or ["nothing that was seen"])]
+    lines += [f"  {each}" for each in [*_faults(experiment), *_differences(experiment), *found.draft.different]]
+    return [
+        *lines,
+        "",
+        "not taken over:",
+        *(f"  {each}" for each in found.draft.missing or ["nothing that was seen"]),
+    ]
 
 
 def _table(proof: Proof) -> list[str]:
@@ -86,30 +92,26 @@ def _equal(difference: float) -> str:
 
 
 def _faults(experiment: Experiment) -> list[str]:
-    """The script's faults, by lint's codes, and those that were seen while it ran."""
+    """The script's faults that were seen while it ran."""
     seen, train, evaluated = dict[str, str](), experiment.train, experiment.evaluated
     if experiment.loss_factor != 1:
         seen["LS201"] = f"gradients are {experiment.loss_factor:.3g} times those of the mean"
     if experiment.record["clip_scale"] != 1:
         seen["LS207"] = f"they were {experiment.record['clip_scale']:,.0f} times too large"
-    distributed = train["sampler"] == "DistributedSampler"
+    forgotten = train["sampler"] == "DistributedSampler" and train["shuffles"]
     repeated = len(train["firsts"]) > 1 and train["firsts"][0] == train["firsts"][1]
-    if repeated and distributed:
+    if repeated and forgotten:
         seen["LS101"] = "epoch 2 had epoch 1's order"
-    if evaluated and evaluated["sampler"] == "DistributedSampler" and experiment.world > 1:
+    alone = experiment.world > 1 and not experiment.record["reduces"]
+    if evaluated and evaluated["sampler"] == "DistributedSampler" and alone:
         seen["LS104"] = f"a rank evaluated {experiment.sampled[0]:,} of {evaluated['length']:,} samples"
-    findings, _ = check([experiment.script], frozenset(RULES))
-    lines = []
-    for each in findings:
-        number = f" ({seen.pop(each.code)})" if each.code in seen else ""
-        lines.append(f"{each.code} line {each.line}: {RULES[each.code].title}{number}")
-    lines += [f"{code}: {RULES[code].title} ({number})" for code, number in seen.items()]
-    if repeated and not distributed:
+    lines = [f"{code}: {FAULTS[code].title} ({number})" for code, number in seen.items()]
+    if repeated and not forgotten:
         lines.append("order: the script reads the same samples in the same order in each epoch; the recipe shuffles")
     return lines
 
 
-def _meant(experiment: Experiment) -> list[str]:
+def _differences(experiment: Experiment) -> list[str]:
     lines = ["order: a keyed permutation, the same on any number of processes, instead of torch's sampler"]
     if experiment.record["draws"]:
         lines.append("dropout and what else forward draws: keyed by sample, in both columns; not torch's generator")

@@ -3,7 +3,6 @@
 import ast
 import builtins
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 _LITERALS = (bool, int, float, str, bytes, type(None))
@@ -36,7 +35,7 @@ def excerpt(text: str, names: set[str], values: Mapping[str, Any]) -> tuple[str,
                 continue
             if _defines(node):
                 written.add(id(node))
-                if not _from_future(node):
+                if not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
                     lines.append(_text(text, node, needed))
             elif node is places[name][-1]:
                 value = values.get(name)
@@ -75,10 +74,6 @@ def _defines(node: ast.stmt) -> bool:
     return isinstance(node, kinds) or (isinstance(node, ast.Try) and all(map(_defines, node.body)))
 
 
-def _from_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
-
-
 def _text(text: str, node: ast.stmt, needed: set[str]) -> str:
     """A statement as it stands there, with its decorators; of an import the needed names alone."""
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -99,14 +94,3 @@ def _is_literal(value: Any) -> bool:
     if isinstance(value, dict):
         return type(value) is dict and all(_is_literal(each) for pair in value.items() for each in pair)
     return isinstance(value, _LITERALS)
-
-
-def line_that_sets(script: str, key: str) -> str:
-    """The first line of a script that assigns to `something[key]`, as "train.py:41"; "" where there is none."""
-    path, found = Path(script), list[int]()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for each in targets:
-            if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Constant) and each.slice.value == key:
-                found.append(each.lineno)
-    return f"{path.name}:{min(found)}" if found else ""

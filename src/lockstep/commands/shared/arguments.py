@@ -6,24 +6,71 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from lockstep.commands.shared import helping
 from lockstep.config import Config
-from lockstep.config.flags import changed_flags, hidden_fields, split_arguments
+from lockstep.config.changes import changed, flags_for
+from lockstep.config.fields import Arg, flag_names, flags_of, require, with_values
+from lockstep.config.files import entries, read_values
+from lockstep.config.flags import Parsed, parse_words
 from lockstep.config.recipes import RECIPES, recipe
-from lockstep.config.toml import applied, read_values, take_file
-from lockstep.errors import UserError
-from lockstep.processes.failures import WorkerFailed
-from lockstep.processes.files import named
-
-if TYPE_CHECKING:
-    from tyro.constructors import ConstructorRegistry
+from lockstep.distributed.failures import WorkerFailed
+from lockstep.distributed.files import named, require_local
+from lockstep.distributed.output import output_is_required, with_required_output
+from lockstep.errors import UserError, is_url, redacted, shown
 
 _PRINTING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that prints
+# networks that others name where a recipe stands here, by how their names begin
+_NETWORKS = re.compile(
+    "(wide_)?res(net|next)|vgg|alexnet|densenet|mobilenet|efficientnet|convnext|vit_|vit-|swin|regnet|inception|googlenet|"
+    "squeezenet|shufflenet|mnasnet|maxvit|deit|beit|eva|digits_net|mnist_net"
+)
+
+
+class HelpAsked(Exception):
+    """A command line asks for help. The command line's front prints it."""
+
+    def __init__(self, default: Any, topic: str, about: str) -> None:
+        super().__init__(topic)
+        self.default, self.topic, self.about = default, topic, about  # whose fields are the flags; "": no section
+
+
+@dataclass(frozen=True)
+class NoFlags:
+    """What a command without flags takes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values come from that flags change."""
+
+    config: Annotated[str, Arg(metavar="FILE")] = ""
+    """A TOML file, or a run's config.json, whose values flags change."""
+    trust_code: bool = False
+    """Import and call the code that a config.json names, as --model package.module:factory did."""
+
+
+def parse(default: Any, args: Sequence[str], about: str = "", script: bool = False) -> tuple[list[str], Any]:
+    """The words that are no flags, and the dataclass that the flags make of `default`.
+
+    `about` explains the command in its help. `script`: all from the first such word on stays together.
+
+    Raises:
+        HelpAsked: where the words ask for it.
+        UserError: for what the flags don't take.
+    """
+    found = parse_words(args, flag_names(default), script)
+    _answer_help(found, default, about)
+    return found.names, with_values(default, found.values)
+
+
+def _answer_help(found: Parsed, default: Any, about: str) -> None:
+    if found.help is not None:
+        raise HelpAsked(default, found.help, about)
 
 
 def print_error(message: str, once_a_host: bool = False) -> None:
@@ -31,7 +78,23 @@ def print_error(message: str, once_a_host: bool = False) -> None:
     if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and _another_prints():
         time.sleep(_PRINTING_S)
         return
-    print(f"lockstep: {message}", file=sys.stderr, flush=True)
+    print("lockstep:", shown(redacted(message), keep="\n"), file=sys.stderr, flush=True)
+
+
+def local_run(args: list[str]) -> list[str]:
+    """A command's words with the run at an address, which follows its name, as a folder of this machine."""
+    if not is_url(args[1] if len(args) > 1 else ""):
+        return args
+    from lockstep.checkpoint.remote import fetched
+
+    return [args[0], str(fetched(args[1])), *args[2:]]
+
+
+def _note(command: str, lines: Sequence[str]) -> None:
+    """Lines for who types a command, by one of a launcher's processes; where output is a product, beside it."""
+    if os.environ.get("RANK", "0") == "0":
+        for line in lines:
+            print(f"note: {line}", file=sys.stdout if command == "train" else sys.stderr)
 
 
 def _another_prints() -> bool:
@@ -43,13 +106,13 @@ def _another_prints() -> bool:
 def print_failure(failed: WorkerFailed) -> int:
     """Print what a worker left of its failure; returns the exit code."""
     if failed.trace:
-        print(failed.trace, file=sys.stderr)
+        print(shown(failed.trace, keep="\n"), file=sys.stderr)
     print_error(str(failed))
     return failed.exit_code
 
 
 def one_name(command: str, what: str, names: list[str]) -> str:
-    """The one positional argument; empty where there is none."""
+    """The one word that is no flag; empty where there is none."""
     if len(names) > 1:
         raise UserError(f"{command} takes one {what}, got {' '.join(names)}", "Values follow a flag: --epochs 3.")
     if "" in names:
@@ -57,92 +120,55 @@ def one_name(command: str, what: str, names: list[str]) -> str:
     return names[0] if names else ""
 
 
-def script_among(args: list[str], cls: type) -> tuple[list[str], str, list[str]]:
-    """The flags of `cls` that stand before a script, the script (empty: none is named), and all that follows, its own.
+def planned(
+    command: str, of: Callable[[Config], Any], args: Sequence[str], about: str = "", takes_run: bool = False
+) -> Any:
+    """The plan of a command around a recipe: `of` makes one of the recipe's config; a file and flags change it.
 
-    The script is the first word that is neither a flag nor a flag's value.
+    A config.json may be a stranger's: code that it names wants `--trust-code`. A TOML file is the user's own words.
+    `takes_run`: a run folder may stand in the recipe's place.
     """
-    for place, word in enumerate(args):
-        if not word.startswith("-") and _whole(args[:place], cls) and split_arguments(args[: place + 1], cls)[0]:
-            return args[:place], word, args[place + 1 :]
-    return args, "", []
+    default = of(Config())
+    found = parse_words(args, {**flag_names(Source), **flag_names(default)})
+    name, values = one_name(command, "recipe", found.names), found.values
+    source = with_values(Source(), {flag: values.pop(flag) for flag in ("config", "trust_code") if flag in values})
+    config = _base(command, name, source, takes_run)
+    _answer_help(found, of(config), about.format(config.recipe))
+    own = {field for field, flag in flags_of(default).items() if not flag.group and flag.owner is not Config}
+    typed, lines = changed(config, {field: value for field, value in values.items() if field not in own})
+    _note(command, lines)
+    return _settled(with_values(of(config), values | typed))
 
 
-def _whole(words: list[str], cls: type) -> bool:
-    """Whether no flag at the end of these words still wants its value."""
-    try:
-        split_arguments(words, cls)
-    except UserError as error:
-        return "without its value" not in error.message
-    return True
+def _base(command: str, name: str, source: Source, takes_run: bool) -> Config:
+    """The config that flags change: a recipe's, with a file's values, or a run's."""
+    if takes_run and name and (named(name) / "config.json").is_file():
+        from lockstep.training.run_folder import read_config
 
+        require(not source.config, f"{command} of {name} has that run's config", "Leave --config out.")
+        return read_config(name, source.trust_code)
+    file, values = source.config, read_values(source.config) if source.config else {}
+    typed = entries(values, Config, file)
+    name = name or str(typed.pop("recipe", "digits"))
+    if file.endswith(".json") and not source.trust_code:
+        from lockstep.training.run_folder import require_trusted
 
-def parse(cls: type, default: Any, args: list[str], prog: str, description: str) -> Any:
-    """The dataclass that the flags make of `default`; prints the help and ends where they ask for it."""
-    topic = helping.asked(args)
-    if (
-        topic is not None
-        and topic != "all"
-        and any(dataclasses.is_dataclass(value) for value in vars(default).values())
-    ):
-        print(helping.text(cls, default, topic, prog, description), end="")
-        raise SystemExit(0)
-    helping.refuse_sections(topic or "")
-    args = ["--help"] if topic is not None else args
-    import tyro
-    from tyro.conf import OmitArgPrefixes, SuppressFixed
-
-    how: dict[str, Any] = {"config": (OmitArgPrefixes, SuppressFixed), "registry": _without_hidden(cls)}
-    return tyro.cli(cls, default=default, args=args, prog=prog, description=description, **how)
-
-
-def _without_hidden(cls: type) -> "ConstructorRegistry":
-    """tyro's rules for flags, and one more: a hidden field of a config in `cls` is none, and keeps its value."""
-    from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
-
-    hidden, registry, asked = hidden_fields(cls), ConstructorRegistry(), object()
-
-    @registry.struct_rule
-    def visible(info: StructTypeInfo) -> StructConstructorSpec | None:
-        names = hidden.intersection(getattr(info.type, "__dataclass_fields__", ()))
-        if not names or info.type is cls or asked in info.markers:
-            return None
-        others = registry.get_struct_spec(dataclasses.replace(info, markers=(*info.markers, asked)))
-        assert isinstance(others, StructConstructorSpec)
-        fields = tuple(field for field in others.fields if field.name not in names)
-
-        def made(**values: Any) -> Any:
-            return dataclasses.replace(info.default, **values)
-
-        made.__doc__ = info.type.__doc__  # the help's
-        return StructConstructorSpec(made, fields)
-
-    return registry
-
-
-def planned(command: str, cls: type, of: Callable[[Config], Any], args: list[str], description: str) -> Any:
-    """The plan of a command around a recipe: `of` makes one from the recipe's config, a file and flags change it."""
-    file, args = take_file(args)
-    values = read_values(file) if file else {}
-    names, rest = split_arguments(args, cls)
-    name = one_name(command, "recipe", names) or str(values.get("recipe", "digits"))
+        require_trusted(Config.from_dict(values, file), file, trust_code=False)
     _refuse_what_is_no_recipe(command, name)
-    config = applied(values, recipe(name), file) if file else recipe(name)
-    if command in ("verify", "compare", "tune", "forecast", "lr-find") and _finds(config, rest):
-        raise UserError(f"{command} with --accumulate auto: that is found by `lockstep train`", "Give a number.")
-    about = f"{description.format(name)} --config FILE.toml, or a run's config.json, gives values that flags change."
-    return _settled(parse(cls, of(config), rest, f"lockstep {command} {name}", about))
-
-
-# networks that others name where a recipe stands here, by how their names begin
-_NETWORKS = re.compile(
-    "(wide_)?res(net|next)|vgg|alexnet|densenet|mobilenet|efficientnet|convnext|vit_|vit-|swin|regnet|inception|googlenet|"
-    "squeezenet|shufflenet|mnasnet|maxvit|deit|beit|eva|digits_net|mnist_net"
-)
+    base = recipe(name)
+    try:
+        typed, lines = changed(base, {field: value for field, value in typed.items() if field != "recipe"})
+    except UserError as error:
+        raise UserError(f"{file}: {error.message}", error.remedy) from error
+    _note(command, lines)
+    config: Config = with_values(base, typed)
+    if command != "train":
+        require_local(config.execution.out, "--out")
+    return config
 
 
 def _refuse_what_is_no_recipe(command: str, name: str) -> None:
-    """Raise UserError for a network, a folder or a file where a recipe stands, which says how that is meant."""
+    """Raise UserError for a network, a folder or a file where a recipe stands, with what to type instead."""
     if name in RECIPES or ":" in name:
         return
     path = named(name)
@@ -152,8 +178,7 @@ def _refuse_what_is_no_recipe(command: str, name: str) -> None:
     if path.is_dir():
         raise UserError(
             f"{name} is a folder, not a recipe",
-            f"Class folders of your own: `lockstep {command} photos --data-dir {name}`, and --val-fraction 0.1 where "
-            "there is no val/.",
+            f"Class folders of your own: `lockstep {command} photos --data-dir {name}`.",
         )
     if path.suffix in (".toml", ".json") and path.is_file():
         raise UserError(f"{name} is a file, not a recipe", f"Give it as --config {name}.")
@@ -171,19 +196,9 @@ def _settled(plan: Any) -> Any:
     return settled(config) if isinstance(plan, Config) else dataclasses.replace(plan, config=settled(config))
 
 
-def _finds(config: Config, words: list[str]) -> bool:
-    """Whether the last word on --accumulate is auto."""
-    said = [
-        following if word == "--accumulate" else word.removeprefix("--accumulate=")
-        for word, following in zip(words, [*words, ""][1:], strict=True)
-        if word == "--accumulate" or word.startswith("--accumulate=")
-    ]
-    return said[-1] == "0" if said else config.accumulate == 0
-
-
 def refuse_launched(command: str, remedy: str = "Run it without torchrun or mpirun.") -> None:
     """Raise UserError where a launcher has started this process: the command starts its own."""
-    from lockstep.processes.environment import launcher_ranks
+    from lockstep.distributed.environment import launcher_ranks
 
     if launcher_ranks():
         raise UserError(f"{command} starts its own processes, and a launcher has started this one", remedy)
@@ -191,7 +206,7 @@ def refuse_launched(command: str, remedy: str = "Run it without torchrun or mpir
 
 def train_arguments(config: Config) -> list[str]:
     """What `lockstep` trains by this config with: the recipe, and the flags that it does not have so already."""
-    flags = changed_flags(config, recipe(config.recipe))
+    flags = flags_for(config, recipe(config.recipe))
     return ["train", config.recipe, *(argument for flag in flags for argument in flag)]
 
 
@@ -206,7 +221,9 @@ def start_training(config: Config, output: Path) -> subprocess.Popen[bytes]:
 def launched(fn: Callable[..., Any], *args: Any, **how: Any) -> int:
     """Run `fn` on the run's processes; returns the exit code: 128 and the signal where one stopped them."""
     from lockstep.config.objects import without_exit
-    from lockstep.processes.launcher import launch
+    from lockstep.distributed.launcher import launch
 
+    if output_is_required():
+        fn = partial(with_required_output, fn)  # a worker has streams of its own
     stopped = max(value or 0 for value in launch(partial(without_exit, fn), *args, **how))
     return 128 + stopped if stopped else 0

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
+from lockstep.errors import shown
+
 _GAP = "  "
 
 
@@ -20,17 +22,12 @@ class Column:
     left: bool = False  # texts begin at its left edge
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "texts", [printable(text) for text in self.texts])
+        object.__setattr__(self, "texts", [shown(text) for text in self.texts])
 
     @property
     def width(self) -> int:
         """In cells of a terminal, of which a Chinese character takes two."""
         return max(map(cell_len, [self.title, *self.texts]))
-
-
-def printable(text: str) -> str:
-    """A text without what would move a terminal's cursor, whatever a forged file or a folder's name holds."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def terminal_width() -> int | None:
@@ -44,18 +41,18 @@ def fitted(columns: Sequence[Column], width: int | None) -> tuple[list[str], lis
 
     Where the columns that must stay are still too wide, the first one's texts are cut in their middle.
     """
-    shown, left_out = list(columns), []
-    while width is not None and _total(shown) > width and any(column.spare for column in shown):
-        first = max(shown, key=lambda column: column.spare)
-        shown.remove(first)
+    visible, left_out = list(columns), []
+    while width is not None and _total(visible) > width and any(column.spare for column in visible):
+        first = max(visible, key=lambda column: column.spare)
+        visible.remove(first)
         left_out.append(first.title)
-    widths = [column.width for column in shown]
-    if width is not None and (over := _total(shown) - width) > 0:
+    widths = [column.width for column in visible]
+    if width is not None and (over := _total(visible) - width) > 0:
         widths[0] = max(8, widths[0] - over)
-    rows = zip(*([column.title, *column.texts] for column in shown), strict=True)
+    rows = zip(*([column.title, *column.texts] for column in visible), strict=True)
     return [
         _GAP.join(
-            _cell(text, size, column.left) for text, size, column in zip(row, widths, shown, strict=True)
+            _cell(text, size, column.left) for text, size, column in zip(row, widths, visible, strict=True)
         ).rstrip()
         for row in rows
     ], left_out

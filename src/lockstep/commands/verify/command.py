@@ -1,21 +1,151 @@
-"""What `lockstep verify` takes, and its exit code."""
+"""`lockstep verify`: the first steps of a run, several times, and nothing varied but what may change nothing.
 
-from lockstep.commands.shared.arguments import planned, print_error
-from lockstep.errors import EXIT_FAILURE
+The first run is train's own, on the first number of processes. Others have other numbers of processes; one more has
+other CPU threads, hash seed, loader workers and order of listed folders, all at once, and where that one differs, each
+by itself. In plain mode what differs is run again in float64: rounding falls by eight orders of magnitude there.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.commands.shared.arguments import planned, print_error, refuse_launched
+from lockstep.commands.verify.plan import Plan, Variant
+from lockstep.config import Config
+from lockstep.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
+
+if TYPE_CHECKING:
+    from lockstep.commands.verify.report import Report
+    from lockstep.commands.verify.trace import Job, Trace
+
+_MORE_STEPS = 2  # that float64 takes after the first one that differs
+_CHILD = "from lockstep.commands.verify.command import child; child()"
+
+Start = Callable[["Job", Variant], None]
 
 
 def main(args: list[str]) -> int:
     """Compare the first steps on several numbers of processes."""
-    from lockstep.commands.verify.plan import Plan
-
     about = (
-        "Run the first steps of the recipe `{}` on several numbers of processes, compare ledger, images, losses, "
-        "gradients, weights, buffers and evaluation, and name what makes them differ. Exit code 0: the mode's claim "
-        "holds (--exact: the same bits; else: the same but for rounding), 1: it does not. --out DIR keeps the traces."
+        "Run the first steps of the recipe `{}` on several numbers of processes, then with other threads, hash seeds, "
+        "workers and orders of listed folders; compare ledger, images, losses, gradients, weights, buffers and "
+        "evaluation, and say where they part. Exit code 0: the mode's claim holds (--exact: the same bits; else: the "
+        "same but for rounding), 1: it does not. --out DIR keeps verify.json and the traces."
     )
-    plan: Plan = planned("verify", Plan, lambda config: Plan(config=config), args, about)
+    plan: Plan = planned("verify", lambda config: Plan(config=config), args, about)
     from lockstep.commands.verify.report import print_report
-    from lockstep.commands.verify.run import verify
 
     print_report(report := verify(plan, log=print_error))
     return 0 if report.holds else EXIT_FAILURE
+
+
+def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = lambda _: None) -> "Report":
+    """Trace the runs, compare them with the first, and run what differs in float64.
+
+    Raises:
+        UserError: for what can't be run here.
+        WorkerFailed: where a run itself fails.
+    """
+    from lockstep.commands.verify.compare import compare, require_finite
+    from lockstep.commands.verify.report import Report, Row, rounding
+    from lockstep.distributed.files import temporary_folder, write_json
+
+    _check(plan)
+    with temporary_folder("verify-") as temporary:
+        folder = _claim(plan.config.execution.out) if plan.config.execution.out else Path(temporary)
+        wanted, one_by_one = plan.variants()
+        base, *others = wanted
+
+        def trace(variant: Variant, steps: int = plan.steps, wide: bool = False) -> "Trace":
+            log(f"{variant.beside(replace(base, nproc=0))}: {steps} steps{' in float64' if wide else ''}")
+            return _trace(plan, folder, variant, steps, wide, start or _start)
+
+        first = trace(base)
+        require_finite(first, base.nproc)
+        found = {variant: compare(first, trace(variant), plan.per_step) for variant in others}
+        holds = {base: True} | {variant: comparison.holds for variant, comparison in found.items()}
+        if one_by_one and holds[wanted[-2]] and not holds[wanted[-1]]:
+            found |= {variant: compare(first, trace(variant), plan.per_step) for variant in one_by_one}
+        report = Report(plan, base, first, [Row(variant, comparison) for variant, comparison in found.items()])
+        differing = [row for row in report.rows if not row.comparison.equal]
+        if differing and not plan.config.exact and plan.float64:
+            log("something differs: is it rounding? The same in float64")
+            places = [row.comparison.first_step for row in differing]
+            steps = min(max(places) + _MORE_STEPS, plan.steps) if all(places) else plan.steps
+            rounding(report, differing, lambda variant: trace(variant, steps, wide=True))
+        write_json(folder / "verify.json", report.to_dict())
+    return report
+
+
+def _trace(plan: Plan, folder: Path, variant: Variant, steps: int, wide: bool, start: Start) -> "Trace":
+    from lockstep.commands.verify.trace import Job, read
+
+    config = plan.config.with_execution(nproc=variant.nproc, threads=variant.threads, workers=variant.workers)
+    name = "-".join(str(int(value)) for value in astuple(variant))
+    job = Job(str(folder / f"run-{name}{'-float64' * wide}"), config, steps, plan.patch, wide, variant.backwards)
+    start(job, variant)
+    return read(Path(job.folder))
+
+
+def _start(job: "Job", variant: Variant) -> None:
+    """Run a job; in a Python of its own where its texts are to hash otherwise."""
+    from lockstep.commands.verify.trace import trace_run
+    from lockstep.distributed.failures import WorkerFailed
+    from lockstep.distributed.launcher import launch
+
+    if os.environ.get("PYTHONHASHSEED", "random") == str(variant.hash_seed):
+        launch(trace_run, job, execution=job.config.execution)
+        return
+    environ = os.environ | {"PYTHONHASHSEED": str(variant.hash_seed)}
+    plain = json.dumps(vars(job) | {"config": job.config.to_dict()})
+    ended = subprocess.run([sys.executable, "-c", _CHILD], input=plain, env=environ, text=True, stderr=subprocess.PIPE)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or [f"it ended with exit code {ended.returncode}"]
+        raise WorkerFailed(0, "\n".join(lines), ended.returncode)
+
+
+def child() -> None:
+    """What a Python of its own does: the job on standard input."""
+    from lockstep.commands.verify.trace import Job, trace_run
+    from lockstep.distributed.failures import WorkerFailed
+    from lockstep.distributed.launcher import launch
+
+    plain = json.load(sys.stdin)
+    job = Job(**plain | {"config": Config.from_dict(plain["config"])})
+    try:
+        launch(trace_run, job, execution=job.config.execution)
+    except (UserError, WorkerFailed) as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+
+
+def _check(plan: Plan) -> None:
+    """What can be known to be wrong before any process starts."""
+    from lockstep.config.objects import load_object
+    from lockstep.distributed.devices import process_count
+    from lockstep.training.run_folder import check
+
+    refuse_launched("verify")
+    check(plan.config)
+    for n in plan.nproc:
+        process_count(plan.config.with_execution(nproc=n).execution)
+    if plan.patch and not callable(load_object(plan.patch, "patch")):
+        raise UserError(f"--patch {plan.patch} is no function", "It is called with (run, world, config).")
+
+
+def _claim(out: str) -> Path:
+    """The folder in which traces are kept."""
+    folder = Path(out).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"the folder {out} can't be made: {error.strerror}", "Name another with --out.") from error
+    if not empty:
+        raise UserError(f"{out} is not empty", "Name another folder with --out, or leave it out.")
+    return folder

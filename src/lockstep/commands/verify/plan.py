@@ -1,14 +1,10 @@
-"""What `lockstep verify` takes: its own flags beside those of `train`, checked before anything starts."""
+"""What `lockstep verify` takes, and the runs that it compares."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from tyro.conf import arg
-
-from lockstep.commands.shared.arguments import refuse_launched
 from lockstep.config import Config, Ints
-from lockstep.errors import UserError
+from lockstep.config.fields import Arg, check_fields, require
 
 PER_STEP = {"fp32": 4e-6, "tf32": 5e-4, "bf16": 4e-3, "fp16": 5e-4}
 """Relative difference that plain mode grants a step: half a unit in the last place of the type in which factors are
@@ -16,41 +12,54 @@ rounded; for fp32, where the sums' own rounding counts, 32 units."""
 
 
 @dataclass(frozen=True)
+class Variant:
+    """What a run has of all that may change nothing."""
+
+    nproc: int
+    threads: int
+    workers: int
+    hash_seed: int = 0
+    backwards: bool = False  # folders are listed so
+
+    def beside(self, base: "Variant") -> str:
+        """What differs from another one, for people."""
+        words = {
+            "nproc": f"N = {self.nproc}",
+            "threads": f"{self.threads} thread(s)",
+            "workers": f"{self.workers} worker(s)",
+            "hash_seed": f"hash seed {self.hash_seed}",
+            "backwards": "folders listed backwards",
+        }
+        return ", ".join(text for name, text in words.items() if getattr(self, name) != getattr(base, name))
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to verify."""
 
-    nproc: Annotated[Ints, arg(aliases=["--nproc-per-node"])] = (1, 2, 3)
+    nproc: Ints = (1, 2, 3)
     """Numbers of processes to compare; the others are compared with the first."""
-    steps: int = 30
+    vary: bool = True
+    """On the last number of processes, compare other threads, hash seeds, workers and orders of listed folders too."""
+    steps: Annotated[int, Arg(least=1)] = 30
     """Optimizer steps to compare (at most those of the run)."""
-    tolerance: float = 0.0
+    tolerance: Annotated[float, Arg(least=0, below=1)] = 0.0
     """Plain mode: relative difference granted for each step taken (0: by the precision)."""
     float64: bool = True
     """Repeat in float64 what differs: nothing else tells rounding from a fault."""
     patch: str = ""
     """package.module:function(run, world, config), called on every rank before the first step, to replace parts."""
-    json: str = ""
-    """Write what was found to this file, too."""
     config: Config = field(default_factory=Config, metadata={"hidden": ("nproc",)})
 
     def __post_init__(self) -> None:
-        counts = ",".join(map(str, self.nproc))
-        if len(set(self.nproc)) < 2 or len(set(self.nproc)) < len(self.nproc) or min(self.nproc) < 1:
-            raise UserError(f"--nproc {counts} compares nothing", "Give different numbers, two or more, as 1,2,4.")
-        if self.steps < 1:
-            raise UserError(f"--steps {self.steps} takes no step", "Use 1 or more.")
-        if not 0 <= self.tolerance < 1:
-            raise UserError(f"--tolerance {self.tolerance} is not in [0, 1)", "Give a relative difference, as 1e-5.")
-        execution = self.config.execution
-        if execution.nnodes > 1 or execution.strategy != "ddp":
-            what = f"--strategy {execution.strategy}" if execution.nnodes == 1 else f"--nnodes {execution.nnodes}"
-            raise UserError(f"verify with {what}", "It starts numbers of processes on one machine: leave the flag out.")
-        if self.config.link.sync_every > 1:
-            raise UserError(
-                f"verify with --sync-every {self.config.link.sync_every}: between two averagings each process follows "
-                "its own share, so results differ with their number by design",
-                "Leave it out.",
-            )
+        check_fields(self)
+        counts, execution = ",".join(map(str, self.nproc)), self.config.execution
+        different = len(set(self.nproc)) == len(self.nproc) > 0 and min(self.nproc) >= 1
+        require(different, f"--nproc {counts} compares nothing", "Give different numbers, as 1,2,4.")
+        require(len(self.nproc) > 1 or self.vary, f"--nproc {counts} compares nothing", "Give two or more, as 1,2,4.")
+        remedy = "It starts numbers of processes on one machine: leave the flag out."
+        require(execution.nnodes == 1, f"verify with --nnodes {execution.nnodes}", remedy)
+        require(execution.strategy == "ddp", f"verify with --strategy {execution.strategy}", remedy)
         self.config.require_batch_for(max(self.nproc))
 
     @property
@@ -58,29 +67,22 @@ class Plan:
         """The relative difference granted for each step taken; 0 in exact mode, which asks for the same bits."""
         return 0.0 if self.config.exact else self.tolerance or PER_STEP[self.config.precision]
 
-    @property
-    def threads(self) -> int:
-        """Of each process, the same for every N, since kernels split their sums by them."""
-        from lockstep.processes.proc import cores
+    def variants(self) -> tuple[list[Variant], list[Variant]]:
+        """The runs to compare, with the base first; and what the last one of them varies at once, each by itself."""
+        from lockstep.distributed.proc import threads_each
 
-        return self.config.execution.threads or (1 if self.config.exact else max(1, cores() // max(self.nproc)))
-
-    def config_for(self, processes: int) -> Config:
-        """The config on so many processes."""
-        return self.config.with_execution(nproc=processes, threads=self.threads)
-
-
-def check(plan: Plan) -> None:
-    """What can be known to be wrong before any process starts."""
-    from lockstep.config.objects import load_object
-    from lockstep.processes.devices import process_count
-    from lockstep.training.folder import check as check_names
-
-    refuse_launched("verify")
-    check_names(plan.config)
-    for n in plan.nproc:
-        process_count(plan.config_for(n).execution)
-    if plan.patch and not callable(load_object(plan.patch, "patch")):
-        raise UserError(f"--patch {plan.patch} is no function", "It is called with (run, world, config).")
-    if plan.json and not Path(plan.json).parent.is_dir():
-        raise UserError(f"--json {plan.json}: its folder does not exist", "Make it, or name another file.")
+        execution = self.config.execution
+        own = [Variant(n, threads_each(execution.threads, n), execution.workers) for n in self.nproc]
+        if not self.vary:
+            return own, []
+        last = own[-1]
+        other = {
+            "threads": 1 if last.threads > 1 else 2,
+            "hash_seed": 1,
+            "workers": 0 if last.workers else 1,
+            "backwards": True,
+        }
+        if execution.loader == "resident":
+            del other["workers"]
+        one_by_one = [replace(last, **{name: value}) for name, value in other.items()]  # type: ignore[arg-type]
+        return [*own, replace(last, **other)], one_by_one  # type: ignore[arg-type]

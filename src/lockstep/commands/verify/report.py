@@ -1,7 +1,7 @@
 """What `lockstep verify` found: as JSON, and as it is printed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,122 +9,166 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.commands.verify.agreement import REPORTED, Comparison
-from lockstep.commands.verify.causes import FLOAT64, Cause
-from lockstep.commands.verify.diagnose import Diagnosis
-from lockstep.commands.verify.plan import Plan
-from lockstep.commands.verify.rows import Row
+from lockstep.commands.verify import compare
+from lockstep.commands.verify.compare import REPORTED, Comparison
+from lockstep.commands.verify.plan import Plan, Variant
 from lockstep.commands.verify.trace import Trace
-from lockstep.processes.devices import device_type
+from lockstep.distributed.devices import device_type
+from lockstep.distributed.failures import WorkerFailed
+from lockstep.errors import UserError
 
 _COLOURS = {"equal": "green", "within tolerance": "yellow", "different": "red", "none": "dim"}
 _COLUMN, _MARGIN = 34, 18  # characters
 
 
-@dataclass(frozen=True)
+@dataclass
+class Row:
+    """A run beside the first."""
+
+    variant: Variant
+    comparison: Comparison
+    wide: Comparison | None = None  # in float64, as far as that was run
+
+    @property
+    def float64(self) -> float:
+        """The largest difference in float64; nan: not seen."""
+        return math.nan if self.wide is None else self.wide.largest
+
+    def holds(self, bound: float) -> bool:
+        """True where the mode's claim holds: the same bits, or the same but for rounding."""
+        if self.wide is None:
+            return self.comparison.holds
+        # what is finite on one side alone, or no number, is no rounding
+        seen = math.isfinite(self.comparison.largest) and self.wide.row("evaluation").holds
+        return seen and self.wide.largest <= bound
+
+    @property
+    def reason(self) -> str:
+        """What differs first; a fault may hide below the tolerance, and not in float64."""
+        return self.comparison.reason or (self.wide.reason if self.wide is not None else "")
+
+
+@dataclass
 class Report:
     """What verify found."""
 
     plan: Plan
-    base: Trace
-    comparisons: list[Comparison]
-    found: Diagnosis
+    base: Variant
+    first: Trace
+    rows: list[Row]
+    unseen: str = ""  # why nothing was run in float64
 
     @property
-    def causes(self) -> Mapping[int, list[Cause]]:
-        """By number of processes."""
-        return self.found.causes
+    def law(self) -> list[str]:
+        """What the runs' self-checks said."""
+        traces = [self.first, *(row.comparison.other for row in self.rows)]
+        return list(dict.fromkeys(message for trace in traces for message in trace.law))
+
+    @property
+    def bound(self) -> float:
+        """What is rounding in float64."""
+        return compare.BOUND_NORMED if self.first.batch_norm else compare.BOUND
+
+    def differing(self) -> list[Row]:
+        """The runs for which the mode's claim does not hold."""
+        return [row for row in self.rows if not row.holds(self.bound)]
 
     @property
     def holds(self) -> bool:
-        """True where the mode's claim holds: the same bits in exact mode, the same but for rounding in plain mode."""
-        return all(self.harmless(cause) for causes in self.causes.values() for cause in causes)
+        """True where the mode's claim holds for all that was varied."""
+        return not self.differing()
 
-    def harmless(self, cause: Cause) -> bool:
-        """True for what the mode does not rule out."""
-        return not self.plan.config.exact and cause.suspects == (FLOAT64,)
+    def varied(self) -> str:
+        """What was varied, for the verdict."""
+        names = {"nproc": "N =", "threads": "threads", "workers": "workers", "hash_seed": "hash seeds"}
+        variants = [self.base, *(row.variant for row in self.rows)]
+        values = {word: sorted({getattr(each, name) for each in variants}) for name, word in names.items()}
+        parts = [f"{word} {', '.join(map(str, several))}" for word, several in values.items() if len(several) > 1]
+        return "; ".join([*parts, *(["folders listed backwards"] if self.plan.vary else [])])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: the config, each row of each comparison, the causes."""
-        plan, base = self.plan, self.base
+        """Plain values: the config, each row of each comparison, the verdict."""
         return {
             "holds": self.holds,
-            "config": plan.config_for(base.processes).to_dict(),
-            "steps": len(base.loss),
-            "device": device_type(plan.config.execution),
-            "threads": plan.threads,
-            "tolerance_per_step": plan.per_step,
-            "float64": {str(n): largest for n, largest in self.found.float64.items()},
-            "base": _result(base),
-            "compared": [_result(c.other) | {"rows": [asdict(row) for row in c.rows]} for c in self.comparisons],
-            "causes": [
-                {"processes": n, **asdict(cause), "remedy": cause.remedy(plan.config), "harmless": self.harmless(cause)}
-                for n, causes in self.causes.items()
-                for cause in causes
+            "varied": self.varied(),
+            "config": self.plan.config.to_dict(),
+            "steps": len(self.first.loss),
+            "device": device_type(self.plan.config.execution),
+            "tolerance_per_step": self.plan.per_step,
+            "self_check": self.law,
+            "base": asdict(self.base) | _result(self.first),
+            "compared": [
+                asdict(row.variant)
+                | _result(row.comparison.other)
+                | {"float64": None if math.isnan(row.float64) else row.float64}
+                | {"rows": [asdict(each) for each in row.comparison.rows], "differs": row.reason}
+                for row in self.rows
             ],
         }
 
 
+def rounding(report: Report, rows: Sequence[Row], trace: Callable[[Variant], Trace]) -> None:
+    """Note the difference that these rows keep in float64, or why that can't be run."""
+    try:
+        first = trace(report.base)
+        for row in rows:
+            row.wide = compare.compare(first, trace(row.variant), report.bound)
+    except (UserError, WorkerFailed, RuntimeError, TypeError) as error:
+        report.unseen = f"float64 failed: {str(error).splitlines()[0]}"
+
+
 def _result(trace: Trace) -> dict[str, Any]:
-    written = {"weights_sha256": trace.weights_sha256, "file_sha256": trace.file_sha256}
-    return {"processes": trace.processes, **written, "evaluation": trace.metrics}
+    return {"weights_sha256": trace.weights_sha256, "evaluation": trace.metrics}
 
 
 def print_report(report: Report) -> None:
     """Print the table, the reasons and the verdict."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = max(console.width, _MARGIN + _COLUMN * len(report.comparisons))
-    plan, config, steps = report.plan, report.plan.config, len(report.base.loss)
+        console.width = max(console.width, _MARGIN + _COLUMN * len(report.rows))
+    plan, config, steps = report.plan, report.plan.config, len(report.first.loss)
     mode = f"exact mode ({config.exact} slices)" if config.exact else "plain mode"
+    base = f"N = {report.base.nproc}, {report.base.threads} thread(s), {report.base.workers} worker(s)"
     console.print(
         f"{config.recipe}: {config.model.model} on {config.data.dataset}, {mode}, {config.precision}, "
-        f"{device_type(config.execution)}, {steps} steps of {config.batch_size}, {plan.threads} thread(s) per process"
+        f"{device_type(config.execution)}, {steps} steps of {config.batch_size}, against {base}"
         + (f", patched by {plan.patch}" if plan.patch else "")
     )
     if steps < plan.steps:
         console.print(f"(--steps {plan.steps}: the run has {steps})")
-    table = Table("", *(f"N = {c.other.processes} against {report.base.processes}" for c in report.comparisons))
-    for rows in zip(*(c.rows for c in report.comparisons), strict=True):
-        table.add_row(rows[0].quantity, *map(_cell, rows))
+    table = Table("", *(row.variant.beside(report.base) for row in report.rows))
+    for cells in zip(*(row.comparison.rows for row in report.rows), strict=True):
+        table.add_row(cells[0].quantity, *map(_cell, cells))
     console.print(table, soft_wrap=False)
-    console.print(_foot(report), style="dim")
-    for n, causes in sorted(report.causes.items()):
-        for cause in causes:
-            differs = f"N = {n} differs" if n != report.base.processes else f"N = {n}"
-            harmless = " (rounding: plain mode's claim holds)" if report.harmless(cause) else ""
-            console.print(f"{differs}: {cause.name}{harmless}", style="bold")
-            console.print(f"  {cause.finding}\n  {cause.remedy(config)}")
+    asked = f"Tolerance: {plan.per_step:g} for each step taken. Rounding is what float64 takes away."
+    if config.exact:
+        asked = f"Asked for: the same bits (loss and gradient norm, added up for this table: {REPORTED:g})."
+    console.print(f"Differences are relative to the largest magnitude of a tensor or trajectory. {asked}", style="dim")
+    for row in report.differing():
+        console.print(f"{row.variant.beside(report.base)} differs: {row.reason}", style="bold")
+        if row.wide is not None:
+            console.print(f"  in float64 {row.float64:.1e} is left of {row.comparison.largest:.1e}")
+    for message in report.law:
+        console.print(f"self-check: {message}")
     console.print(_verdict(report), style="bold green" if report.holds else "bold red")
 
 
-def _cell(row: Row) -> Text:
+def _cell(row: compare.Row) -> Text:
     text = Text(row.verdict, style=_COLOURS[row.verdict])
     return text.append(f"\n{row.detail}", style="default") if row.detail else text
 
 
-def _foot(report: Report) -> str:
-    against = "Differences are relative to the largest magnitude of a tensor or trajectory."
-    if report.plan.config.exact:
-        return f"{against} Asked for: the same bits (loss and gradient norm, added up for this table: {REPORTED:g})."
-    each, end = report.plan.per_step, report.plan.per_step * len(report.base.loss)
-    return (
-        f"{against} Tolerance: {each:g} for each step taken, {end:.1e} at the end. Rounding is what float64 takes away."
-    )
-
-
 def _verdict(report: Report) -> str:
-    counts = ", ".join(map(str, report.plan.nproc))
-    claim = "the same bits" if report.plan.config.exact else "the same but for rounding"
+    exact = bool(report.plan.config.exact)
+    claim = "the same bits" if exact else "the same but for rounding"
     if not report.holds:
-        return f"does not hold: {claim} on N = {counts}"
-    top1 = (report.base.metrics or {}).get("top1", math.nan)
-    end = f"top-1 {top1:.2%} after {len(report.base.loss)} steps"
-    if report.plan.config.exact:
-        return f"holds: {claim} on N = {counts} ({end}; weights_sha256 {report.base.weights_sha256})"
-    unseen = [c for c in report.comparisons if not c.equal and c.other.processes not in report.found.float64]
-    if unseen:
-        why = report.found.note or "--no-float64"
-        return f"within tolerance on N = {counts} ({end}); whether that is rounding was not seen: {why}"
-    largest = max(report.found.float64.values(), default=0.0)
-    return f"holds: {claim} on N = {counts} ({end}; in float64 {largest:.1e} at most)"
+        return f"does not hold: {claim} on {report.varied()}"
+    top1 = (report.first.metrics or {}).get("top1", math.nan)
+    end = f"top-1 {top1:.2%} after {len(report.first.loss)} steps"
+    if exact:
+        return f"holds: {claim} on {report.varied()} ({end}; weights_sha256 {report.first.weights_sha256})"
+    if any(math.isnan(row.float64) and not row.comparison.equal for row in report.rows):
+        why = report.unseen or "--no-float64"
+        return f"within tolerance on {report.varied()} ({end}); whether that is rounding was not seen: {why}"
+    largest = max((row.float64 for row in report.rows if not math.isnan(row.float64)), default=0.0)
+    return f"holds: {claim} on {report.varied()} ({end}; in float64 {largest:.1e} at most)"

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 def main():
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    inputs = torch.randn(257, 10, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(129, 10, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(inputs, (inputs.sum(1) > 0).float())
     share = Subset(dataset, range(rank, len(dataset), size))
     loader = DataLoader(share, batch_size=32 // size)

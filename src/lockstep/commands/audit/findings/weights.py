@@ -1,17 +1,17 @@
-"""Whether N processes train the weights that one does, up to rounding."""
+"""Findings about weights: whether N processes train those of one, and a resumed run those of one that went on."""
 
 import math
 from collections.abc import Iterator
 
 from lockstep.commands.audit.events import Event
-from lockstep.commands.audit.findings.finding import APART, Finding
-from lockstep.commands.audit.records import Record, of, trainings
+from lockstep.commands.audit.faults import APART, Finding, times
+from lockstep.commands.audit.records import Reading, Record, of, trainings
 
 _ROUNDING = 1e-4  # of a tensor's norm: float32's sums in another order stay well below in the first steps
 
 
 def apart(records: list[Record]) -> Iterator[Finding]:
-    """LS501; LS212 where FSDP joins unequal models, LS203 where the ranks have unequal shares of that step.
+    """LS501; LS203 where the ranks have unequal batches in that step.
 
     A note where batch norm takes them apart.
     """
@@ -26,34 +26,21 @@ def apart(records: list[Record]) -> Iterator[Finding]:
             continue
         step, name, at = found
         says = f"weights differ from N = 1 beyond rounding from step {step + 1}, first in {name}"
-        shares = _shares(record)
-        before, now = shares[:step], shares[step] if step < len(shares) else []
-        if step and len(set(now)) > 1 and all(len(set(each)) == 1 for each in before):
+        sizes = _batch_sizes(record)
+        before, now = sizes[:step], sizes[step] if step < len(sizes) else []
+        if len(set(now)) > 1 and all(len(set(each)) == 1 for each in before):
             says += (
                 f", in which the ranks have {' and '.join(map(str, sorted(set(now), reverse=True)))} samples: the mean "
                 "of their means is not the samples' mean"
             )
             yield Finding("LS203", at, says, record.nproc)
             continue
-        if cut := next(_cut_apart(record), None) if step == 0 else None:
-            says = (
-                f"each of {record.world} ranks has drawn initial weights of its own, and FSDP joins a part of each: "
-                f"after the first step {name} is not that of N = 1"
-            )
-            yield Finding("LS212", cut["at"], says, record.nproc)
-            continue
-        wraps = [each for each in of(record.first, "wrap") if each["kind"] in ("ddp", "fsdp")]
+        wraps = [each for each in of(record.first, "wrap") if each["kind"] == "ddp"]
         if any(each["batch_norms"] for each in wraps):
-            says += f": batch norm takes the statistics of each of {record.world} shares of a batch"
+            says += f": batch norm takes the statistics of each of {record.world} ranks' batches"
             yield Finding(APART, at, says, record.nproc, note=True)
         else:
             yield Finding(APART, at, f"{says}, from the same samples at the same rate", record.nproc)
-
-
-def _cut_apart(record: Record) -> Iterator[Event]:
-    """Where FSDP has cut weights that were not the same on all ranks."""
-    wraps = ([each for each in of(events, "wrap") if each["kind"] == "fsdp"] for events in record.ranks.values())
-    return (now[0] for now in zip(*wraps, strict=False) if len({each["begun"] for each in now}) > 1)
 
 
 def _draws(record: Record) -> bool:
@@ -64,32 +51,20 @@ def _draws(record: Record) -> bool:
 
 def _first_difference(one: Record, other: Record) -> tuple[int, str, str] | None:
     """(step, tensor, line) of the first difference, while both take the same samples at the same rates."""
-    steps = zip(_steps(one), _steps(other), _batches(one), _batches(other), strict=False)
-    for number, ((a, mine), (b, theirs), ids, others) in enumerate(steps):
-        if not mine or not theirs or sorted(ids) != sorted(others) or not ids:
+    steps = zip(of(one.first, "step"), of(other.first, "step"), _batches(one), _batches(other), strict=False)
+    for number, (a, b, ids, others) in enumerate(steps):
+        mine, theirs = a.get("weights") or {}, b.get("weights") or {}
+        if not mine or not ids or sorted(ids) != sorted(others):
             return None
         if a["lr"] != b["lr"] or mine.keys() != theirs.keys():
             return None
         for name, (total, norm) in mine.items():
-            there_total, there_norm = theirs[name]
-            allowed = _ROUNDING * max(norm, there_norm) + 1e-7
-            far = abs(norm - there_norm) > allowed or abs(total - there_total) > allowed * math.sqrt(2 + norm)
+            other_total, other_norm = theirs[name]
+            allowed = _ROUNDING * max(norm, other_norm) + 1e-7
+            far = abs(norm - other_norm) > allowed or abs(total - other_total) > allowed * math.sqrt(2 + norm)
             if far:
                 return number, name, b["at"]
     return None
-
-
-def _steps(record: Record) -> Iterator[tuple[Event, dict[str, tuple[float, float]]]]:
-    """The lowest rank's steps, each with the sums and norms of the weights after it; of shards those of the whole."""
-    ranks = list(record.ranks.values())
-    for now in zip(*(of(events, "step") for events in ranks), strict=False):
-        first, parts = now[0], [each.get("shards") or {} for each in now]
-        whole = {name: (total, norm) for name, (total, norm) in (first.get("weights") or {}).items()}
-        for name, (*_, cut) in parts[0].items() if all(each.keys() == parts[0].keys() for each in parts) else ():
-            copies = len(ranks) / cut
-            total, squares = sum(each[name][0] for each in parts), sum(each[name][1] ** 2 for each in parts)
-            whole[name] = total / copies, math.sqrt(squares / copies)
-        yield first, whole
 
 
 def _batches(record: Record) -> list[list[int]]:
@@ -98,7 +73,7 @@ def _batches(record: Record) -> list[list[int]]:
     return [[each for part in now for each in part] for now in zip(*ranks, strict=False)]
 
 
-def _shares(record: Record) -> list[list[int]]:
+def _batch_sizes(record: Record) -> list[list[int]]:
     """How many samples each rank has in each step of the first training pass."""
     ranks = [_own(events) for events in record.ranks.values()]
     return [[len(part) for part in now] for now in zip(*ranks, strict=False)]
@@ -113,3 +88,41 @@ def _own(events: list[Event]) -> list[list[int]]:
         elif each["event"] == "step":
             found.append([])
     return found[:-1]
+
+
+def resumed(records: list[Record], others: list[Record]) -> Iterator[Finding]:
+    """LS404: the optimizer or the rate begins again. LS407: the epochs do.
+
+    Of runs whose weights go on bit by bit: what else a script may load is no resumption.
+    """
+    again = next((each for each in others if each.purpose == "resumed"), None)
+    whole = next((each for each in records if again is not None and each.nproc == again.nproc), None)
+    loaded = next(iter(of(again.first, "loaded")), None) if again else None
+    if whole is None or again is None or loaded is None:
+        return
+    passes, resumed = trainings(whole.first), trainings(again.first)
+    if len(passes) < 2 or not resumed or again.first.index(loaded) > again.first.index(resumed[0].events[0]):
+        return
+    first, second, mine = _begin(passes[0]), _begin(passes[1]), _begin(resumed[0])
+    if not first or not second or not mine or not second.get("begun") or second["begun"] != mine.get("begun"):
+        return
+    head = f"resumed from {loaded['path']} after epoch 1,"
+    reasons = []
+    if passes[0].epoch != passes[1].epoch and resumed[0].epoch == passes[0].epoch is not None:
+        says = f"{head} it has epoch {passes[0].epoch} again, where the uninterrupted run has epoch {passes[1].epoch}"
+        yield Finding("LS407", loaded["at"], f"{says}{_order(passes, resumed[0])}", again.nproc)
+    elif mine["lr"] != second["lr"]:
+        reasons.append(f"the rate is {mine['lr'][0]:g} instead of {second['lr'][0]:g}")
+    if second.get("state") and not mine.get("state"):
+        reasons.append(f"the optimizer has nothing instead of {times(second['state'], 'tensor')} of earlier steps")
+    if reasons:
+        yield Finding("LS404", loaded["at"], f"{head} {' and '.join(reasons)}", again.nproc)
+
+
+def _begin(reading: Reading) -> Event | None:
+    return next(iter(of(reading.events, "step")), None)
+
+
+def _order(passes: list[Reading], mine: Reading) -> str:
+    alike = mine.ids and mine.ids == passes[0].ids != passes[1].ids
+    return f": the same {times(len(mine.ids), 'sample')} in the same order once more" if alike else ""

@@ -1,1 +1,0 @@
-"""`lockstep lint`: what a training script does to its result, found without running it."""

@@ -1,1 +1,0 @@
-"""`lockstep lr-find`: a range test of the learning rate."""

@@ -1,1 +1,0 @@
-"""`lockstep preview`: what the network sees."""

@@ -1,1 +1,0 @@
-"""`lockstep sweep`: runs that differ in one setting each, and one table."""

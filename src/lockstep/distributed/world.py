@@ -1,0 +1,214 @@
+"""The processes of a run, as one of them sees it: its rank, and the collectives."""
+
+import json
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from lockstep.config import Execution
+from lockstep.distributed.devices import keep_freed, rank_device
+from lockstep.distributed.environment import launcher_ranks
+from lockstep.distributed.failures import is_peer_gone
+from lockstep.distributed.output import status
+from lockstep.distributed.proc import threads_each
+from lockstep.distributed.rendezvous import choose_interface, different, keep_to_loopback, open_store, versions
+from lockstep.errors import PeerError, UserError, reason, shown
+
+_LAST_RELEASES_S = 0.1
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them. Its size decides who does which share, and nothing else."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    backend: str
+
+    @classmethod
+    def single(cls, device: str | torch.device = "cpu") -> "World":
+        """A world of one process, without a process group."""
+        return cls(0, 1, 0, 1, torch.device(device), "none")
+
+    def shard(self, n: int) -> slice:
+        """This rank's contiguous part of n things. Sizes differ by at most one; the first ranks get the larger ones."""
+        return shard_of(n, self.rank, self.size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add a tensor over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def rows(self, mine: Tensor) -> Tensor:
+        """Every rank's vector [n], one a row: [ranks, n] on the device. The others add zeros: nothing is rounded."""
+        table = torch.zeros(self.size, len(mine), dtype=mine.dtype, device=self.device)
+        table[self.rank] = mine
+        return self.sum(table)
+
+    def largest(self, values: list[int]) -> list[int]:
+        """The largest over all ranks of each of a few integers, through the host."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def barrier(self) -> None:
+        """Wait for all ranks, at most as long as the run's --collective-timeout."""
+        if self.size > 1:
+            dist.barrier(device_ids=None if self.backend == "gloo" else [self.device.index])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on all ranks (for small ones: they go through the host).
+
+        A value is JSON's: text, numbers, None, lists and dicts with text for keys. A pickle, as torch's own collectives
+        for objects send it, would be code for whoever gets at the connection to run.
+        """
+        content = json.dumps(value).encode()
+        if self.size == 1:
+            return [json.loads(content)]
+        text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(text)
+        dist.all_reduce(sizes)
+        table = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
+        table[self.rank, : len(text)] = text
+        dist.all_gather(list(table.unbind()), table[self.rank].clone())
+        return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(table, sizes.tolist(), strict=True)]
+
+    def require_same(self, mine: Mapping[str, str]) -> None:
+        """Compare values by their names, on all ranks together; UserError on all of them names what differs, where."""
+        everyone = self.gather({"host": socket.gethostname(), "values": dict(mine)})
+        places = [f"rank {rank} ({each['host']})" for rank, each in enumerate(everyone)]
+        if error := different([each["values"] for each in everyone], places):
+            raise error
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0 alone; names of classes and files as a terminal may show them."""
+        if self.rank == 0:
+            print(*(shown(str(value), keep="\n") for value in values), flush=True)
+
+    def status(self, what: str) -> None:
+        """Say on rank 0's terminal what is being waited for, until anything is printed."""
+        if self.rank == 0:
+            status(what)
+
+    @contextmanager
+    def first_on_host(self) -> Iterator[None]:
+        """Run the body on the first rank of each host, then on the other ranks, which find the work done.
+
+        Where a host's first rank failed, all other ranks raise PeerError.
+        """
+        if self.local_rank == 0:
+            try:
+                yield
+            except BaseException:
+                self.gather(True)
+                raise
+        if True in (failed := self.gather(False)):
+            raise PeerError(f"rank {failed.index(True)} failed")
+        if self.local_rank > 0:
+            yield
+
+
+@contextmanager
+def pretended_rank(rank: int, size: int) -> Iterator[None]:
+    """Within, a process finds itself rank `rank` of `size`, by torch and by the environment, whatever it is.
+
+    Collectives return at once, as if the other ranks had brought nothing. It takes about a millisecond.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    before = {name: os.environ.get(name) for name in names}
+    groups, real, hook = c10d._world, c10d._world.default_pg, sys.excepthook
+    made = groups.group_count  # of groups so far: the number names the next one, and has to be the same on all ranks
+    os.environ |= {name: str(number) for name, number in names.items()}
+    c10d._update_default_pg(None)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        pretended = groups.default_pg
+        c10d._update_default_pg(real)
+        dist.destroy_process_group(pretended)
+        groups.group_count = made
+        sys.excepthook = hook  # torch wraps it, to put the rank before each line
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
+
+
+def shard_of(n: int, rank: int, size: int) -> slice:
+    """Rank's contiguous part of n things among `size` ranks, as `World.shard`."""
+    base, larger = divmod(n, size)
+    start = rank * base + min(rank, larger)
+    return slice(start, start + base + (rank < larger))
+
+
+@contextmanager
+def join(execution: Execution, environ: MutableMapping[str, str] = os.environ) -> Iterator[World]:
+    """Join the run that the environment describes (torchrun's variables, mpirun's or srun's), or be a world of one.
+
+    Sets the process's CPU threads, its current device and, where it trains on the CPU, that freed memory is kept; seeds
+    Python's and numpy's generators alike in all processes and runs, as torch's own is; leaves the process group at the
+    end. Raises UserError for a torn environment, a missing device or a group that does
+    not come together, PeerError where another rank went away before all had met.
+    """
+    rank, size, local_rank, local_size = launcher_ranks(environ) or (0, 1, 0, 1)
+    device = rank_device(execution, local_rank, local_size)
+    torch.set_num_threads(threads_each(execution.threads, local_size))
+    random.seed(0)
+    np.random.seed(0)
+    if device.type == "cpu":
+        keep_freed()
+    else:
+        torch.accelerator.set_device_index(device.index or 0)
+    if size == 1:
+        yield World(rank, size, local_rank, local_size, device, "none")
+        return
+    backend = execution.backend if execution.backend != "auto" else dist.get_default_backend_for_device(device)
+    names = backend if backend == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
+    limit = timedelta(seconds=execution.collective_timeout)
+    try:
+        store = open_store(environ, rank, size, local_size, execution.collective_timeout)
+        if local_size == size:
+            keep_to_loopback(environ)
+        else:
+            choose_interface(store, environ["MASTER_ADDR"], rank, size, environ)
+        dist.init_process_group(names, timeout=limit, store=store, rank=rank, world_size=size)
+        world = World(rank, size, local_rank, local_size, device, backend)
+        world.largest([rank])  # who leaves before the last one has connected would seem to have died
+        if local_size < size:
+            world.require_same(versions() | {"--device with --backend": names})
+    except (dist.DistError, RuntimeError, ValueError, OSError) as error:
+        if is_peer_gone(error):  # it had come, and was killed or told to end: no mistake in what was given here
+            raise PeerError(f"while they met: {reason(error)}") from error
+        raise UserError(
+            f"rank {rank} of {size} could not meet the others at "
+            f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}",
+            "Check that the address is machine 0's, the port is free and open, and that all processes were started.",
+        ) from error
+    yield world
+    # Not after an error: an orderly goodbye would wait for the others. The process ends, the launcher stops the rest.
+    dist.destroy_process_group()
+    # gloo's threads outlive the group, which DDP never lets go, and need the interpreter's lock to release the last
+    # collective's tensors: one that waits for it while the interpreter ends aborts the process. Sleep gives it away.
+    time.sleep(_LAST_RELEASES_S)

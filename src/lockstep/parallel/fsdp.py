@@ -1,0 +1,188 @@
+"""FSDP2: each rank holds a part of every parameter, gradient and optimizer state, and borrows the rest layer by layer.
+
+`fully_shard` makes DTensors of the parameters, in place. What is written to disk is whole tensors, so that any strategy
+and any number of ranks can go on from it: `whole` gathers one (all ranks call it together), `part_of` cuts one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from lockstep.distributed.world import World
+from lockstep.errors import UserError
+from lockstep.parallel.module_state import copy_from_first
+from lockstep.parallel.sync import BackwardSync
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_LARGE = 1_000_000  # parameters: a single layer of this size is worth a gathering of its own
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model: what its Sequentials and ModuleLists hold, except small single layers.
+
+    Of a ResNet its residual blocks, of a vision transformer its encoder layers, of a VGG its large linear layers. What
+    is in no unit belongs to the model itself. No unit is inside another one.
+    """
+    return list(dict.fromkeys(_units(model)))
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        block = next(child.children(), None) is not None
+        if isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS) and (block or _size(child) >= _LARGE):
+            if _size(child):
+                yield child
+        else:
+            yield from _units(child)
+
+
+def sequence(model: nn.Module) -> list[nn.Module]:
+    """The model in parts that may lie on different devices: units, the layers beside them, no part inside another.
+
+    A module that holds units somewhere inside (a transformer's encoder, say) is taken apart, as the model itself is; a
+    unit is not, since its forward may add what comes in to what goes out.
+    """
+    parts = [part for child in model.children() for part in _parts(child, isinstance(model, _CONTAINERS))]
+    return list(dict.fromkeys(parts)) or [model]
+
+
+def _parts(module: nn.Module, is_element: bool) -> list[nn.Module]:
+    if not isinstance(module, _CONTAINERS) and (is_element or not units(module)):
+        return [module]
+    return sequence(module)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precision -> what autocast computes in
+
+# what autocast casts the weights of; a subclass may do something else with them
+_LOWERED = {
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.MultiheadAttention, NonDynamicallyQuantizableLinear),
+}
+
+
+def shard(model: nn.Module, world: World, dtype: torch.dtype | None = None) -> nn.Module:
+    """Shard the model's parameters over all ranks, in place, unit by unit (`units`); returns the model.
+
+    Args:
+        dtype: in which the weights travel and are held that autocast would cast to it (None: as they are). The parts
+            that a rank owns, gradients and their sums stay float32. torch before 2.15 can't choose by parameter: there
+            they travel as they are.
+
+    Raises:
+        UserError: for a parameter that is a single number, which FSDP2 does not take.
+    """
+    # here: torch.distributed.tensor takes half a second to import
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if single := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
+        raise UserError(
+            f"--strategy fsdp can't cut a parameter that is a single number: {', '.join(single[:5])}",
+            "Give it the shape [1], or use --strategy ddp.",
+        )
+    group = dist.group.WORLD
+    assert group is not None
+    mesh = DeviceMesh.from_group(group, world.device.type)
+    copy_from_first(model, world)
+    if any(_is_channels_last(p) for p in model.parameters()):  # FSDP2 takes contiguous parameters only
+        model.to(memory_format=torch.contiguous_format)
+        model.register_forward_pre_hook(_to_channels_last)
+    policy: dict[str, Any] = {}
+    if dtype is not None and hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
+        lowered = _lowered(model)
+        how: dict[str, Any] = {  # as one, since torch before 2.15 has no such last argument
+            "param_dtype": dtype,
+            "reduce_dtype": torch.float32,
+            "cast_forward_inputs": False,  # autocast does, where it is due
+            "param_dtype_override_fn": lambda p: dtype if id(p) in lowered else p.dtype,
+        }
+        policy["mp_policy"] = MixedPrecisionPolicy(**how)
+    for unit in [*units(model), model]:
+        # the root too: what it held on to after an evaluation would be plain tensors, in the place of its parameters
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True, **policy)
+    return model
+
+
+def _lowered(model: nn.Module) -> set[int]:
+    """The ids of the float32 parameters that autocast casts wherever they are used."""
+    found, others = set[int](), set[int]()
+    for module in model.modules():
+        own = {id(p) for p in module.parameters(recurse=False) if p.dtype == torch.float32}
+        (found if type(module) in _LOWERED else others).update(own)
+    return found - others
+
+
+def _is_channels_last(parameter: Tensor) -> bool:
+    return (
+        parameter.ndim == 4
+        and not parameter.is_contiguous()
+        and parameter.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _to_channels_last(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    del module
+    return tuple(a.to(memory_format=torch.channels_last) if isinstance(a, Tensor) and a.ndim == 4 else a for a in args)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """True for a module whose forward and backward passes gather and scatter parts of parameters."""
+    return any(is_part(parameter) for parameter in model.parameters())
+
+
+def is_part(value: object) -> bool:
+    """True for a DTensor."""
+    return isinstance(value, Tensor) and hasattr(value, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, of which this rank may hold a part; then all ranks call it together."""
+    return tensor.full_tensor() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def part_of(source: Tensor, like: Tensor) -> Tensor:
+    """What a rank holds of a whole tensor that every rank has, cut as `like` is; without communication."""
+    if not is_part(like):
+        return source
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(source.to(like.device), mesh, placements, src_data_rank=None)
+
+
+class ShardedSync(BackwardSync):
+    """FSDP's reduce-scatter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, dist.get_world_size())
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # the sum over the ranks, not their mean
+                module.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
+
+    @contextmanager
+    def reducing(self, last: bool) -> Iterator[None]:
+        """Gradients of all but the last shard stay where they are, whole; memory for one set of them is the cost."""
+        self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        yield
+
+    def waited_ms(self) -> float | None:
+        """Nobody can tell: FSDP waits within the passes."""
+        return None

@@ -1,0 +1,154 @@
+"""Batch normalisation of a part of a batch by the statistics of the whole, in both directions.
+
+What the layers saw and got back in a pass over the whole batch is noted, call by call; a pass over a part computes
+with it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lockstep.parallel.batchnorm import (
+    GroupBatchNorm,
+    SyncBatchNorm,
+    backward,
+    batch_norms,
+    channels,
+    own_forward,
+    statistics,
+)
+
+
+@dataclass
+class Call:
+    """What one call of a layer saw and got back, over `count` values of a channel."""
+
+    mean: Tensor  # [C]
+    variance: Tensor  # [C]
+    r: Tensor  # [C], 1 / deviation
+    count: Tensor  # []
+    sums: Tensor  # [2, C], of what came back
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, eps: float) -> "Call":
+        """Of a call that took x to y; backward will add the rest."""
+        with torch.no_grad():
+            mean, squares = statistics(x)
+            count = torch.tensor(float(x.numel() // x.shape[1]), dtype=mean.dtype, device=x.device)
+            variance = squares / count
+            made = cls(mean, variance, torch.rsqrt(variance + eps), count, mean.new_zeros(2, len(mean)))
+        held = [x.detach()]  # which is kept until backward anyway
+
+        def note(dy: Tensor) -> None:
+            if held:
+                dims, shape = channels(x)
+                centred = held.pop().to(mean.dtype) - mean.view(shape)
+                dy = dy.to(mean.dtype)
+                made.sums = torch.stack([dy.sum(dims), (dy * centred).sum(dims)])
+
+        if y.requires_grad:
+            y.register_hook(note)  # type: ignore[no-untyped-call]
+        return made
+
+
+class _Given(torch.autograd.Function):
+    """Batch norm of x by the statistics of a call, and d_x by its sums."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: Call, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.call = call
+        scale, shift = (None if parameter is None else parameter.to(call.mean.dtype) for parameter in (weight, bias))
+        return F.batch_norm(x, call.mean, call.variance, scale, shift, False, 0.0, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        call: Call = ctx.call
+        sums, finish = backward(dy, x, call.mean, call.r, weight)
+        d_x = finish(call.sums, call.count.to(sums.dtype)).to(x.dtype)
+        return (
+            d_x,
+            None if weight is None else (sums[1] * call.r).to(weight.dtype),
+            None if bias is None else sums[0].to(bias.dtype),
+            None,
+            None,
+        )
+
+
+class GivenStatistics:
+    """The calls of a model's batch norms, pass by pass. What computes by a forward of its own is not among them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = {
+            id(layer)
+            for layer in batch_norms(model)
+            if isinstance(layer, SyncBatchNorm) or (not isinstance(layer, GroupBatchNorm) and not own_forward(layer))
+        }
+        self.passes: list[list[Call]] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Within, passes are noted; each begins by `begin`."""
+
+        def note(normalised: Callable[[], Tensor], x: Tensor, eps: float, *_: object) -> Tensor:
+            self.passes[-1].append(Call.of(x, y := normalised(), eps))
+            return y
+
+        with self._instead(note):
+            SyncBatchNorm.watcher = self
+            try:
+                yield
+            finally:
+                SyncBatchNorm.watcher = None
+
+    def of_all_ranks(self, mean: Tensor, variance: Tensor, r: Tensor, count: Tensor) -> Call:
+        """Of a SyncBatchNorm, which sets `sums` in backward."""
+        self.passes[-1].append(call := Call(mean, variance, r, count, mean.new_zeros(2, len(mean))))
+        return call
+
+    def begin(self) -> None:
+        """Before a pass that is noted."""
+        self.passes.append([])
+
+    @contextmanager
+    def given(self, number: int) -> Iterator[None]:
+        """Within, a part of the batch of pass `number` is normalised by the whole; running statistics stay."""
+        calls = iter(self.passes[number])
+
+        def give(normalised: Callable[[], Tensor], x: Tensor, eps: float, weight: Any, bias: Any) -> Tensor:
+            call = next(calls, None)
+            y: Tensor = normalised() if call is None else _Given.apply(x, weight, bias, call, eps)
+            return y
+
+        with self._instead(give):
+            yield
+
+    @contextmanager
+    def _instead(self, take: Callable[..., Tensor]) -> Iterator[None]:
+        """Within, `take` has the calls of F.batch_norm by the layers in training."""
+        torchs = F.batch_norm
+
+        def batch_norm(
+            input: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+            training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+        ) -> Tensor:  # fmt: skip
+            normalised = partial(torchs, input, running_mean, running_var, weight, bias, training, momentum, eps)
+            frame = inspect.currentframe()
+            caller = frame.f_back.f_locals.get("self") if training and frame is not None and frame.f_back else None
+            return take(normalised, input, eps, weight, bias) if id(caller) in self.layers else normalised()
+
+        F.batch_norm = batch_norm
+        try:
+            yield
+        finally:
+            F.batch_norm = torchs

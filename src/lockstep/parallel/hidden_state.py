@@ -1,0 +1,430 @@
+"""What a model's code may move beside parameters: found, kept, put back, compared.
+
+Buffers, attributes, what is in lists, dicts and objects, generators, variables of closures, class attributes and the
+globals that the code names. Not reached: what C++ or another library's objects hold, iterators, files, other processes.
+"""
+
+import base64
+import dis
+import hashlib
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from enum import Enum
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
+_CONTAINERS = (list, dict, set, deque, bytearray)
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "timm", "numpy", "lockstep"} - {"__main__"}
+_LARGE = 1 << 26  # bytes of a tensor that is no buffer: it is taken for data
+_LONG = 256  # elements of a container that are looked at one by one
+_OTHERS = {"_parameters", "_modules", "_non_persistent_buffers_set"}  # of a module; FSDP swaps its parameters there
+LENGTH = "the length of "  # before the name of a list or deque whose elements have names of their own
+_GENERATORS = ("torch's generator", "numpy's generator", "Python's generator")
+_MISSING = object()
+
+
+def _is_library(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in _LIBRARIES
+
+
+class HiddenState:
+    """The state that some objects reach, as it is now.
+
+    Args:
+        roots: modules and functions, by name.
+        devices: whose generators belong to it, beside those of torch, numpy and Python; None: no generator does.
+    """
+
+    def __init__(self, roots: dict[str, Any], devices: Iterable[torch.device] | None = None) -> None:
+        self.values: dict[str, Any] = {}  # plain values, and copies of tensors and states of generators, by name
+        self.generators: set[str] = set()  # the names of those of them that are states of generators
+        self._kept: dict[Any, tuple[Any, Callable[[], object]]] = {}  # id -> what it is of, and what puts it back
+        self._holders: dict[str, dict[str, Any]] = {}  # name -> the attributes of what has it
+        self._setters: dict[str, Callable[[Any], object]] = {}  # name -> gives it another value
+        for name, root in roots.items():
+            self._visit(root, name)
+        if devices is not None:
+            self._keep_generators(devices)
+
+    def give(self, name: str, value: Any) -> bool:
+        """Give what has this name another value, of the kind that `values` holds; False where there is nothing."""
+        place = self._setters.get(name)
+        path, _, attribute = name.rpartition(".")
+        if place is None and path in self._holders and attribute.isidentifier():
+            place = partial(self._holders[path].__setitem__, attribute)  # what the first pass would make
+        if place is not None:
+            place(value)
+        return place is not None
+
+    def reaches(self, objects: Iterable[Any]) -> bool:
+        """Whether some of these modules or tensors were found; a module's own parameters are not looked for."""
+        return any(id(each) in self._kept for each in objects)
+
+    def restore(self) -> None:
+        """Put everything back where it was."""
+        with torch.no_grad():
+            for _, put_back in self._kept.values():
+                put_back()
+
+    def _keep_generators(self, devices: Iterable[torch.device]) -> None:
+        states = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
+        setters: Any = torch.set_rng_state, np.random.set_state, random.setstate
+        for name, state, put_back in zip(_GENERATORS, states, setters, strict=True):
+            self._state(name, state, put_back)
+        for device in set(devices):
+            if device.type not in ("cpu", "meta"):
+                module, which = torch.get_device_module(device), () if device.type == "mps" else (device,)
+                put_back = partial(_set_device, module, which)
+                self._state(f"the generator of {device}", module.get_rng_state(*which), put_back)
+
+    def _state(self, name: str, state: Any, put_back: Callable[[Any], object], holder: Any = None) -> None:
+        self.values[name], self._setters[name] = state, put_back
+        self.generators.add(name)
+        self._kept[id(holder) if holder is not None else id(state)] = holder, partial(put_back, state)
+
+    def _visit(self, value: Any, name: str, place: Callable[[Any], object] = lambda _: None) -> None:
+        """`place` puts another value where this one is."""
+        self._setters.setdefault(name, place)
+        if isinstance(value, _PLAIN):
+            self.values[name] = value
+        elif id(value) not in self._kept:
+            for kinds, visit in _VISITS:
+                if isinstance(value, kinds):
+                    visit(self, value, name)
+                    return
+            if hasattr(value, "__dict__") and not _is_library(type(value).__module__):
+                self._keep_dict(vars(value), name, value)
+                self._visit(type(value), type(value).__name__)
+
+    def _visit_tensor(self, value: Tensor, name: str, limit: int = _LARGE) -> None:
+        if isinstance(value, nn.Parameter) or hasattr(value, "full_tensor") or value.device.type == "meta":
+            self._kept.setdefault(id(value), (value, _nothing))
+            return
+        if value.layout is torch.strided and value.nbytes <= limit:
+            copy = self.values[name] = value.detach().clone()
+            self._setters[name] = partial(_set_tensor, value)
+            self._kept[id(value)] = value, partial(_set_tensor, value, copy)
+
+    def _visit_array(self, value: np.ndarray, name: str) -> None:
+        if value.nbytes <= _LARGE and value.dtype != object:
+            copy = self.values[name] = value.copy()
+            self._setters[name] = partial(_set_array, value)
+            self._kept[id(value)] = value, partial(_set_array, value, copy)
+
+    def _visit_container(self, value: Any, name: str) -> None:
+        if isinstance(value, dict):
+            self._keep_dict(value, name, value)
+            return
+        copy = list(value)
+        self._kept[id(value)] = value, partial(_set_container, value, copy)
+        if len(copy) > _LONG or isinstance(value, set | bytearray):
+            self.values[name] = (set if isinstance(value, set) else tuple)(v for v in copy if isinstance(v, _PLAIN))
+            return
+        self.values[LENGTH + name] = len(copy)
+        for i, element in enumerate(copy):
+            self._visit(element, f"{name}[{i}]", partial(value.__setitem__, i))
+
+    def _visit_tuple(self, value: tuple[Any, ...], name: str) -> None:
+        self._kept[id(value)] = value, _nothing
+        for i, element in enumerate(value[:_LONG]):
+            self._visit(element, f"{name}[{i}]")
+
+    def _keep_dict(self, held: dict[Any, Any], name: str, holder: Any, keys: set[Any] | None = None) -> None:
+        """Entries of a dict: all of it, or some keys. An attribute's name follows its holder's after a dot."""
+        items = dict(held) if keys is None else {key: held[key] for key in keys if key in held}
+        self._kept[id(holder)] = (holder, held), partial(_set_dict, held, items, keys is None)
+        inner = isinstance(holder, dict)
+        if not inner:
+            self._holders[name] = held
+        for key, value in [*items.items()][: None if keys is not None else 4 * _LONG]:
+            full = f"{name}[{key!r}]" if inner else f"{name}.{key}".lstrip(".")
+            self._visit(value, full, partial(held.__setitem__, key))
+
+    def _visit_module(self, module: nn.Module, name: str) -> None:
+        held = vars(module)
+        self._holders[name] = held
+        items = {key: value for key, value in held.items() if key not in _OTHERS}
+        self._kept[id(module)] = module, partial(_set_dict, held, items, True, _OTHERS)
+        prefix = f"{name}." if name else ""
+        buffers = module._buffers
+        self._kept[id(buffers)] = buffers, partial(_set_dict, buffers, dict(buffers), True)
+        for key, buffer in buffers.items():
+            if buffer is not None and id(buffer) not in self._kept:
+                self._visit_tensor(buffer, prefix + key, sys.maxsize)
+        for key, value in items.items():
+            if key.endswith("_hooks") and isinstance(value, dict):
+                self._keep_dict(value, f"hooks of {name or 'the model'}", value)
+            elif key != "_buffers":
+                self._visit(value, prefix + key, partial(held.__setitem__, key))
+        self._visit(type(module), type(module).__name__)
+        for key, child in module.named_children():
+            self._visit(child, prefix + key)
+
+    def _visit_class(self, kind: type, name: str) -> None:
+        self._kept[id(kind)] = kind, _nothing
+        if _is_library(kind.__module__):
+            for base in kind.__mro__[1:-1]:
+                self._visit(base, base.__name__)
+            return
+        for key, value in [*vars(kind).items()]:
+            if isinstance(value, _PLAIN) and not key.startswith("__"):
+                self._kept[id(kind), key] = kind, partial(_set_attribute, kind, key, value)
+                self._visit(value, f"{name}.{key}", partial(setattr, kind, key))
+            elif not key.startswith("__") or isinstance(value, types.FunctionType):
+                self._visit(value, f"{name}.{key}")
+        for base in kind.__mro__[1:-1]:
+            self._visit(base, base.__name__)
+
+    def _visit_function(self, function: types.FunctionType, _: str) -> None:
+        self._kept[id(function)] = function, _nothing
+        if _is_library(function.__module__) and function.__closure__ is None:
+            return
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if id(cell) in self._kept or variable == "__class__":
+                continue
+            value = _content(cell)
+            if value is not _MISSING:
+                self._kept[id(cell)] = cell, partial(setattr, cell, "cell_contents", value)
+                place = partial(setattr, cell, "cell_contents")
+                self._visit(value, f"{variable} of {function.__qualname__}", place)
+        if _is_library(function.__module__):
+            return
+        for i, default in enumerate(function.__defaults__ or ()):
+            self._visit(default, f"default {i} of {function.__qualname__}")
+        if vars(function):
+            self._keep_dict(vars(function), function.__qualname__, vars(function))
+        self._visit_named(function.__globals__, _global_names(function.__code__), function.__module__)
+
+    def _visit_named(self, variables: dict[str, Any], names: Set[str], module: str) -> None:
+        for key in names & variables.keys():
+            value = variables[key]
+            if isinstance(value, types.ModuleType):
+                if not _is_library(value.__name__) and id(value) not in self._kept:
+                    self._kept[id(value)] = value, _nothing
+                    self._visit_named(vars(value), set(vars(value)), value.__name__)
+                continue
+            if (id(variables), key) not in self._kept:
+                place = partial(variables.__setitem__, key)
+                self._kept[id(variables), key] = variables, partial(place, value)
+                self._visit(value, f"{key} of {module}", place)
+
+
+@cache
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """The global variables that code uses; `co_names` would have its attributes too."""
+    found = {each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))}
+    return frozenset(found).union(*(_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+
+
+def _nothing() -> None: ...
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return _MISSING
+
+
+def _set_attribute(kind: type, key: str, value: Any) -> None:
+    if vars(kind).get(key, _MISSING) is not value:
+        setattr(kind, key, value)
+
+
+def _set_device(module: Any, which: tuple[torch.device, ...], state: Tensor) -> None:
+    module.set_rng_state(state, *which)
+
+
+def _set_tensor(tensor: Tensor, copy: Tensor) -> None:
+    if (tensor.shape, tensor.dtype) != (copy.shape, copy.dtype):
+        tensor.data = copy.clone()
+    else:
+        tensor.data.copy_(copy)  # by .data: what autograd has kept of it is of passes that are over
+
+
+def _set_array(array: np.ndarray, copy: np.ndarray) -> None:
+    if array.flags.writeable:
+        array[...] = copy
+
+
+def _set_container(container: Any, copy: list[Any]) -> None:
+    if isinstance(container, list | bytearray):
+        container[:] = copy
+    else:
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(copy)
+
+
+def _set_dict(held: dict[Any, Any], items: dict[Any, Any], whole: bool, others: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    if whole:
+        for key in [key for key in held if key not in items and key not in others]:
+            del held[key]
+    for key, value in items.items():
+        if held.get(key, _MISSING) is not value:
+            held[key] = value
+
+
+def _visit_generator(state: HiddenState, value: Any, name: str) -> None:
+    if isinstance(value, torch.Generator):
+        state._state(name, value.get_state(), value.set_state, value)
+    elif isinstance(value, random.Random):
+        state._state(name, value.getstate(), value.setstate, value)
+    elif isinstance(value, np.random.RandomState):
+        state._state(name, value.get_state(legacy=False), value.set_state, value)
+    else:
+        bits = value if isinstance(value, np.random.BitGenerator) else value.bit_generator
+        state._state(name, bits.state, partial(setattr, bits, "state"), value)
+
+
+def _visit_optimizer(state: HiddenState, value: torch.optim.Optimizer, name: str) -> None:
+    """What a class of a user's adds to it; the rest is its state_dict's."""
+    state._keep_dict(vars(value), name, value, vars(value).keys() - _torchs_own())
+
+
+@cache
+def _torchs_own() -> set[str]:
+    return {*vars(torch.optim.SGD([torch.zeros(1)]))}
+
+
+def _visit_partial(state: HiddenState, value: Any, name: str) -> None:
+    state._kept[id(value)] = value, _nothing
+    for part in (value.func, *value.args, *value.keywords.values()):
+        state._visit(part, name)
+
+
+def _visit_method(state: HiddenState, value: Any, name: str) -> None:
+    state._kept[id(value)] = value, _nothing
+    state._visit(value.__func__, name)
+    state._visit(value.__self__, name)
+
+
+def _visit_property(state: HiddenState, value: property, name: str) -> None:
+    for function in (value.fget, value.fset):
+        if function is not None:
+            state._visit(function, name)
+
+
+_VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
+    (Tensor, HiddenState._visit_tensor),
+    (nn.Module, HiddenState._visit_module),
+    (_CONTAINERS, HiddenState._visit_container),
+    (tuple, HiddenState._visit_tuple),
+    (np.ndarray, HiddenState._visit_array),
+    (
+        (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator),
+        _visit_generator,
+    ),
+    (types.FunctionType, HiddenState._visit_function),
+    (types.MethodType, _visit_method),
+    (partial, _visit_partial),
+    (torch.optim.Optimizer, _visit_optimizer),
+    ((staticmethod, classmethod), lambda state, value, name: state._visit(value.__func__, name)),
+    (property, _visit_property),
+    (type, HiddenState._visit_class),
+    (types.ModuleType, lambda *_: None),
+)
+
+
+def is_of_the_process(name: str) -> bool:
+    """Whether a state's name is that of a generator which the process has, and no model."""
+    return name in _GENERATORS or name.startswith("the generator of ")
+
+
+def differing(a: HiddenState, b: HiddenState) -> list[str]:
+    """The names under which two states hold different values, or only one of them any."""
+    names = dict.fromkeys([*a.values, *b.values])
+    return [name for name in names if not same(a.values.get(name, _MISSING), b.values.get(name, _MISSING))]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are the same; NaN is itself here."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and bool(
+            ((a == b) | ((a != a) & (b != b))).all()
+        )
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and type(a) is type(b):
+        if {int} == {*map(type, a)}:  # a generator's state has hundreds
+            return bool(a == b)
+        return len(a) == len(b) and all(map(same, a, b))
+    return a is b or (
+        type(a) is type(b) and not isinstance(a, Tensor | np.ndarray) and bool(a == b or (a != a and b != b))
+    )
+
+
+def digest(value: Any) -> str:
+    """A text that two values of a state have in common where they are the same."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous()
+        value = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.zeros(0)
+    content = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+_LARGEST_CARRIED = 1 << 24  # bytes
+
+
+def packed(value: Any) -> Any:
+    """A value of a HiddenState for a checkpoint's JSON; None where it can't be kept there."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous()
+        kind = str(value.dtype).removeprefix("torch.")
+        return _packed_bytes("tensor", kind, value.shape, value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(value, np.ndarray):
+        return _packed_bytes("array", value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, set):
+        return {"set": [*value]} if all(isinstance(each, int | str) for each in value) else None
+    if isinstance(value, dict):
+        items = {str(key): packed(each) for key, each in value.items()}
+        return None if None in items.values() else {"dict": items}
+    if isinstance(value, list | tuple):
+        each = [packed(one) for one in value]
+        return None if None in each else {type(value).__name__: each}
+    return {"plain": value} if isinstance(value, bool | int | float | str | type(None)) else None
+
+
+def _packed_bytes(kind: str, dtype: str, shape: Iterable[int], data: bytes) -> dict[str, Any] | None:
+    return {kind: [dtype, list(shape), base64.b64encode(data).decode()]} if len(data) <= _LARGEST_CARRIED else None
+
+
+def unpacked(value: Any) -> Any:
+    """The inverse of `packed`. Raises ValueError for what that never makes."""
+    match value:
+        case {"plain": bool() | int() | float() | str() | None as plain}:
+            return plain
+        case {"tensor": [str(dtype), list(shape), str(data)]} if isinstance(getattr(torch, dtype, None), torch.dtype):
+            flat = torch.frombuffer(bytearray(base64.b64decode(data)) or bytearray(1), dtype=torch.uint8)
+            return flat[: len(flat) if data else 0].view(getattr(torch, dtype)).view(shape)
+        case {"array": [str(dtype), list(shape), str(data)]} if np.dtype(dtype).kind in "biufc":
+            return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+        case {"set": list(items)}:
+            return set(items)
+        case {"dict": dict(items)}:
+            return {key: unpacked(each) for key, each in items.items()}
+        case {"list": list(items)}:
+            return [unpacked(each) for each in items]
+        case {"tuple": list(items)}:
+            return tuple(unpacked(each) for each in items)
+    raise ValueError("it is no value of a hidden state")
+
+
+@contextmanager
+def put_back(roots: dict[str, Any], devices: Iterable[torch.device] | None = None) -> Iterator[HiddenState]:
+    """Within, code may move what it likes; afterwards all is as before."""
+    state = HiddenState(roots, devices)
+    try:
+        yield state
+    finally:
+        state.restore()

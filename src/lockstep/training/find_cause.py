@@ -1,0 +1,192 @@
+"""Where and why a part of a batch gives something else than the whole: small experiments on one process.
+
+Some samples of the step pass whole and in two parts, with every module's outputs noted. The first module whose outputs
+part although its inputs don't is the place; which generators moved while it ran, the loss alone, and the same without
+backward hooks say why.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lockstep.data.loaders import Batch
+from lockstep.parallel.given_statistics import GivenStatistics
+from lockstep.parallel.hidden_state import HiddenState
+from lockstep.training.outcomes import Outcome, StepPasses, added
+
+_AGAIN = 4  # passes: what is decided by a coin comes to the same in one of two
+_NUMPY, _PYTHON, _TORCH = "numpy's generator", "Python's generator", "torch's generator"
+
+
+@dataclass
+class Call:
+    """One call of a module in a pass."""
+
+    name: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    drew: set[str]  # the process's generators that moved while it ran
+
+
+def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str, str]:
+    """The place and the cause of a difference between samples whole and in two parts; empty: none was seen.
+
+    `batch`: of one shard, which passes from the state `start`.
+    """
+    groups = -(-batch.shards[0].size // check.group())
+    cuts = [cut * check.group() for cut in dict.fromkeys((groups // 2, groups // 3 | 1)) if 0 < cut < groups]
+    whole = _Experiment(check, batch, start, slice(None))
+    if any(_apart(check, whole, [_Experiment(check, batch, start, slice(None))])[0] for _ in range(_AGAIN)):
+        return "", "the same pass gives something else the second time: what moves is out of reach (a file, the time)"
+    for cut in cuts:
+        parts = [_Experiment(check, batch, start, rows, whole.statistics) for rows in (slice(cut), slice(cut, None))]
+        if call := _parting(check, whole, parts):
+            return call.name, _why(check, call)
+        gradients, loss = _apart(check, whole, parts)
+        if loss:
+            return "the loss", "that of a batch is not the mean over its samples'"
+        if gradients:
+            return _in_backward(check, batch, start, cut)
+    return "", ""
+
+
+def _in_backward(check: StepPasses, batch: Batch, start: HiddenState, cut: int) -> tuple[str, str]:
+    """Where outputs agree and gradients don't: the same without backward hooks."""
+    hooked = [name for name, m in check.bare.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+    whole = _Experiment(check, batch, start, slice(None), hooks=False)
+    rows = slice(cut), slice(cut, None)
+    parts = [_Experiment(check, batch, start, each, whole.statistics, hooks=False) for each in rows]
+    if hooked and not _apart(check, whole, parts)[0]:
+        return hooked[0], "a backward hook on it looks at the gradients of all samples that pass together"
+    return "", "something in the backward pass looks at the gradients of all samples that pass together"
+
+
+class _Experiment:
+    """A pass of some rows of a shard, with every module's calls.
+
+    Args:
+        statistics: of a pass of the whole, for batch norms; without them this one is the whole.
+        hooks: whether backward hooks of modules are called.
+    """
+
+    def __init__(
+        self,
+        check: StepPasses,
+        batch: Batch,
+        start: HiddenState,
+        rows: slice,
+        statistics: GivenStatistics | None = None,
+        hooks: bool = True,
+    ) -> None:
+        step, model, shard = check.step, check.bare, batch.shards[0]
+        self.calls: list[Call] = []
+        self.statistics = GivenStatistics(model) if statistics is None else statistics
+        first, stop, _ = rows.indices(shard.size)
+        part = replace(shard, rows=slice(shard.rows.start + first, shard.rows.start + stop))
+        start.restore()
+        with ExitStack() as stack:
+            stack.enter_context(check.by_itself())
+            for name, module in model.named_modules():
+                before: list[Any] = []
+                for handle in (
+                    module.register_forward_pre_hook(lambda *_, before=before: before.append(_generators())),
+                    module.register_forward_hook(partial(_note, self.calls, name, before)),
+                ):
+                    stack.callback(handle.remove)
+                if not hooks:
+                    stack.enter_context(_without_backward_hooks(module))
+            if statistics is None:
+                self.statistics.begin()
+            stack.enter_context(self.statistics.noted() if statistics is None else self.statistics.given(0))
+            some = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(part,))
+            losses = step.take_passes(some)
+        self.outcome = Outcome(step.take_gradients(), check.loss(losses, (part,), everywhere=False), start)
+
+
+def _note(calls: list[Call], name: str, before: list[Any], module: nn.Module, args: Any, output: Any) -> None:
+    del module
+    now, then = _generators(), before.pop()
+    calls.append(Call(name, _copies(args), _copies(output), {key for key in now if now[key] != then[key]}))
+
+
+def _generators() -> dict[str, Any]:
+    numpys: Any = np.random.get_state(legacy=False)
+    return {
+        _TORCH: torch.get_rng_state().numpy().tobytes(),
+        _NUMPY: (numpys["state"]["pos"], numpys["state"]["key"].tobytes()),
+        _PYTHON: random.getstate(),
+    }
+
+
+def _copies(value: Any) -> list[Tensor]:
+    """The floating-point tensors in it; copies, since the next module may work in place."""
+    return [t.detach().clone() for t in tree_leaves(value) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _parting(check: StepPasses, whole: _Experiment, parts: Sequence[_Experiment]) -> Call | None:
+    """The first call whose outputs part though its inputs don't, or whose outputs part at all."""
+    first: Call | None = None
+    for number, call in enumerate(whole.calls):
+        others = [part.calls[number] for part in parts if number < len(part.calls)]
+        if any(other.name != call.name for other in others):
+            break
+        outputs = zip(call.outputs, *(other.outputs for other in others), strict=False)
+        if any(_differs(check, *each) for each in outputs):
+            inputs = zip(call.inputs, *(other.inputs for other in others), strict=False)
+            if not any(_differs(check, *each) for each in inputs):
+                return call
+            first = first or call
+    return first
+
+
+def _differs(check: StepPasses, whole: Tensor, *parts: Tensor) -> bool:
+    """Whether parts, put together along the dimension that holds the samples, differ from the whole."""
+    if all(part.shape == whole.shape for part in parts):
+        return any(_far(check, whole, part) for part in parts)
+    for dim in range(whole.ndim):
+        if sum(part.shape[dim] if part.ndim > dim else 0 for part in parts) == whole.shape[dim]:
+            joined = torch.cat(list(parts), dim) if all(part.ndim == whole.ndim for part in parts) else whole[:0]
+            if joined.shape == whole.shape:
+                return _far(check, whole, joined)
+    return False
+
+
+def _far(check: StepPasses, a: Tensor, b: Tensor) -> bool:
+    a, b = a.double(), b.double()
+    apart = torch.where((a == b) | ((a != a) & (b != b)), 0.0, a - b)
+    return float(apart.norm()) > 10 * check.limit * float(a.norm())
+
+
+def _apart(check: StepPasses, whole: _Experiment, parts: Sequence[_Experiment]) -> tuple[bool, bool]:
+    """Whether gradients, and the loss, differ from the sums of the parts'; theirs are used up."""
+    gradients = reduce(added, [part.outcome.gradients for part in parts])
+    loss = torch.stack([part.outcome.loss for part in parts]).sum(0)
+    size, of_loss = check.apart(whole.outcome, Outcome(gradients, loss, whole.outcome.state))
+    return float(size.max()) > 10 * check.limit, of_loss > 10 * check.limit
+
+
+def _why(check: StepPasses, call: Call) -> str:
+    if call.drew:
+        return f"it draws from {', '.join(sorted(call.drew))} by a function whose draws are not keyed by sample"
+    if "norm" in type(check.bare.get_submodule(call.name)).__name__.lower():
+        return "it takes statistics over the samples that pass together"
+    return "what it computes for a sample depends on which others pass with it"
+
+
+@contextmanager
+def _without_backward_hooks(module: nn.Module) -> Iterator[None]:
+    kept = module._backward_hooks, module._backward_pre_hooks
+    module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        module._backward_hooks, module._backward_pre_hooks = kept

@@ -1,0 +1,261 @@
+"""What came of a step's passes, how far two outcomes are apart, and a batch's rows on other ranks.
+
+A parameter's gradients are apart by the norm of their difference, relative to the gradient or, for a small one, to a
+part of all gradients. How much of that is rounding depends on the type in which a model computes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lockstep.data.loaders import Batch
+from lockstep.data.order import Shard
+from lockstep.distributed.world import pretended_rank, shard_of
+from lockstep.parallel.batchnorm import GroupBatchNorm, without_ranks
+from lockstep.parallel.data_parallel import driven, is_compiled
+from lockstep.parallel.fsdp import local
+from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.module_state import unequal
+from lockstep.parallel.sync import GradientSync
+
+# by the type in which a model computes: a relative difference that is never looked at closer, how far inputs are
+# moved to see what rounding does, below which part of all gradients one is measured by these, what is beyond doubt
+_LIMITS = {
+    torch.float64: (1e-8, 0.0, 1e-6, 1e-6),
+    torch.float32: (2e-5, 2.0**-20, 1e-3, math.inf),
+    torch.float16: (1e-2, 2.0**-10, 1e-2, math.inf),
+    torch.bfloat16: (5e-2, 2.0**-7, 1e-2, math.inf),
+}
+
+
+# the strongest first: a pass fails, bits in exact mode, a generator that the model holds, ..., what else it keeps
+KINDS = ("pass", "bits", "generator", "gradient", "loss", "state", "buffer")
+Rows = tuple[int, int, int]  # the number of a micro-batch, and rows (start, stop) of the global batch
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What differs with the number of processes."""
+
+    step: int
+    what: str  # one of KINDS
+    place: str  # the name of a parameter, buffer or attribute
+    size: float  # the relative difference
+    cause: str = ""
+
+    @property
+    def message(self) -> str:
+        """A sentence for the user."""
+        if self.what == "pass":
+            return f"a step can't be shared out among another number of processes: {self.cause}"
+        if self.what == "bits":
+            return f"exact mode: {self.cause} ({self.place} has other bits at step {self.step})"
+        if self.what == "generator":
+            return f"weights will differ with the number of processes: {self.place} ({self.cause}, step {self.step})"
+        size = f"{self.size:.1%} away" if 1e-3 <= self.size < 10 else f"{self.size:.1g} away"
+        size = size if math.isfinite(self.size) else "not finite there"
+        what = {"loss": "the loss", "state": self.place}.get(self.what, f"the {self.what} of {self.place}")
+        cause = f"; {self.cause}" if self.cause else ""
+        return f"weights will differ with the number of processes: at step {self.step} {what} is {size}{cause}"
+
+
+@dataclass
+class Outcome:
+    """What came of a step's passes."""
+
+    gradients: list[Tensor | None]  # of the parameters in their order
+    loss: Tensor  # float64 [2]: the sum over the batch, and what it is divided by
+    state: HiddenState
+
+
+class Step(Protocol):
+    """What is used of a TrainStep here."""
+
+    model: nn.Module
+    bare: nn.Module
+    loss: Any
+    sync: GradientSync
+    parameters: list[nn.Parameter]
+    named: dict[str, nn.Parameter]
+    autocast_dtype: torch.dtype | None
+    whole_batch: bool
+    draws: Any
+    host_generators: Any
+    before_pass: Callable[[int], object] | None
+    passes_write: bool | None
+    checks_mean: bool
+
+    def take_passes(self, batch: Batch) -> list[Tensor]:
+        """Forward and backward of a batch's shards; gradients stay in the parameters."""
+
+    def take_gradients(self) -> list[Tensor | None]:
+        """The parameters' gradients, of which they have none afterwards."""
+
+    def give_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """The inverse of `take_gradients`."""
+
+    def require_gradients(self) -> None:
+        """Raise UserError where a parameter has none after a pass."""
+
+
+class StepPasses:
+    """A step's passes, to be taken by this process alone and measured."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.bare, self.devices = step, step.bare, driven(step.bare)
+        dtypes = {p.dtype for p in step.parameters}
+        kind = step.autocast_dtype or (torch.float64 if torch.float64 in dtypes else torch.float32)
+        self.limit, self.moved_by, self.least, self.sure = _LIMITS[kind]
+        self.compiled = any(map(is_compiled, step.bare.modules()))
+        self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
+        self.versions: dict[str, int] = {}  # of the parameters that nothing has written into since
+
+    def versions_now(self) -> dict[str, int]:
+        """How often each parameter was written into."""
+        return {name: p._version for name, p in self.step.named.items()}
+
+    def state(self) -> HiddenState:
+        """What the model and the loss keep, and the parameters that forward has written into, as they are now."""
+        named, versions = self.step.named, self.versions_now()
+        written = {name: p.detach() for name, p in named.items() if versions[name] != self.versions.get(name)}
+        return HiddenState({"": self.bare, "the loss": self.step.loss, **written}, self.devices)
+
+    def group(self) -> int:
+        """Samples that only pass together, as those of a batch norm over groups."""
+        return max((m.group for m in self.bare.modules() if isinstance(m, GroupBatchNorm)), default=1)
+
+    @contextmanager
+    def by_itself(self, rank: int = 0, ranks: int = 1) -> Iterator[None]:
+        """Within, passes of the step reach no other rank, and find themselves rank `rank` of `ranks`."""
+        step = self.step
+        kept = step.model, step.sync
+        # other shapes would be compiled again, for minutes
+        eager = torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+        step.model, step.sync = step.bare, GradientSync()
+        try:
+            pretends = self.pretends and (ranks > 1 or dist.is_initialized())
+            with eager, without_ranks(), pretended_rank(rank, ranks) if pretends else nullcontext():
+                yield
+        finally:
+            step.model, step.sync = kept
+
+    def apart(self, a: Outcome, b: Outcome) -> tuple[Tensor, float]:
+        """float64 [parameters] on the host: each gradient's relative difference; and the loss's. Of NaN: infinite."""
+        difference = self.norms([_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True)])
+        norms = torch.maximum(self.norms(a.gradients), self.norms(b.gradients))
+        total = norms.norm()
+        size = difference / norms.clamp(min=self.least * total) if total > 0 else difference * 0
+        values = [float(loss[0] / loss[1]) if loss[1] else float(loss[0]) for loss in (a.loss, b.loss)]
+        largest = max(map(abs, values))
+        loss = abs(values[0] - values[1]) / largest if largest else 0.0
+        return size.nan_to_num(nan=math.inf), math.inf if math.isnan(loss) else loss
+
+    def norms(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """float64 [parameters] on the host; of sharded ones over all ranks."""
+        own = [None if g is None else local(g) for g in gradients]
+        squares = torch.tensor([0.0 if g is None else _norm(g) ** 2 for g in own], dtype=torch.float64)
+        if any(g is not o for g, o in zip(gradients, own, strict=True)):
+            dist.all_reduce(squares)
+        return squares.sqrt()
+
+    def loss(self, found: Sequence[Tensor], shards: Sequence[Shard], everywhere: bool = True) -> Tensor:
+        """float64 [2] of what a step's passes return, over all ranks."""
+        terms = torch.zeros(2, dtype=torch.float64)
+        for value, shard in zip(found, shards, strict=True):
+            value = value.detach().double().cpu()
+            terms += value if value.ndim else torch.stack([value * shard.size, value * 0])
+        if everywhere and self.step.sync.ranks > 1:
+            dist.all_reduce(terms)
+        return terms
+
+
+def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return local(a).double() - local(b).double()
+
+
+def added(some: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The sums of gradients, of which a parameter may have none; those of `some` are used up."""
+    return [b if a is None else a if b is None else a.add_(b) for a, b in zip(some, more, strict=True)]
+
+
+def _norm(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.complex128 if gradient.is_complex() else torch.float64))
+
+
+def moved_apart(start: Tensor, here: Tensor, there: Tensor) -> float:
+    """How far two values of a buffer are apart, as a part of how far it went."""
+    if here.shape != there.shape or here.dtype != there.dtype:
+        return math.inf
+    here, there, start = here.double(), there.double(), start.double() if start.shape == here.shape else here * 0
+    apart = torch.where(unequal(here, there), here - there, 0.0).norm()
+    went = torch.where(unequal(here, start), here - start, 0.0).norm()
+    return float(apart / went.clamp(min=1e-6 * float(here.norm()) or 1e-300)) if apart else 0.0
+
+
+def moved(ranges: list[list[tuple[int, int]]], group: int) -> list[list[tuple[int, int]]]:
+    """[ranks][shards] of other boundaries, where shares are large enough, each taken by the next rank."""
+    ranks, found = len(ranges), []
+    for shards in zip(*ranges, strict=True):
+        ends = [shards[0][0], *(stop for _, stop in shards)]
+        smallest = min(b - a for a, b in pairwise(ends)) // group
+        by = max(smallest // 4, int(smallest >= 3)) * group
+        inner = [end + (by if k % 2 else -by) for k, end in enumerate(ends[1:-1], 1)]
+        found.append([*zip([ends[0], *inner], [*inner, ends[-1]], strict=True)])
+    return [[shards[(rank + 1) % ranks] for shards in found] for rank in range(ranks)]
+
+
+def cut(start: int, stop: int, group: int, number: int) -> list[tuple[int, int]]:
+    """Rows (start, stop) in so many parts and a single group of samples, as a process may have one; none is empty."""
+    groups = -(-(stop - start) // group)
+    parts = [*(shard_of(groups - 1, k, number) for k in range(number)), slice(groups - 1, groups)]
+    return [(start + p.start * group, min(start + p.stop * group, stop)) for p in parts if p.start < p.stop]
+
+
+def all_rows(mine: Tensor, ranks: int) -> Tensor:
+    """The rows [k, n] of every rank, [ranks k, n], by the host."""
+    values = mine.double() if mine.is_floating_point() else mine.long()
+    found = [torch.empty_like(values) for _ in range(ranks)]
+    dist.all_gather(found, values)
+    return torch.cat(found).to(mine.dtype)
+
+
+def exchange(values: Tensor, have: list[list[tuple[int, int]]], want: list[list[tuple[int, int]]], rank: int) -> Tensor:
+    """The rows of a global batch that this rank wants, from the ranks that have them; all call it together.
+
+    Args:
+        values: [b, ...], the rows that this rank has, in the order of its ranges.
+        have, want: [ranks][ranges] of rows (start, stop).
+    """
+
+    def common(rows: tuple[int, int], others: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for start, stop in others:
+            if max(rows[0], start) < min(rows[1], stop):
+                yield max(rows[0], start), min(rows[1], stop)
+
+    operations, received, first = [], dict[int, Tensor](), 0
+    for start, stop in have[rank]:
+        for other in range(len(have)):
+            for a, b in common((start, stop), want[other]):
+                part = values[first + a - start : first + b - start].contiguous()
+                if other == rank:
+                    received[a] = part
+                else:
+                    operations.append(dist.P2POp(dist.isend, part, other))
+        first += stop - start
+    for other in range(len(have)):
+        for rows in have[other]:
+            for a, b in common(rows, want[rank]) if other != rank else ():
+                received[a] = values.new_empty(b - a, *values.shape[1:])
+                operations.append(dist.P2POp(dist.irecv, received[a], other))
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()
+    return torch.cat([values[:0], *(received[a] for a in sorted(received))])

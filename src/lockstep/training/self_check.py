@@ -1,0 +1,535 @@
+"""Does the number of processes change what a step computes? Measured at real steps, on the real model.
+
+On steps 0, 1, 2, 4, ... 1,024 and then every 1,024th the batch that was just taken is taken again, shared out
+otherwise: cut in two or three and a single sample, whatever the number of ranks, and now and then as a whole by one of
+them. Everything is put back before and after. Gradients, loss, buffers and what else the model keeps are compared; what
+differs beyond rounding (that of inputs a few units in the last place away) is named, with its cause where a small
+experiment tells (find_cause.py). A run says one sentence, in the same words on any number of processes: the strongest
+kind of difference, the first of that kind in the model's order, and the cause that the same samples show on rank 0.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lockstep.config.execution import Law
+from lockstep.data.loaders import Batch
+from lockstep.data.order import Shard
+from lockstep.distributed.world import World
+from lockstep.errors import UserError
+from lockstep.parallel.batchnorm import StepBatchNorm, SyncBatchNorm, batch_norms
+from lockstep.parallel.buffers import put_together
+from lockstep.parallel.fsdp import is_sharded, local
+from lockstep.parallel.given_statistics import GivenStatistics
+from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, digest, is_of_the_process, same
+from lockstep.parallel.module_state import as_real
+from lockstep.training.find_cause import find_cause
+from lockstep.training.outcomes import (
+    KINDS,
+    Finding,
+    Outcome,
+    Rows,
+    Step,
+    StepPasses,
+    added,
+    all_rows,
+    cut,
+    exchange,
+    moved,
+    moved_apart,
+)
+
+_SELDOM = 1024  # steps between two checks, once a run has gone on for so long
+_WHOLE = {1, 2, 8, 16}  # the checks on which one of several ranks takes the whole batch
+_MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
+_NOISE = 32.0  # times what moved inputs do
+_TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
+_BUFFERS = 50.0  # times the limit
+_LOOKS = 2  # checks on which something must be seen that is not beyond doubt
+
+
+def is_checked(step: int) -> bool:
+    """True on steps 0, 1, 2, 4, 8, ... 1,024, and on every 1,024th."""
+    return step & (step - 1) == 0 if step < _SELDOM else step % _SELDOM == 0
+
+
+class SelfCheck(StepPasses):
+    """Compares steps with themselves, shared out otherwise.
+
+    Args:
+        step: the training step, between whose passes and update it is called.
+        law: "warn" reports what differs, "strict" raises it, "off" looks at nothing.
+    """
+
+    def __init__(self, step: Step, law: Law) -> None:
+        super().__init__(step)
+        self.law = law
+        several = step.sync.ranks > 1
+        self.rank, self.ranks = dist.get_rank() if several else 0, step.sync.ranks
+        # of each kind the first finding, and whether it is the first of all, which alone is worth a line
+        self.report: Callable[[Finding, bool], object] = self._warn
+        self.checked, self._most = 0, _MOST
+        self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
+        self._again, self._looks, self._reported = True, dict[str, int](), set[str]()
+        self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
+        self._notes: GivenStatistics | None = None
+        self._before: list[HiddenState] = []  # each pass of the step under way
+
+    def due(self, step: int) -> bool:
+        """Whether a step is to be compared; the first of a process always is."""
+        if self.law == "off" or not self.step.sync.comparable or self.step.draws is None:
+            return False
+        due, self._again = self._again or is_checked(step), False
+        return due
+
+    def _warn(self, finding: Finding, first: bool) -> None:
+        if first and self.rank == 0:
+            warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=5)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around the passes of a step that is compared."""
+        step = self.step
+        versions = self.versions_now()
+        self.versions = versions if step.passes_write is False else {}
+        self._start, self.versions = self.state(), versions
+        self._before, self._slopes = [self._start], dict[tuple[int, int], Tensor]()
+        self._notes = None if step.sync.exact or is_sharded(step.model) else GivenStatistics(self.bare)
+
+        def before_pass(i: int) -> None:
+            if i and not step.sync.exact:
+                self._before.append(self.state())
+            if self._notes is not None:
+                self._notes.begin()
+
+        loss = step.loss
+
+        def noting(outputs: Any, labels: Tensor) -> Any:
+            for k, leaf in enumerate(self._leaves(outputs, len(labels))):
+                note = partial(self._slopes.__setitem__, (len(self._before) - 1, k))
+                leaf.register_hook(note)  # type: ignore[no-untyped-call]
+            return loss(outputs, labels)
+
+        step.before_pass = before_pass
+        if step.whole_batch:
+            step.loss = noting
+        try:
+            with nullcontext() if self._notes is None else self._notes.noted():
+                yield
+        finally:
+            step.before_pass, step.loss = None, loss
+
+    @staticmethod
+    def _leaves(outputs: Any, count: int) -> list[Tensor]:
+        """The outputs that follow samples, and bring back slopes."""
+        found = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad)
+        return [leaf for leaf in found if leaf.ndim and len(leaf) == count]
+
+    def compare(self, batch: Batch, found: Sequence[Tensor]) -> None:
+        """After the gradients of a step have come together, and before the update.
+
+        Raises:
+            UserError: where something differs and the law is strict, or the model takes no single sample.
+        """
+        step, end = self.step, self.state()
+        actual = Outcome(step.take_gradients(), self.loss(found, batch.shards), end)
+        self.checked += 1
+        kept = {**vars(step.sync)}, {**vars(step.host_generators)}, step.draws
+        try:
+            findings = [self._explained(each, batch) for each in self._findings(batch, actual) if self._is_news(each)]
+        finally:
+            vars(step.sync).update(kept[0])
+            vars(step.host_generators).update(kept[1])
+            actual.state.restore()
+            step.give_gradients(actual.gradients)
+            self._before, self._notes = [], None
+        step.sync.sequential |= any(finding.what == "bits" for finding in findings)
+        for finding in findings:
+            first = not self._reported
+            self._reported.add(finding.what)
+            if self.law == "strict":
+                raise UserError(f"--law strict: {finding.message}", "Mend that, or give --law warn.")
+            self.report(finding, first)
+
+    def _findings(self, batch: Batch, actual: Outcome) -> list[Finding]:
+        """At most one of each kind, the strongest first; the same on all ranks."""
+        if not bool(torch.isfinite(actual.loss).all()) or not self.norms(actual.gradients).isfinite().all():
+            return []
+        if self.step.sync.exact:
+            return self._exact(batch, actual)
+        if is_sharded(self.step.model):
+            return self._sharded(batch, actual)
+        return self._shared_out(batch, actual)
+
+    def _is_news(self, finding: Finding) -> bool:
+        """Whether it is beyond doubt, or has been seen before, and was not reported yet."""
+        looks = self._looks[finding.what] = self._looks.get(finding.what, 0) + 1
+        if looks < _LOOKS and finding.what in ("gradient", "loss", "buffer") and finding.size <= self.sure:
+            self._again = True
+            return False
+        return finding.what not in self._reported
+
+    def _explained(self, finding: Finding, batch: Batch) -> Finding:
+        """The finding with its cause, as far as experiments on rank 0 tell. All ranks call it together."""
+        if finding.what not in ("gradient", "loss") or is_sharded(self.step.model):
+            return finding
+        ranges, place, cause = self._ranges(batch), "", ""
+        most = max(shards[0][1] - shards[0][0] for shards in ranges) * self._most
+        some = [(i, start, min(stop, start + most)) for i, start, stop in self._wholes(ranges)]
+        for i, one in self._exchanged(batch, ranges, [some, *[[]] * (self.ranks - 1)]):
+            if not cause and not self.step.whole_batch and one.shards[0].size > 1:
+                place, cause = find_cause(self, one, self._before[i])
+        place, cause = self._gather([place, cause])[0]
+        if not cause:
+            cause = self._of_ranks(batch, ranges)
+        if place and (module := dict(self.bare.named_modules()).get(place)) is not None:
+            place += " (batch norm)" if module in batch_norms(self.bare) else f" ({type(module).__name__})"
+        return replace(finding, cause=f"{place}: {cause}" if place and cause else cause)
+
+    def _of_ranks(self, batch: Batch, ranges: list[list[tuple[int, int]]]) -> str:
+        """Whether rank 0's samples give something else on another rank, and why. All ranks call it together.
+
+        One process takes them as one of two ranks, and as the other.
+        """
+        ((_, one),) = self._exchanged(batch, ranges, [[(0, *ranges[0][0])]] * self.ranks)
+        mine = {name: digest(value) for name, value in self._start.values.items() if not is_of_the_process(name)}
+        found = []
+        for rank in range(2 if self.ranks == 1 else 1):
+            self._start.restore()
+            with self.by_itself(rank or self.rank, max(2, self.ranks)):
+                self.step.take_passes(one)
+            found += self._gather(self.norms(self.step.take_gradients()).tolist())
+        first, *others = map(torch.tensor, found)
+        if all(bool(((norms - first).abs() <= self.limit * first.norm()).all()) for norms in others):
+            return ""
+        everyone = self._gather(mine)
+        names = [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]
+        if names:
+            return f"the processes hold different values of {names[0].removeprefix(LENGTH)}"
+        return "the same samples give something else on another process: by its rank, its environment, the time"
+
+    def _shared_out(self, batch: Batch, actual: Outcome) -> list[Finding]:
+        """Parts of the micro-batches pass by themselves, each from the state in which its micro-batch found the model:
+        the same parts on any number of ranks that is not large, so that all find the same."""
+        ranges = self._ranges(batch)
+        wholes = self._wholes(ranges)
+        self._first = [start for _, start, _ in wholes]
+        number = 2 + self.checked % 2 if self.ranks <= self._most else max(2, self.ranks - 1)
+        parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
+        self._takers = {}
+        for i, start, stop in wholes:
+            for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number)):
+                parts[(k + 1) % self.ranks].append((i, a, b))
+                self._takers[i, a] = k, len(cuts)
+        found = self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=True)
+        if 1 < self.ranks <= self._most and self.checked in _WHOLE:
+            parts = [wholes, *[[]] * (self.ranks - 1)]
+            found += self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=False)
+        everyone = [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
+        kinds = {each.what: each for each in reversed(everyone)}
+        return [kinds[what] for what in KINDS if what in kinds]
+
+    def _taken(self, batch: Batch, actual: Outcome, shares: list[tuple[int, Batch]], given: bool) -> list[Finding]:
+        """What this rank finds by parts that the ranks take: its own, with the numbers of their micro-batches.
+
+        `given`: batch norm's statistics are those of the whole micro-batch, which is not itself what passes.
+        """
+        states: list[list[tuple[int, HiddenState]]] = [[] for _ in batch.shards]
+        loss, error = torch.zeros(2, dtype=torch.float64), [""]
+        try:
+            loss = self._passed(shares, given, states)
+        except UserError as refusal:
+            error = [refusal.message, refusal.remedy]
+        except Exception as failure:
+            error = [f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"]
+        if error := next((each for each in self._gather(error) if each[0]), []):
+            self.step.take_gradients()
+            if error[1:]:
+                raise UserError(*error)
+            if error[0].startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
+                self._most = 1
+                if self.rank == 0:
+                    warnings.warn(f"step {batch.step} is not compared, for lack of memory: {error[0]}", stacklevel=5)
+                return []
+            if "once_differentiable" in error[0]:  # a gradient's gradient, through batch norm
+                return []
+            return [Finding(batch.step, "pass", "", math.inf, error[0])]
+        sloped = given and self.step.whole_batch  # then a part has no loss of its own
+
+        def outcome(loss: Tensor) -> Outcome:
+            if self.ranks > 1:
+                dist.all_reduce(loss)
+            return Outcome(self._summed(), actual.loss if sloped else loss, actual.state)
+
+        found = self._compared(
+            batch, actual, outcome(loss), lambda seed: outcome(self._passed(shares, given, None, seed))
+        )
+        for i, each in enumerate(states):
+            after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
+            found += self._compared_buffers(batch, i, after, each, normed=not given)
+            for _, state in each:
+                if names := self._kept_otherwise(after, state):
+                    found += self._matters(batch, names, after, state)
+                    break
+        return found
+
+    def _ranges(self, batch: Batch) -> list[list[tuple[int, int]]]:
+        """[ranks][shards] (start, stop): each rank's rows of the global batch."""
+        mine = [[shard.rows.start, shard.rows.stop] for shard in batch.shards]
+        return [[(start, stop) for start, stop in each] for each in self._gather(mine)]
+
+    @staticmethod
+    def _wholes(ranges: list[list[tuple[int, int]]]) -> list[Rows]:
+        """The rows of the whole micro-batches."""
+        return [(i, shards[0][0], shards[-1][1]) for i, shards in enumerate(zip(*ranges, strict=True))]
+
+    def _exchanged(
+        self, batch: Batch, have: list[list[tuple[int, int]]], want: list[list[Rows]]
+    ) -> list[tuple[int, Batch]]:
+        """This rank's parts of the batch if its ranks had other rows, with the numbers of their micro-batches."""
+        rows = [[(start, stop) for _, start, stop in each] for each in want]
+        images, labels = (exchange(values, have, rows, self.rank) for values in (batch.images, batch.labels))
+        first, found = 0, []
+        for i, start, stop in want[self.rank]:
+            part, at = replace(batch.shards[i], rows=slice(start, stop)), slice(first, first + stop - start)
+            first = at.stop
+            if start < stop:
+                found.append((i, replace(batch, images=images[at], labels=labels[at], shards=(part,))))
+        return found
+
+    def _passed(
+        self,
+        shares: list[tuple[int, Batch]],
+        given: bool,
+        states: list[list[tuple[int, HiddenState]]] | None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """Take parts; their loss, as `loss` has it. `seed`: of a small change of their images."""
+        step, losses = self.step, torch.zeros(2, dtype=torch.float64)
+        gradients: list[Tensor | None] = [None] * len(step.named)
+        for i, one in shares:
+            self._before[i].restore()
+            if seed is not None:
+                signs = torch.randint(0, 2, one.images.shape, generator=torch.Generator().manual_seed(seed))
+                one = replace(one, images=one.images * (1 + (signs.to(one.images.device) * 2 - 1) * self.moved_by))
+            step.checks_mean = self.checked == 1 and not step.whole_batch
+            with (
+                self.by_itself(*self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)),
+                self._notes.given(i) if given and self._notes is not None else nullcontext(),
+                self._sloped(one, i) if given and step.whole_batch else nullcontext(),
+            ):
+                found = step.take_passes(one)
+            step.require_gradients()  # a process that has this part alone would have none either
+            gradients = added(gradients, step.take_gradients())
+            losses += self.loss(found, one.shards, everywhere=False)
+            if states is not None:
+                states[i].append((one.shards[0].size, self.state()))
+        step.checks_mean = False
+        step.give_gradients(gradients)
+        return losses
+
+    @contextmanager
+    def _sloped(self, batch: Batch, number: int) -> Iterator[None]:
+        """Within, where the loss wants the whole batch, a part's brings its outputs the slopes that the whole's did."""
+        step, rows = self.step, batch.shards[0].rows
+        rows = slice(rows.start - self._first[number], rows.stop - self._first[number])
+
+        def loss(outputs: Any, labels: Tensor) -> tuple[Tensor, None]:
+            leaves = self._leaves(outputs, len(labels))
+            parts = [(leaf * self._slopes[number, k][rows]).sum() for k, leaf in enumerate(leaves)]
+            return torch.stack(parts).sum() * (batch.count / len(labels)), None
+
+        before, step.loss, step.whole_batch = step.loss, loss, False
+        try:
+            yield
+        finally:
+            step.loss, step.whole_batch = before, True
+
+    def _summed(self) -> list[Tensor | None]:
+        """The gradients that parts have left, over all ranks."""
+        found = self.step.take_gradients()
+        if self.ranks == 1:
+            return found
+        for i, p in enumerate(self.step.named.values()):
+            if p.requires_grad:
+                dist.all_reduce(whole := torch.zeros_like(p) if found[i] is None else found[i])  # type: ignore[arg-type]
+                found[i] = whole
+        return found
+
+    def _compared_buffers(
+        self,
+        batch: Batch,
+        number: int,
+        after: HiddenState,
+        states: list[tuple[int, HiddenState]],
+        normed: bool,
+    ) -> list[Finding]:
+        """Where buffers put together from parts of micro-batch `number` are not those that the step has."""
+        before, found = self._before[number], []
+        names = [name for name in self._buffers(normed) if name in before.values]
+        others = [after, *(state for _, state in states)]
+        mine = [name for name in names if not all(same(before.values[name], state.values[name]) for state in others)]
+        moving = {name for each in self._gather(mine) for name in each}
+        for name in (name for name in names if name in moving):
+            start, here = (as_real(state.values[name].detach().cpu()) for state in (before, after))
+            parts = [(count, as_real(state.values[name].detach().cpu())) for count, state in states]
+            alike = all((v.shape, v.dtype) == (start.shape, start.dtype) for v in (here, *(v for _, v in parts)))
+            if not all(self._gather(alike)):
+                continue
+            parts += [(0, start)] * (-(-_MOST // self.ranks) - len(parts))  # as many on each rank
+            rows = torch.stack([value.reshape(-1) for _, value in parts])
+            counts = torch.tensor([[count] for count, _ in parts])
+            if self.ranks > 1:
+                rows, counts = (all_rows(each, self.ranks) for each in (rows, counts))
+            order = counts.flatten().argsort(descending=True, stable=True)  # one with samples comes first
+            rows, counts, known = rows[order], counts[order], self._added.get(name, False)
+            joined, self._added[name] = put_together(start.reshape(1, -1), rows, counts, known)
+            if (size := moved_apart(start, here, joined.view(start.shape))) > _BUFFERS * self.limit:
+                cause = "what its samples do to it on several processes comes to something else than on one"
+                found.append(Finding(batch.step, "buffer", name, size, cause))
+        return found
+
+    def _gather(self, value: Any) -> list[Any]:
+        return World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "").gather(value)
+
+    def _sharded(self, batch: Batch, actual: Outcome) -> list[Finding]:
+        """FSDP: by moved boundaries, all ranks together, as its passes can't be taken alone."""
+        step, ranges = self.step, self._ranges(batch)
+        want = moved(ranges, self.group())
+        images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
+        shards = [replace(shard, rows=slice(*want[self.rank][i])) for i, shard in enumerate(batch.shards)]
+        new = replace(batch, images=images, labels=labels, shards=tuple(shards))
+
+        def again(seed: int | None) -> Outcome:
+            self._start.restore()
+            signs = torch.randint(0, 2, images.shape, generator=torch.Generator().manual_seed(seed or 0)) * 2 - 1
+            by = 0.0 if seed is None else self.moved_by
+            with step.sync.summed():
+                found = step.take_passes(replace(new, images=images * (1 + signs.to(images.device) * by)))
+            return Outcome(step.take_gradients(), self.loss(found, new.shards), actual.state)
+
+        return self._compared(batch, actual, again(None), again)
+
+    # Exact mode: slices by themselves, one after the other, on other ranks; the same bits.
+
+    def _exact(self, batch: Batch, actual: Outcome) -> list[Finding]:
+        step, sync = self.step, self.step.sync
+        new = self._rotated(batch) if self.ranks > 1 else batch
+
+        def taken(some: Batch, apart: bool) -> list[Tensor | None]:
+            self._start.restore()
+            step.before_pass = (lambda _: self._start.restore()) if apart else None
+            sync.sequential = True  # `compare` puts it back
+            try:
+                step.take_passes(some)
+                sync.finish()
+            finally:
+                step.before_pass = None
+            return step.take_gradients()
+
+        place = self._other_bits(actual.gradients, taken(new, apart=True))
+        if not any(self._gather(place)):
+            return []
+        inside = taken(batch, apart=False)
+        copies = next(filter(None, self._gather(self._other_bits(actual.gradients, inside))), "")
+        if copies:
+            actual.gradients, actual.state = inside, self.state()
+            if not any(self._gather(self._other_bits(inside, taken(new, apart=True)))):
+                cause = "the copies for threads compute otherwise than the model; from now on there are none"
+                return [Finding(batch.step, "bits", copies, 0.0, cause)]
+        where = next(filter(None, self._gather(place)))
+        if not any(self._gather(self._other_bits(actual.gradients, taken(batch, apart=True)))):
+            cause = "the same slice gives something else on another process: by its rank, its environment, the time"
+            return [Finding(batch.step, "bits", where, 0.0, cause)]
+        cause = "what a slice gives depends on the slices before it"
+        own = {*self.step.named, *(name for name, _ in self.bare.named_buffers())}
+        kept = [name for name in differing(self._start, actual.state) if name not in own]
+        if names := [name for each in self._gather(kept) for name in each if not is_of_the_process(name)]:
+            cause += f", by {names[0].removeprefix(LENGTH)}"
+        return [Finding(batch.step, "bits", where, 0.0, cause)]
+
+    def _rotated(self, batch: Batch) -> Batch:
+        """The next rank's slices."""
+        ranges = self._ranges(batch)
+        tables = self._gather([[shard.micro, shard.key, shard.members] for shard in batch.shards])
+        want, theirs = [*ranges[1:], ranges[0]], tables[(self.rank + 1) % self.ranks]
+        images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
+        places = zip(theirs, want[self.rank], strict=True)
+        shards = [Shard(micro, key, slice(*rows), members) for (micro, key, members), rows in places]
+        return replace(batch, images=images, labels=labels, shards=tuple(shards))
+
+    def _other_bits(self, some: list[Tensor | None], others: list[Tensor | None]) -> str:
+        for name, a, b in zip(self.step.named, some, others, strict=True):
+            if (a is None) != (b is None) or (a is not None and b is not None and not same(local(a), local(b))):
+                return name
+        return ""
+
+    # What two outcomes have in common.
+
+    def _compared(
+        self, batch: Batch, actual: Outcome, other: Outcome, again: Callable[[int], Outcome]
+    ) -> list[Finding]:
+        """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order."""
+        size, loss = self.apart(actual, other)
+        if not (float(size.max()) > self.limit or loss > self.limit):
+            return []
+        noise, loss_noise = torch.zeros_like(size), 0.0
+        if batch.images.is_floating_point() and self.moved_by:
+            for seed in range(_TRIES * batch.step, _TRIES * (batch.step + 1)):
+                each, of_loss = self.apart(other, again(seed))
+                noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
+        for name, value, bound in zip(self.step.named, size.tolist(), (noise * _NOISE).tolist(), strict=True):
+            if value > max(bound, self.limit) or math.isinf(value):
+                return [Finding(batch.step, "gradient", name, value)]
+        differs = loss > max(self.limit, _NOISE * loss_noise) or math.isinf(loss)
+        return [Finding(batch.step, "loss", "", loss)] if differs else []
+
+    def _buffers(self, normed: bool) -> list[str]:
+        """The names of the buffers that are compared: of batch norms none that follows a rank's own samples."""
+        names, norms = [], set(batch_norms(self.bare))
+        for path, module in self.bare.named_modules():
+            if module not in norms or (normed and isinstance(module, SyncBatchNorm)):
+                names += [f"{path}.{name}".lstrip(".") for name, b in module._buffers.items() if b is not None]
+        return [name for name in names if name in self._start.values]
+
+    def _kept_otherwise(self, here: HiddenState, there: HiddenState) -> list[str]:
+        """What two states hold otherwise, beside buffers and the process's generators."""
+        own = {name for name, _ in self.bare.named_buffers()}
+        norms = tuple(f"{path}." for path, module in self.bare.named_modules() if isinstance(module, StepBatchNorm))
+        names = [name for name in differing(here, there) if name not in own and not is_of_the_process(name)]
+        return [name for name in names if not name.startswith(norms)]
+
+    def _matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
+        """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""
+        if held := [name for name in names if name in here.generators]:  # by luck the next draws may come to the same
+            cause = "a generator that the model holds, whose draws are not keyed by sample"
+            return [Finding(batch.step, "generator", held[0], math.inf, cause)]
+        step = self.step
+        i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
+        first = sum(each.size for each in batch.shards[:i])
+        rows = slice(first, first + shard.size)
+        one = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(shard,))
+        outcomes = []
+        for state in (here, there):
+            state.restore()
+            for name, _ in self.bare.named_buffers():
+                here.give(name, here.values[name])
+            with self.by_itself():
+                found = step.take_passes(one)
+                outcomes.append(Outcome(step.take_gradients(), self.loss(found, one.shards), state))
+        size, loss = self.apart(*outcomes)
+        largest = max(float(size.max()), loss)
+        repeatable = all(device.type == "cpu" for device in self.devices)
+        if largest <= self.limit * (1e-3 if repeatable else 1.0):
+            return []
+        cause = "it follows the samples of one process, and nobody puts it together"
+        return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, cause)]

@@ -1,0 +1,79 @@
+"""A loop of one's own that is stopped and goes on has the weights of one that was never stopped."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lockstep as ls
+from lockstep.checkpoint.weights import digest
+from lockstep.errors import PeerError, UserError
+from tests.ranks import run_ranks
+
+EVERY, EPOCHS = 5, 2
+ALONE = ls.World.single()
+
+
+def train(world: ls.World, folder: Path, stop: int) -> tuple[int, int, str, dict[str, object]]:
+    """Go on for at most `stop` steps; returns the steps before and after, the weights' digest, and what was beside."""
+    torch.manual_seed(0)
+    loader, _ = ls.loaders("digits", world, batch_size=128, seed=0, workers=0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    model = ls.parallelize(net, world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    step = ls.TrainStep(model, F.cross_entropy, optimizer)
+    checkpoints = ls.Checkpoints(folder / "checkpoints", model, optimizer, world)
+    began = done = checkpoints.resume()
+    for epoch in range(done // len(loader), EPOCHS):
+        for batch in loader.epoch(epoch, done % len(loader)):
+            if done - began == stop:
+                break
+            step(batch)
+            done += 1
+            if done % EVERY == 0:
+                checkpoints.save(done, note="as it was", best=(float(done), None))
+    checkpoints.close()
+    return began, done, digest(model), checkpoints.state
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_goes_on_where_it_was(tmp_path: Path, ranks: int) -> None:
+    def run(folder: str, stop: int) -> tuple[int, int, str, dict[str, object]]:
+        if ranks == 1:
+            return train(ALONE, tmp_path / folder, stop)
+        found = run_ranks(train, ranks, tmp_path / folder, stop)
+        assert found[0][:3] == found[1][:3]
+        return found[0]
+
+    whole = run("whole", 999)
+    assert (whole[:2], whole[3]) == ((0, 24), {})
+    assert run("stopped", 13)[:2] == (0, 13)
+    began, done, weights, state = run("stopped", 999)
+    assert (began, done) == (10, 24)
+    assert weights == whole[2]
+    assert state["note"] == "as it was"
+    assert state["best"] == (10.0, None)
+    assert sorted(path.name for path in (tmp_path / "stopped/checkpoints").iterdir() if path.name[0] != ".") == [
+        "step-000000015",
+        "step-000000020",
+    ]
+
+
+def refused(world: ls.World, folder: Path) -> str:
+    with pytest.raises((UserError, PeerError)) as caught:
+        train(world, folder, 1)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_one_that_is_damaged_is_passed_over_and_where_none_is_good_all_ranks_stop(tmp_path: Path) -> None:
+    train(ALONE, tmp_path, 10)
+    newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    assert train(ALONE, tmp_path, 0)[0] == 5
+    oldest = sorted((tmp_path / "checkpoints").glob("step-*"))[0] / "model.safetensors"
+    oldest.write_bytes(b"")
+    first, second = run_ranks(refused, 2, tmp_path)
+    assert first.startswith("UserError: no good checkpoint is left in")
+    assert second.startswith("PeerError: rank 0: no good checkpoint is left in")

@@ -1,0 +1,630 @@
+"""--dataset shards:URL: webdataset's tar files by an index, from the disk and from a server."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.commands.index import main
+from lockstep.config import Config, DataConfig, Execution, ModelConfig
+from lockstep.data import remote, shard_index
+from lockstep.data.contents import duplicates
+from lockstep.data.loaders import Samples
+from lockstep.data.order import Order, Windows
+from lockstep.data.remote import PieceCache, expand_braces
+from lockstep.data.shard_index import Index, build, open_index
+from lockstep.data.shards import ShardSet, find_parts
+from lockstep.data.sources import load
+from lockstep.distributed.world import World
+from lockstep.errors import UserError
+from tests.data.store import CLASSES, FAULTS, picture, serving, write_set, write_shard
+from tests.journals import read
+from tests.ranks import run_ranks
+from tests.subprocesses import lockstep, run_lockstep
+from tests.training.test_resume import all_of, end_of
+
+ALONE = World.single()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.001)
+
+
+def sets(name: str, root: Path, **data: Any) -> tuple[ShardSet, ShardSet]:
+    train, val = load(DataConfig(dataset=f"shards:{name}", image_size=8, **data), root, 0, ALONE)
+    assert isinstance(train, ShardSet)
+    assert isinstance(val, ShardSet)
+    return train, val
+
+
+def keys(images: ShardSet) -> list[tuple[str, int]]:
+    return [(images.source.key(k), label) for k, label in enumerate(images.labels.tolist())]
+
+
+def refusal(name: str, root: Path, **data: Any) -> str:
+    with pytest.raises(UserError) as error:
+        sets(name, root, **data)
+    return str(error.value)
+
+
+def same(one: ShardSet, other: ShardSet) -> bool:
+    ids = np.arange(len(one))
+    return all(bool((a == b).all()) for a, b in zip(one.read(ids), other.read(ids), strict=True))
+
+
+def test_what_webdataset_writes_is_read_as_webdataset_reads_it(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "photos")
+    train, val = sets("photos", tmp_path)
+    program = f"""
+import hashlib, json, webdataset
+shards = [f"{root}/train-{{k:06}}.tar" for k in range(5)]
+for each in webdataset.WebDataset(shards, shardshuffle=False, empty_check=False):
+    digest = hashlib.sha256(each.get("jpg") or each["png"]).hexdigest()
+    print(json.dumps([each["__key__"], int(each["cls"]), digest]))
+"""  # in a process of its own: it leaves files open
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    theirs = [json.loads(line) for line in ended.stdout.splitlines()]
+    read = [hashlib.sha256(train.source.read(k)).hexdigest() for k in range(len(train))]
+    mine = [[key.partition("/")[2], label, digest] for (key, label), digest in zip(keys(train), read, strict=True)]
+    assert mine == theirs
+    assert (train.classes, len(val), train.source.shard_sizes.tolist()) == (("0", "1", "2"), 9, [8, 9, 10, 8, 9])
+    assert train.source.where(9) == f"{root}/train-000001.tar/n001/00009"
+    assert train.source.digests(np.array([4]))[0].tobytes().hex() == read[4][:32]
+    # the same set, however it is named, and wherever it lies
+    (tmp_path / "elsewhere/train").mkdir(parents=True)
+    (tmp_path / "elsewhere/val").mkdir()
+    for file in root.glob("*.tar"):
+        (tmp_path / "elsewhere" / file.name.partition("-")[0] / file.name).write_bytes(file.read_bytes())
+    listed = {"shardlist": [{"url": f"train-{k:06}.tar", "nsamples": 8 + k % 3} for k in range(5)]}
+    (root / "train.json").write_text(json.dumps(listed))
+    for name in (
+        str(root), f"file://{root}", "elsewhere", f"{root}/train-{{000000..000004}}.tar:val={root}/val-000000.tar",
+        f"{root}/train-*.tar:val=photos/val-{{000000,}}.tar".replace("{000000,}", "000000"),
+        f"{root}/train.json:val={root}/val-000000.tar",
+    ):  # fmt: skip
+        again = sets(name, tmp_path)
+        assert [each.fingerprint for each in again] == [train.fingerprint, val.fingerprint], name
+        assert same(again[0], train)
+    # workers get a few words, and labels from the map
+    sent = pickle.dumps(Samples(train))
+    assert len(sent) < 4000
+    assert same(pickle.loads(sent).images, train)
+    assert (
+        sum(line.startswith("note: 9 of 9 images to validate on") for line in duplicates(train, val, "auto", ALONE))
+        == 0
+    )
+
+
+def test_labels_may_be_names_in_json_and_classes_a_file(tmp_path: Path) -> None:
+    write_set(tmp_path / "names", ending="json")
+    train, val = sets("names", tmp_path)
+    assert (train.classes, train.labels[:4].tolist(), val.labels[:4].tolist()) == (CLASSES, [0, 1, 2, 0], [0, 1, 2, 0])
+    write_set(tmp_path / "numbers")
+    (tmp_path / "numbers/classes.txt").write_text("wasp\nfly\nfrog\nunseen\n")
+    named = sets("numbers:classes=classes.txt", tmp_path)
+    assert [each.classes for each in named] == [("wasp", "fly", "frog", "unseen")] * 2
+    (tmp_path / "order.txt").write_text("cat\nbee\nant\n")
+    other = sets(f"names:classes={tmp_path}/order.txt", tmp_path)
+    assert [each.labels[:3].tolist() for each in other] == [[2, 1, 0]] * 2
+    (tmp_path / "order.txt").write_text("cat\nbee\n")
+    assert "has classes that are not among those to train on: ant" in refusal(
+        f"names:classes={tmp_path}/order.txt", tmp_path
+    )
+    assert "has 2 classes, and a label is 2" in refusal(f"numbers:classes={tmp_path}/order.txt", tmp_path)
+    # a field of another name
+    shard = tmp_path / "fields/train-0.tar"
+    shard.parent.mkdir()
+    with webdataset.TarWriter(str(shard), encoder=False) as out:
+        for k in range(6):
+            held = {"label": 7, "kind": {"a": CLASSES[k % 2]}["a"]}
+            out.write({"__key__": f"{k}", "jpg": picture(k % 2, k), "json": json.dumps(held).encode()})
+    train, _ = sets("fields:label=kind", tmp_path, val_fraction=0.4)
+    assert train.classes == ("ant", "bee")
+    assert "the label is None" in refusal("fields:label=colour", tmp_path)
+
+
+def test_a_part_is_held_out_by_what_pictures_hold(tmp_path: Path) -> None:
+    write_set(tmp_path / "all")
+    (tmp_path / "all/val-000000.tar").unlink()
+    train, val = sets("all", tmp_path, val_fraction=0.3)
+    assert len(train) + len(val) == 44
+    assert not {key for key, _ in keys(train)} & {key for key, _ in keys(val)}
+    assert train.source.shard_sizes.sum() == len(train)
+    # the same pictures in other shards: the same ones are held out
+    for k in range(2):
+        write_shard(tmp_path / f"again/{k}.tar", [n % 3 for n in range(22 * k, 22 * k + 22)], 22 * k)
+    _, other = sets("again", tmp_path, val_fraction=0.3)
+    assert {key.rpartition("/")[2] for key, _ in keys(other)} == {key.rpartition("/")[2] for key, _ in keys(val)}
+    assert same(val, pickle.loads(pickle.dumps(val)))
+    assert "val-fraction" in refusal(str(write_set(tmp_path / "both")), tmp_path, val_fraction=0.3)
+
+
+def test_a_shard_that_changed_is_refused_by_name_and_indexed_again(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "photos")
+    train, _ = sets("photos", tmp_path)
+    first = train.fingerprint
+    shard = root / "train-000003.tar"
+    before = shard.stat()
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert f"{shard} has changed since it was indexed: it was written again" in refusal("photos", tmp_path)
+    write_shard(shard, [0, 1, 2], 500)
+    assert "run `lockstep index` again" in refusal("photos", tmp_path)
+    read_again: list[int] = []
+    (parts, _) = find_parts("shards:photos", tmp_path)
+    build(parts["train"], 2, lambda done, total: read_again.append(done))
+    assert read_again == [5]  # the others are taken from the index that was there
+    train, _ = sets("photos", tmp_path)
+    assert (train.source.shard_sizes.tolist(), train.fingerprint != first) == ([8, 9, 10, 3, 9], True)
+    assert [key for key, _ in keys(train)][27:31] == [
+        *(f"train-000003.tar/n071/{k:05}" for k in (500, 501, 502)), "train-000004.tar/n005/00035",
+    ]  # fmt: skip
+    # written over while it is read: other bytes are an error, which names why
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(UserError, match=r"train-000003.tar: bytes .*other bytes came for n071/00501 than were indexed"):
+        train.read(np.array([28]))
+    shard.unlink()
+    assert f"there is no shard {shard}" in refusal("photos/train-{000000..000004}.tar", tmp_path)
+    # a damaged index is none: it is built again
+    (file,) = [each for each in root.glob(".lockstep-*") if len(Index(each)) == 9]
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    assert open_index(parts["val"]) is not None
+    file.write_bytes(data[:-8])
+    assert open_index(parts["val"]) is None
+
+
+def test_an_index_that_was_killed_goes_on_with_the_shards_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_set(tmp_path / "photos", shards=6)
+    program = f"""
+import os, signal
+from pathlib import Path
+from lockstep.data.shard_index import build
+from lockstep.data.shards import find_parts
+parts, _ = find_parts("shards:{root}", Path("."))
+build(parts["train"], 1, lambda done, total: done < 3 or os.kill(os.getpid(), signal.SIGKILL))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert not list(root.glob(".lockstep-*.safetensors"))
+    write_shard(root / "train-000001.tar", [2, 1], 800)  # of those that were done, one changes
+    opened: list[str] = []
+    samples = shard_index._samples
+
+    def counted(url: str, size: int, field: str) -> Any:
+        opened.append(url.rpartition("/")[2])
+        return samples(url, size, field)
+
+    monkeypatch.setattr(shard_index, "_samples", counted)
+    assert main([str(root)]) == 0
+    said = capsys.readouterr().out
+    assert "train: 47 samples in 6 shard(s)" in said
+    assert "val: 9 samples in 1 shard(s)" in said
+    done = {"train-000000.tar", "train-000002.tar"}
+    assert {"train-000001.tar", "val-000000.tar"} <= set(opened)
+    assert not done & set(opened)
+    assert not list(root.glob(".lockstep-*.parts"))
+    fresh, _ = find_parts(f"shards:{root}/train-*.tar", tmp_path)
+    once = build(fresh["train"], 1, lambda done, total: None)
+    (parts, _) = find_parts(f"shards:{root}", tmp_path)
+    index = open_index(parts["train"])
+    assert index is not None
+    assert index.content == once.content
+    opened.clear()
+    assert main([str(root)]) == 0
+    assert not opened
+    # a folder that nobody may write into: the index is in the user's own
+    for file in root.glob(".lockstep-*"):
+        file.unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != root)
+    train, _ = sets(str(root), tmp_path)
+    assert train.source.index.path.is_relative_to(tmp_path / "cache")
+    assert not list(root.glob(".lockstep-*"))
+
+
+BROKEN: dict[str, tuple[Callable[[list[tuple[str, bytes]]], Any], str]] = {
+    "two": (lambda m: m.insert(0, ("00000.png", picture(0, 0, "PNG"))), "00000 has two pictures, .png and .jpg"),
+    "none": (lambda m: m.pop(0), "00000 has no picture"),
+    "unlabelled": (lambda m: m.pop(1), "00000 has no label"),
+    "apart": (lambda m: m.append(m.pop(0)), "has no picture"),
+    "twice": (lambda m: m.append(("00000.txt", b"")), "the members of 00000 do not lie side by side"),
+    "empty": (lambda m: m.__setitem__(0, ("00000.jpg", b"")), "the picture of 00000 is empty"),
+    "minus": (lambda m: m.__setitem__(1, ("00000.cls", b"-1")), ""),
+    "mixed": (lambda m: m.__setitem__(1, ("00000.cls", b"bee")), "some labels are names, and some are numbers"),
+    "list": (lambda m: m.__setitem__(1, ("00000.json", b"[1]")), "is no text or JSON object"),
+    "real": (lambda m: m.__setitem__(1, ("00000.json", b'{"label": 1.5}')), "the label is 1.5"),
+}
+
+
+def tar(members: list[tuple[str, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as out:
+        for name, data in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            out.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_what_is_no_whole_shard_is_refused_by_name(tmp_path: Path) -> None:
+    def members() -> list[tuple[str, bytes]]:
+        return [each for k in range(3) for each in ((f"{k:05}.jpg", picture(k, k)), (f"{k:05}.cls", b"%d" % k))]
+
+    (tmp_path / "x").mkdir()
+    shard = tmp_path / "x/0.tar"
+    for case, (change, what) in BROKEN.items():
+        held = members()
+        change(held)
+        shard.write_bytes(tar(held))
+        if what:
+            message = refusal("x", tmp_path, val_fraction=0.4)
+            assert what in message, case
+            assert str(shard) in message, case
+    whole = tar(members())
+    end = 6 * 512 + sum(-(-len(data) // 512) * 512 for _, data in members())
+    for size in (0, 100, 512, 700, end - 512, end - 1, end, end + 100):
+        shard.write_bytes(whole[:size])
+        message = refusal("x", tmp_path, val_fraction=0.4)
+        assert str(shard) in message, size
+        assert "tar" in message, size
+    second = 512 + -(-len(members()[0][1]) // 512) * 512
+    shard.write_bytes(whole[:second] + b"\x01" + whole[second + 1 :])
+    assert "no member and no end of a tar file" in refusal("x", tmp_path, val_fraction=0.4)
+    shard.write_bytes(gzip.compress(whole))
+    assert "Is it compressed" in refusal("x", tmp_path, val_fraction=0.4)
+    # what is beside samples is nothing
+    more = [("__meta__.json", b"{}"), ("._00000.jpg", b"x"), ("README", b"x"), ("00003.seg.png", b"x")]
+    shard.write_bytes(tar([*more, *members()]))
+    (parts, _) = find_parts("shards:x", tmp_path)
+    assert "00003 has no picture" in refusal("x", tmp_path)
+    shard.write_bytes(tar([*more[:3], *members()]))
+    assert len(build(parts["train"], 1, lambda done, total: None)) == 3
+    (tmp_path / "wids.json").write_text(json.dumps({"shardlist": [{"url": "x/0.tar", "nsamples": 4}]}))
+    for index in (tmp_path / "x").glob(".lockstep*"):
+        index.unlink()
+    assert "0.tar has 3 samples, and the list of shards says 4" in refusal(f"{tmp_path}/wids.json", tmp_path)
+    for name, what in {
+        "nothing": "there are no shards at", "x:colour=1": "colour", "": "names nothing",
+        "http://me:secret@localhost/x.tar": "holds a user, a password, a token, a query",
+        "http://localhost/x.tar?token=secret": "holds a user, a password, a token, a query",
+        "x/{0..1}.tar": "there is no shard",
+    }.items():  # fmt: skip
+        message = refusal(name, tmp_path)
+        assert what in message, name
+        assert "secret" not in message
+
+
+def test_patterns() -> None:
+    assert expand_braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert expand_braces("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]
+
+
+# ---- the order
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any),
+    width=st.integers(1, 14), seed=st.integers(0, 99), epoch=st.integers(0, 5),
+    fraction=st.sampled_from([1.0, 0.5, 0.03]), batch=st.integers(1, 9), repeats=st.sampled_from([1, 2]),
+)  # fmt: skip
+@settings(max_examples=150)
+def test_windows_are_a_permutation_whose_middle_is_as_near_as_its_start(
+    sizes: list[int], width: int, seed: int, epoch: int, fraction: float, batch: int, repeats: int
+) -> None:
+    n = sum(sizes)
+    windows = Windows(np.array(sizes), width, seed, fraction)
+    order = Order(n, batch, seed, fraction, windows=windows)
+    walked = np.concatenate([*order.steps(epoch)])
+    assert len(set(walked.tolist())) == len(walked) == order.used == windows.used.sum()
+    assert 0 <= walked.min() <= walked.max() < n
+    # a step that is asked for alone, by another process, is the same
+    for t in {0, order.steps_per_epoch // 2, order.steps_per_epoch - 1}:
+        fresh = Order(n, batch, seed, fraction, windows=Windows(np.array(sizes), width, seed, fraction))
+        assert fresh.step(epoch, t).tolist() == walked[t * batch : (t + 1) * batch].tolist()
+    # one window after the other, and every epoch uses the same samples
+    shard = np.searchsorted(np.cumsum(sizes), walked, side="right")
+    place = np.argsort(windows.shards(epoch))[shard] // width
+    assert (np.diff(place) >= 0).all()
+    again = np.concatenate([*order.steps(epoch + 1)])
+    assert sorted(again.tolist()) == sorted(walked.tolist())
+    if repeats > 1 and batch % repeats == 0:
+        several = np.concatenate([*Order(n, batch, seed, fraction, False, repeats, windows=windows).steps(epoch)])
+        assert set((several % n).tolist()) <= set(walked.tolist())
+
+
+def test_a_window_mixes_its_shards_and_epochs_differ() -> None:
+    windows = Windows(np.full(20, 50), 5, 3)
+    one, two = (windows.shuffled(epoch, np.arange(1000)) for epoch in (0, 1))
+    assert (one != two).mean() > 0.9
+    for first in range(0, 1000, 250):
+        assert len(set((one[first : first + 60] // 50).tolist())) == 5
+        assert abs(np.corrcoef(np.arange(250), one[first : first + 250] % 50)[0, 1]) < 0.2
+
+
+# ---- a server
+
+
+def every_fourth(fault: str, path: str, number: int) -> str:
+    return fault if number % 4 == 0 else ""
+
+
+def always(fault: str, path: str, number: int) -> str:
+    return fault
+
+
+def test_a_server_with_faults_gives_the_same_pictures_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "_DEADLINE_S", 1.0)
+    root = write_set(tmp_path / "photos")
+    here, _ = sets("photos", tmp_path)
+    with serving(tmp_path) as store:
+        train, _ = sets(f"{store.address}/photos", tmp_path, shuffle_window=2)
+        assert train.fingerprint == here.fingerprint
+        asked = len(store.gets)
+        assert same(train, here)
+        assert len(store.gets) == asked + 5  # in pieces, which are whole shards here
+        assert same(pickle.loads(pickle.dumps(train)), here)
+        assert len(store.gets) == asked + 5  # and are kept
+        # what lies on the disk is not trusted either
+        for piece in (tmp_path / "cache/lockstep/shards/pieces").glob("??/*"):
+            if len(piece.name) == 64:
+                piece.write_bytes(bytes(piece.stat().st_size))
+        assert same(train, here)
+        assert len(store.gets) == asked + 10
+        one, _ = sets(
+            f"{store.address}/photos/train-{{000000..000004}}.tar:val={store.address}/photos/val-000000.tar", tmp_path
+        )
+        assert (one.fingerprint, one.source.piece) == (here.fingerprint, 0)
+        one.source.cache = None
+        capfd.readouterr()
+        for fault in FAULTS:
+            store.fault = partial(every_fourth, fault)
+            assert same(one, here), fault
+            (line, *_) = [line for line in capfd.readouterr().err.splitlines() if "try 2 of" in line]
+            assert f"note: {store.address}/photos/train-00000" in line, fault
+            assert ".tar: bytes " in line, fault
+        for fault in ("503", "wrong", "cut"):
+            store.fault = partial(always, fault)
+            with pytest.raises(UserError, match=r"train-000001.tar: bytes \d+-\d+: .*\(6 tries\)"):
+                one.read(np.array([9]))
+        store.fault = lambda path, number: ""
+        # another object of the same size
+        shard = root / "train-000001.tar"
+        data = bytearray(shard.read_bytes())
+        data[int(one.source.index.arrays["starts"][9]) + 40] ^= 1
+        shard.write_bytes(data)
+        with pytest.raises(UserError, match=r"other bytes came for n001/00009 than were indexed"):
+            one.read(np.array([9]))
+        assert f"{store.address}/photos/train-000001.tar has changed" in refusal(f"{store.address}/photos", tmp_path)
+        shard.unlink()
+        assert "Is the address right" in refusal(f"{store.address}/photos/train-{{000000..000004}}.tar", tmp_path)
+    assert "abc:// is no kind of address" in refusal("abc://x/y.tar", tmp_path)
+
+
+def test_the_cache_keeps_to_its_limit_and_survives_a_kill(tmp_path: Path) -> None:
+    cache = PieceCache(tmp_path / "pieces", 1 << 20)
+    fetched: list[int] = []
+
+    def piece(k: int) -> bytes:
+        fetched.append(k)
+        return bytes([k]) * (128 << 10)
+
+    for k in range(40):
+        assert cache.read(f"{k:064x}", 5, 3, partial(piece, k)) == bytes([k]) * 3
+    assert cache.read(f"{39:064x}", 0, 1, lambda: piece(39)) == bytes([39])
+    assert fetched == [*range(40)]
+    assert sum(path.stat().st_size for path in cache.folder.glob("??/*")) <= 1 << 20
+    # one that is killed while it writes leaves no piece, and no lock
+    program = f"""
+import os, signal
+from pathlib import Path
+from lockstep.commands.index import main
+from lockstep.data import remote, shard_index
+def killed(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
+Path.replace = killed
+remote.PieceCache(Path({str(cache.folder)!r}), 1 << 20).read("{77:064x}", 0, 1, lambda: b"abc")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert cache.read(f"{77:064x}", 0, 3, lambda: b"xyz") == b"xyz"
+
+
+S3 = """
+import os
+import sys
+from pathlib import Path
+import boto3
+import numpy as np
+from moto.server import ThreadedMotoServer
+from lockstep.config import DataConfig
+from lockstep.data.sources import load
+from lockstep.distributed.world import World
+from lockstep.errors import UserError
+
+server = ThreadedMotoServer(port=0, verbose=False)
+server.start()
+host, port = server.get_host_and_port()
+os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+store, root = boto3.client("s3"), Path(sys.argv[1])
+store.create_bucket(Bucket="photos")
+for file in root.glob("*.tar"):
+    store.put_object(Bucket="photos", Key=f"deep/{file.name}", Body=file.read_bytes())
+
+def sets(name, **kinds):
+    return load(DataConfig(dataset=f"shards:{name}", image_size=8, **kinds), root, 0, World.single())
+
+here = sets(str(root))[0]
+for name in ("s3://photos/deep", "s3://photos/deep/train-*.tar:val=s3://photos/deep/val-000000.tar"):
+    for window in (0, 2):
+        train, val = sets(name, shuffle_window=window)
+        assert train.fingerprint == here.fingerprint
+        assert train.read(np.arange(44))[0].equal(here.read(np.arange(44))[0])
+store.put_object(Bucket="photos", Key="deep/train-000002.tar", Body=b"x" * 100)
+for name, said in (("s3://photos/deep", "train-000002.tar has changed since it was indexed: it has 100 bytes"),
+                   ("s3://photos/none", "there are no shards at"), ("s3://nobody/x.tar", "s3://nobody/x.tar")):
+    try:
+        sets(name)
+    except UserError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(name)
+print("all of it")
+os._exit(0)  # the server's threads
+"""
+
+
+@pytest.mark.integration
+def test_a_real_s3_server(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "photos")
+    environ = {
+        **os.environ, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-u", "-c", S3, str(root)],
+        capture_output=True, text=True, timeout=240, check=False, env=environ,
+    )  # fmt: skip
+    assert "all of it" in ended.stdout, ended.stderr[-3000:]
+    assert not any(b"hidden" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
+# ---- the law
+
+
+def config_of(name: str, workers: int, window: int, **changes: Any) -> Config:
+    execution = Execution(workers=workers, device="cpu", threads=1, law="off", log_every=1)
+    data = DataConfig(dataset=f"shards:{name}", image_size=16, resized_crop=True, flip=True, shuffle_window=window)
+    return Config(
+        epochs=2, batch_size=9, exact=3, data=data, model=ModelConfig(model="mlp"), execution=execution, **changes
+    )
+
+
+# (from here or from the server, window, ranks, workers, stopped after so many steps, and goes on with so many ranks)
+FEW = [
+    ("here", 2, 1, 0, 0, 1), ("there", 2, 2, 2, 0, 2), ("there", 2, 3, 0, 3, 1), ("here", 2, 2, 2, 4, 3),
+    ("here", 0, 1, 0, 0, 1), ("there", 0, 2, 0, 2, 2),
+]  # fmt: skip
+ALL = [
+    (place, window, n, workers, stop, n % 3 + 1)
+    for place in ("here", "there") for window in (0, 2) for n in (1, 2, 3) for workers in (0, 2) for stop in (0, n + 1)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cells", [FEW, pytest.param(ALL, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_one_ledger_and_one_set_of_weights_on_any_ranks_workers_and_store(
+    tmp_path: Path, cells: list[tuple[Any, ...]]
+) -> None:
+    root = write_set(tmp_path / "photos")
+    before: dict[int, list[tuple[Any, ...]]] = {1: [], 2: [], 3: []}
+    after: dict[int, list[tuple[Any, ...]]] = {1: [], 2: [], 3: []}
+    with serving(tmp_path) as store:
+        store.fault = lambda path, number: FAULTS[number // 9 % 6] if number % 9 == 0 else ""
+        for place, window, n, workers, stop, then in cells:
+            name = str(root) if place == "here" else f"{store.address}/photos"
+            folder = str(tmp_path / f"{place}-{window}-{n}-{workers}-{stop}")
+            if stop:
+                before[n].append((config_of(name, workers, window), folder, stop))
+            after[then if stop else n].append((config_of(name, workers, window), folder))
+        for part in (before, after):
+            for n, mine in part.items():
+                environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_READ_TIMEOUT": "1"}
+                run_ranks(all_of, n, mine, timeout=120 + 30 * len(mine), env=environ)
+    found: dict[int, set[Any]] = {0: set(), 2: set()}
+    for place, window, n, workers, stop, _ in cells:
+        end = end_of(tmp_path / f"{place}-{window}-{n}-{workers}-{stop}")
+        assert (end["status"], end["steps"]) == ("completed", 10)
+        found[window].add((end["ledger_sha256"], end["weights_sha256"]))
+    assert [len(each) for each in found.values()] == [1, 1]
+    assert found[0] != found[2]
+
+
+@pytest.mark.slow
+def test_ranks_that_are_killed_leave_no_trace(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "photos")
+    flags = [
+        *("--shuffle-window", "2", "--image-size", "16", "--model", "mlp", "--device", "cpu", "--threads", "1"),
+        *("--exact", "3", "--batch-size", "9", "--epochs", "6", "--checkpoint-every", "2steps", "--log-every", "1"),
+        *("--law", "off", "--max-restarts", "9"),
+    ]
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONWARNINGS": "default"}
+
+    def steps() -> int:
+        journal = tmp_path / "killed/journal.jsonl"
+        return sum(record["kind"] == "step" for record in read(journal)) if journal.is_file() else 0
+
+    with serving(tmp_path) as store:
+        store.slow_s = 0.02
+        name = f"shards:{store.address}/photos"
+        run = lockstep(
+            *("train", "--dataset", name, "--nproc", "2", "--workers", "1", "--out", str(tmp_path / "killed"), *flags),
+            cwd=tmp_path, env=environ,
+        )  # fmt: skip
+        for rank, after in ((1, 4), (0, 12)):
+            run.until(lambda after=after: steps() >= after and len(run.workers()) == 2, 120)  # type: ignore[misc]
+            run.signal(signal.SIGKILL, run.workers()[rank])
+        ended = run.end(240)
+        assert ended.code == 0, ended.text
+    whole = run_lockstep(
+        *("train", "--dataset", f"shards:{root}", "--nproc", "1", "--workers", "0", "--out", str(tmp_path / "whole")),
+        *flags, cwd=tmp_path, env=environ, timeout=120,
+    )  # fmt: skip
+    assert whole.code == 0, whole.text
+    found = [end_of(tmp_path / name) for name in ("killed", "whole")]
+    assert found[0]["ledger_sha256"] == found[1]["ledger_sha256"]
+    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
+    assert sum(record["kind"] == "fault" for record in read(tmp_path / "killed/journal.jsonl")) >= 2
+
+
+@pytest.mark.slow
+def test_a_thousand_faults_are_named_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "_DEADLINE_S", 1.0)
+    write_set(tmp_path / "photos")
+    here, _ = sets("photos", tmp_path)
+    injected: list[str] = []
+    gave_up: list[str] = []
+
+    def often(path: str, number: int) -> str:
+        if number % 3:
+            return ""
+        injected.append(FAULTS[len(injected) % 6])  # "late" takes a second
+        return injected[-1]
+
+    with serving(tmp_path) as store:
+        there, _ = sets(f"{store.address}/photos", tmp_path)
+        there.source.cache = None
+        store.fault, ids, named = often, np.arange(len(here)), 0
+        expected = here.read(ids)[0]
+        capfd.readouterr()
+        while len(injected) < 1000:
+            try:
+                assert there.read(ids)[0].equal(expected)
+            except UserError as error:
+                gave_up.append(str(error))
+            lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith(f"note: {store.address}")]
+            assert all(": bytes " in line for line in lines)
+            named += len(lines)
+        assert set(injected) == set(FAULTS[:6])
+        assert all(f"({remote.TRIES} tries)" in each for each in gave_up)
+        # the HTTP library may try again by itself where a connection is closed
+        assert named + len(gave_up) >= sum(kind != "reset" for kind in injected) - remote.TRIES

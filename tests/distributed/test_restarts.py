@@ -1,0 +1,82 @@
+"""Restarts by the launcher: what is killed or hangs comes back by itself, and ends as if nothing had been."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.subprocesses import Command, lockstep, run_lockstep
+
+FLAGS = ("train", "--threads", "1", "--exact", "2", "--checkpoint-every", "20steps", "--log-every", "5")
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def steps_after(command: Command, folder: Path, starts: int, kind: str = "step") -> None:
+    """Wait until the run has begun so many times and has then left a record of a kind."""
+
+    def reached() -> bool:
+        found = [record["kind"] for record in records(folder)]
+        begun = [place for place, each in enumerate(found) if each == "run"]
+        return len(begun) >= starts and kind in found[begun[starts - 1] :]
+
+    command.until(reached, 120)
+
+
+def undisturbed(place: Path, epochs: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
+    ended = run_lockstep(*FLAGS, *more, "--nproc", "1", "--epochs", epochs, "--out", "straight", cwd=place, timeout=120)
+    assert ended.code == 0, ended.text
+    return records(place / "straight")[-1]
+
+
+def test_a_killed_rank_is_started_again_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    command = lockstep(*FLAGS, "--nproc", "2", "--epochs", "6", "--out", "run", cwd=tmp_path)
+    steps_after(command, tmp_path / "run", 1, "checkpoint")
+    command.signal(signal.SIGKILL, command.workers()[1])
+    ended = command.end(180)
+    assert (ended.code, ended.orphans) == (0, ()), ended.text
+    assert "rank 1: killed by SIGKILL" in ended.err
+    assert "restart 1 of 3 on 2 process(es)" in ended.err
+    found = records(tmp_path / "run")
+    assert [record["resumed_from"] > 0 for record in found if record["kind"] == "run"] == [False, True]
+    (restart,) = [record for record in found if record.get("fault") == "restart"]
+    assert restart["cause"].startswith("rank 1: killed by SIGKILL")
+    resumed = next(record for record in found[found.index(restart) :] if record["kind"] == "run")
+    assert (restart["step"], restart["processes"]) == (resumed["resumed_from"], resumed["world"]["size"])
+    straight = undisturbed(tmp_path, "6")
+    for name in ("status", "steps", "ledger_sha256", "weights_sha256"):
+        assert found[-1][name] == straight[name]
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_started_again(tmp_path: Path) -> None:
+    flags = ("--nproc", "2", "--epochs", "40", "--hang-timeout", "4", "--out", "run")
+    command = lockstep(*FLAGS, *flags, cwd=tmp_path)
+    steps_after(command, tmp_path / "run", 1, "checkpoint")
+    command.signal(signal.SIGSTOP, command.workers()[0])
+    steps_after(command, tmp_path / "run", 2)
+    command.signal(signal.SIGTERM)
+    ended = command.end(180)
+    assert (ended.code, ended.orphans) == (143, ()), ended.text
+    assert re.search(r"no progress for --hang-timeout.*restart 1 of 3 on 2 process", ended.err, re.DOTALL)
+    assert "hang" in [record.get("fault") for record in records(tmp_path / "run")]
+
+
+@pytest.mark.slow
+def test_where_a_restart_got_no_further_one_process_less_goes_on(tmp_path: Path) -> None:
+    flags = ("--nproc", "2", "--min-nproc", "1", "--epochs", "8", "--out", "run")
+    command = lockstep(*FLAGS[:-4], "--checkpoint-every", "0", "--log-every", "5", *flags, cwd=tmp_path)
+    for attempt in (1, 2):
+        steps_after(command, tmp_path / "run", attempt)
+        command.signal(signal.SIGKILL, command.workers()[0])
+    ended = command.end(180)
+    assert (ended.code, ended.orphans) == (0, ()), ended.text
+    assert "restart 2 of 3 on 1 process(es)" in ended.err
+    assert records(tmp_path / "run")[-1]["processes"] == 1

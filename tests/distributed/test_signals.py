@@ -1,0 +1,160 @@
+"""Processes that end with their parent, on a signal, and in time. None of them imports torch."""
+
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from lockstep.distributed.signals import collect_stop_signals, end_with_parent, sigterm_raises
+from tests.subprocesses import Command, Ended
+
+STOPPABLE = """
+import os, signal, sys, time
+from lockstep.distributed.signals import STOPS, raise_once
+raise_once(STOPS, lambda: {reason})
+print("ready", flush=True)
+try:
+    {body}
+except BaseException as error:
+    print("ended by", type(error).__name__, flush=True)
+    {cleanup}
+    print("cleaned up", flush=True)
+    raise
+"""
+WAIT = "time.sleep(60)"
+
+
+def stopped(*signals: int, body: str = WAIT, cleanup: str = "pass", reason: str = "None", nohup: bool = False) -> Ended:
+    program = STOPPABLE.format(body=body, cleanup=cleanup, reason=reason)
+    if nohup:
+        program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + program
+    command = Command(sys.executable, "-c", program)
+    command.until(lambda: "ready" in command.said())
+    command.signal(signal.Signals(signals[0]))
+    if signals[1:]:  # of two that wait, Python would take the lower number first
+        command.until(lambda: "ended by" in command.said())
+    for number in signals[1:]:
+        command.signal(signal.Signals(number))
+    return command.end()
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"),
+    [
+        (signal.SIGINT, "KeyboardInterrupt", -signal.SIGINT),
+        (signal.SIGTERM, "StoppedBySignal", 143),
+        (signal.SIGHUP, "StoppedBySignal", 129),
+    ],
+)
+def test_the_first_signal_raises_and_the_later_ones_do_not_disturb_the_cleaning_up(
+    number: int, name: str, code: int
+) -> None:
+    ended = stopped(number, signal.SIGINT, signal.SIGTERM, cleanup="time.sleep(0.4)")
+    assert ended.out.split("\n") == ["ready", f"ended by {name}", "cleaned up", ""], ended.text
+    assert ended.code == code, ended.text
+
+
+def test_a_reason_is_raised_in_place_of_the_exit() -> None:
+    ended = stopped(signal.SIGTERM, reason="ValueError('rank 1 failed')")
+    assert "ended by ValueError" in ended.out, ended.text
+
+
+def test_nohup_is_respected() -> None:
+    ended = stopped(signal.SIGHUP, body="time.sleep(0.5); print('done')", nohup=True)
+    assert ended.out.split() == ["ready", "done"], ended.text
+    assert ended.code == 0
+
+
+def test_sigterm_becomes_an_exit_inside_and_is_itself_again_outside() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, sigterm_raises():
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+HELD = """
+import os, signal, sys, threading, time
+from lockstep.distributed.signals import collect_stop_signals, hold_stops, sigterm_raises, take_stops
+from lockstep.training.control import stop_requests
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # it lets signals through
+before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+def come(number):
+    os.kill(os.getpid(), number)
+    time.sleep(0.2)  # the other thread has it
+
+with sigterm_raises():
+    with stop_requests("stop", print) as request:
+        hold_stops()
+        come(signal.SIGINT)
+    come(signal.SIGTERM)
+with collect_stop_signals("stop") as notes:
+    take_stops()
+    print(request.signal, sorted(notes.take()))
+print([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before)
+"""
+
+
+def test_what_is_held_waits_whichever_thread_it_came_to() -> None:
+    ended = Command(sys.executable, "-c", HELD).end()
+    assert ended.out.split("\n") == [f"0 [{signal.SIGINT:d}, {signal.SIGTERM:d}]", "True", ""], ended.text
+
+
+def test_a_launcher_takes_note_of_signals_but_of_those_that_it_was_to_ignore() -> None:
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in stops}
+    ignored = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with collect_stop_signals("continue") as notes:
+            for number in stops:
+                signal.raise_signal(number)
+            assert select.select([notes.awake], [], [], 0)[0]
+            assert notes.take() == [signal.SIGINT, signal.SIGUSR1]
+            assert not select.select([notes.awake], [], [], 0)[0]
+        with collect_stop_signals("stop") as notes:
+            signal.raise_signal(signal.SIGHUP)
+            assert notes.take() == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGTERM, ignored)
+    assert {number: signal.getsignal(number) for number in stops} == before
+
+
+PARENT = """
+import multiprocessing, time
+from lockstep.distributed.signals import end_with_parent
+def child(note):
+    {call}
+    note.set()
+    time.sleep(60)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{method}")
+    note = context.Event()
+    context.Process(target=child, args=(note,)).start()
+    note.wait()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("call", ["end_with_parent()", "pass"])
+def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path, method: str, call: str) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT.format(method=method, call=call))
+    command = Command(sys.executable, str(script))
+    command.until(lambda: "ready" in command.said())
+    command.signal(signal.SIGKILL)
+    ended = command.end(grace=10 if call != "pass" else 1)
+    assert bool(ended.orphans) == (call == "pass"), ended.text  # without the call it does outlive its parent
+
+
+def test_a_process_without_a_parent_of_multiprocessing_goes_on() -> None:
+    before = set(threading.enumerate())
+    end_with_parent()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive(), "nothing may wait for a parent that there is not"

@@ -1,0 +1,102 @@
+"""The CIFAR-10 script by mp.spawn before, mended and after: the same numbers out of the last two, on few images.
+
+torchvision reads CIFAR-10 from pickled files and checks their sums, so those of a part of it are made here, and the
+scripts' copies leave the check out. They compute in float64: under Adam rounding grows fast.
+"""
+
+import pickle
+import re
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.docs.coming_from.test_scripts import PAGES, SCRIPTS, output
+
+IMPORT = "from torchvision import datasets, models, transforms\n"
+UNCHECKED = "from torchvision.datasets import cifar\n\ncifar.check_integrity = lambda *_: True\n"
+FLOAT64 = "torch.set_default_dtype(torch.float64)\n"
+FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+def write_cifar(root: Path, records: dict[str, np.ndarray]) -> Path:
+    """Files as torchvision reads them, of records as in the binary version: uint8 [n, 3073], the label first."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name, rows in records.items():
+        (folder / name).write_bytes(pickle.dumps({"data": rows[:, 1:].copy(), "labels": rows[:, 0].tolist()}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    return root
+
+
+def epochs(script: str, data: Path, folder: Path, nproc: int, batch_norm: str = "auto") -> list[float]:
+    """Loss and accuracy of each of two epochs, four numbers, that a script prints, over all of `data`."""
+    text = (SCRIPTS / f"{script}.py").read_text(encoding="utf-8")
+    for old, new in (
+        (IMPORT, IMPORT + UNCHECKED + FLOAT64),
+        ('"12355"', f'"{free_port()}"'),
+        (
+            'data="data", fraction=0.25, batch_norm="auto"',
+            f'data={str(data)!r}, fraction=1.0, batch_norm="{batch_norm}"',
+        ),
+    ):
+        text = text.replace(old, new)
+    (folder / f"{script}.py").write_text(text)
+    given = (
+        [str(nproc)] if script == "cifar10_after" else ["--nproc", str(nproc), "--data", str(data), "--fraction", "1"]
+    )
+    said = output(f"{script}.py", *given, folder=folder)
+    found = re.findall(r"epoch \d: loss (\d\.\d{6}) accuracy (\d\.\d{4})", said)
+    assert len(found) == 2, said
+    return [float(number) for pair in found for number in pair]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_the_page_shows_the_script_after(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert f"```python\n{(SCRIPTS / 'cifar10_after.py').read_text(encoding='utf-8')}```" in text
+
+
+def test_seventy_lines_become_twenty() -> None:
+    before, after = ((SCRIPTS / f"cifar10_{end}.py").read_text(encoding="utf-8") for end in ("before", "after"))
+    assert len(before.splitlines()) > 70
+    assert len([line for line in after.splitlines() if line.strip()]) <= 20
+    assert [int(number) for number in re.findall(r"# (\d):", before)] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert all(IMPORT in (SCRIPTS / f"cifar10_{name}.py").read_text() for name in ("before", "mended", "after"))
+
+
+@pytest.mark.slow
+def test_the_mended_script_and_the_one_after_print_the_same(tmp_path: Path) -> None:
+    rng, records = np.random.default_rng(0), dict[str, np.ndarray]()
+    for name in FILES:
+        records[name] = rng.integers(0, 256, (8, 3073), dtype=np.uint8)
+        records[name][:, 0] %= 10
+    data = write_cifar(tmp_path / "data", records)
+    mended = epochs("cifar10_mended", data, tmp_path, 2)
+    assert epochs("cifar10_after", data, tmp_path, 2, "local") == pytest.approx(mended, abs=2e-6)
+    two = epochs("cifar10_after", data, tmp_path, 2)
+    assert epochs("cifar10_after", data, tmp_path, 1) == pytest.approx(two, abs=2e-6)
+    assert abs(epochs("cifar10_before", data, tmp_path, 2)[0] - mended[0]) > 1e-3
+
+
+@pytest.mark.realdata
+def test_the_pages_figures_are_those_of_cifar10(tmp_path: Path, real_data: Path) -> None:
+    records = dict[str, np.ndarray]()
+    for name in FILES:
+        rows = np.fromfile(real_data / "cifar-10-batches-bin" / f"{name}.bin", np.uint8).reshape(-1, 3073)
+        records[name] = rows[: 100 if name == "test_batch" else 32]
+    data = write_cifar(tmp_path / "data", records)
+    for page in PAGES:
+        table = re.findall(r"^\| `(cifar10_\w+)\.py`([^|]*)\| (\d) \|(.*)\|$", page.read_text(encoding="utf-8"), re.M)
+        assert len(table) == 5
+        for script, how, nproc, figures in table if page is PAGES[0] else []:
+            shown = [float(number) for number in re.findall(r"\d+\.\d+", figures)]
+            found = epochs(script, data, tmp_path, int(nproc), "local" if "local" in how else "auto")
+            assert found[::2] == pytest.approx(shown, abs=2e-3), (script, how)

@@ -1,0 +1,105 @@
+"""Names in pictures: any script's letters by the fonts that are there, and by number where none has them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from PIL import Image, ImageDraw, ImageFont
+
+from lockstep.commands.preview import Views, drawn
+from lockstep.monitoring import fonts
+from lockstep.training.evaluation import ByClass, write_scores
+
+NAMES = ("cat", "Bl\u00fcte", "u\u0308ber", "\u732b", "\u0e41\u0e21\u0e27")  # the last two: Chinese, Thai
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only folder with fonts of the system: empty."""
+    monkeypatch.setattr(fonts, "_folders", lambda: [tmp_path])
+    fonts._fonts_for.cache_clear()
+    yield tmp_path
+    fonts._fonts_for.cache_clear()
+
+
+def make_font(path: Path, letters: str) -> None:
+    """A font in which a letter is a triangle as high as its place in `letters`; a box for what it lacks."""
+    names = {ord(letter): f"g{place}" for place, letter in enumerate(letters)}
+    builder = FontBuilder(1000)
+    builder.setupGlyphOrder([".notdef", *names.values()])
+    builder.setupCharacterMap(names)
+    glyphs = {}
+    for place, name in enumerate([".notdef", *names.values()]):
+        pen = TTGlyphPen(None)
+        high = 800 - 30 * place
+        pen.moveTo((0, 0))
+        for corner in ((0, high), (600, high), (600, 0)) if name == ".notdef" else ((300, high), (600, 0)):
+            pen.lineTo(corner)
+        pen.closePath()
+        glyphs[name] = pen.glyph()
+    builder.setupGlyf(glyphs)
+    builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (700, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": f"Made {path.stem}", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+
+
+def report(path: Path, names: tuple[str, ...] = NAMES) -> tuple[str, np.ndarray]:
+    """What is said of the confusion matrix's picture, and its pixels. matplotlib warns of a letter that it lacks."""
+    n = len(names)
+    scores = ByClass(names, [1] * n, [1] * n, [1] * n, 0.0, np.eye(n, dtype=int).tolist())
+    note = write_scores(scores, path)
+    return note, np.asarray(Image.open(path).convert("L"))
+
+
+def sheet(names: tuple[str, ...] = NAMES) -> tuple[str, np.ndarray]:
+    pictures = torch.zeros(len(names), 1, 8, 8, dtype=torch.uint8)
+    picture, note = drawn(Views(names, pictures, pictures[None]))
+    return note, np.asarray(picture.convert("L"))
+
+
+def test_a_name_that_no_font_has_is_drawn_by_number_and_told(folder: Path) -> None:
+    note, by_name = report(folder / "a.png")
+    assert "2 of 5 names: class 4 is \u732b, class 5 is \u0e41\u0e21\u0e27" in note
+    assert "\n" not in note
+    told, by_number = report(folder / "b.png", ("cat", "Bl\u00fcte", "\u00fcber", "class 4", "class 5"))
+    assert not told
+    assert np.array_equal(by_name, by_number)
+    note, _ = sheet()
+    assert "picture 4 is \u732b" in note
+
+
+def test_fonts_of_the_system_are_found_for_the_letters_that_are_lacking(folder: Path) -> None:
+    without = report(folder / "a.png")[1], sheet()[1]
+    fonts._fonts_for.cache_clear()
+    make_font(folder / "one.ttf", "\u732b\u00fc")
+    make_font(folder / "Bold.ttf", "\u732b\u0e41")  # of \u732b the other one is better to read
+    make_font(folder / "two.ttf", "\u0e41\u0e21\u0e27" + "Blteber")
+    (folder / "broken.otf").write_bytes(b"no font")
+    found = fonts.lettering(NAMES, ImageFont.load_default(14))
+    assert found.names == ["cat", "Bl\u00fcte", "\u00fcber", "\u732b", "\u0e41\u0e21\u0e27"]
+    assert [Path(file).name for file in found.files] == ["one.ttf", "two.ttf"]
+    for (note, pixels), before in zip((report(folder / "b.png"), sheet()), without, strict=True):
+        assert not note
+        assert pixels.shape != before.shape or not np.array_equal(pixels, before)
+
+
+def test_pillow_draws_each_letter_by_the_first_font_that_has_it(folder: Path) -> None:
+    make_font(folder / "one.ttf", "\u732b")
+    own = ImageFont.load_default(14)
+    found = fonts.lettering(("a\u732bb",), own)
+    both = fonts.fonts_of(found, own, 14)
+    assert [(both.index(font), part) for font, part in fonts._parts("a \u732b b", both)] == [
+        (0, "a "), (1, "\u732b "), (0, "b"),
+    ]  # fmt: skip
+    assert fonts.text_width("a\u732bb", both) == own.getlength("ab") + both[1].getlength("\u732b")
+    picture = Image.new("L", (60, 20), "white")
+    fonts.draw_text(ImageDraw.Draw(picture), (0, 10), "\u732b", "black", both)
+    filled = np.asarray(picture) < 128
+    assert 10 < filled.sum() < 0.7 * filled.any(0).sum() * filled.any(1).sum(), "a triangle, not a box"

@@ -1,0 +1,422 @@
+"""What makes a step another one on another number of processes is said, with its place and cause; nothing else is."""
+
+import random
+import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.functional import dropout as early
+
+from lockstep.distributed.failures import is_peer_gone
+from lockstep.distributed.world import World
+from lockstep.errors import UserError
+from lockstep.parallel.strategy import parallelize
+from lockstep.training.outcomes import Finding
+from lockstep.training.step import TrainStep
+from tests.hostile.runs import neutral
+from tests.ranks import run_ranks
+from tests.training.test_equal_steps import HIDDEN, MODELS, Contrast, Net, batch_of, contrastive
+
+SIZES = (12, 12, 9, 12, 12, 5)
+pytestmark = pytest.mark.filterwarnings(r"ignore:(std|var)\(\). degrees of freedom")  # torch's, of a single sample
+
+
+def case(cause: str = "", place: str = "", what: str = "", **rest: Any) -> Callable[[type], type]:
+    """Notes what is expected of a class."""
+
+    def noted(kind: type) -> type:
+        kind.expected = {"cause": cause, "place": place, "what": what, **rest}  # type: ignore[attr-defined]
+        CASES[kind.__name__] = kind
+        return kind
+
+    return noted
+
+
+CASES: dict[str, type] = {}
+
+
+class Odd(Net):
+    """A net with one odd layer; `odd(x)`, a method of the layer, says what it does."""
+
+    passes: Tensor
+    lstm: nn.Module
+
+    def begin(self) -> None:
+        self.layer: nn.Module = Layer(self)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(self.layer(x)))
+
+    def odd(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Layer(nn.Module):
+    def __init__(self, owner: Odd) -> None:
+        super().__init__()
+        self.odd: Any = type(owner).odd
+
+    def forward(self, x: Tensor) -> Any:
+        return self.odd(self, x)
+
+
+@case("layer (Layer): what it computes for a sample depends on which others pass with it")
+class Spread(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x / x.std()
+
+
+@case("layer (Layer): what it computes for a sample")
+class Pairs(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return torch.cat([part - part.mean(0) * 0.3 for part in x.split(2)])
+
+
+@case("layer (Layer): what it computes for a sample")
+class Rolled(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x + x.roll(1, 0)
+
+
+@case("layer (Layer): what it computes for a sample")
+class Capacity(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        order = x.sum(1).argsort()
+        return x * (order.argsort() < 2).view(-1, 1)
+
+
+@case("layer (Layer): it draws from torch's generator")
+class Early(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return early(x, 0.5)
+
+
+@case("layer (Layer): it draws from numpy's generator")
+class NumpyRows(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x * torch.from_numpy(np.random.rand(len(x), 1) + 0.5)
+
+
+@case("layer (Layer): it draws from Python's generator")
+class PythonRows(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([random.random() for _ in x], dtype=x.dtype).view(-1, 1)
+
+
+_OWN = torch.Generator().manual_seed(1)
+
+
+@case("a generator that the model holds", "_OWN", what="generator")
+class OwnGenerator(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(len(x), 1, generator=_OWN, dtype=x.dtype) < 0.9)
+
+
+@case("statistics over the samples that pass together")
+class OwnNorm(Net):
+    def begin(self) -> None:
+        self.norm = OddNorm(HIDDEN)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(self.norm(x)))
+
+
+class OddNorm(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / (x.var(0) + 1e-3).sqrt() * self.weight + self.bias
+
+
+@case("a backward hook on it", "second")
+class BackwardHook(Net):
+    def begin(self) -> None:
+        self.second.register_full_backward_hook(lambda module, before, after: (before[0] / before[0].norm(),))
+
+
+class Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / gradient.norm()
+
+
+@case("something in the backward pass")
+class OwnBackward(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return Normed.apply(x)
+
+
+@case("", "largest", what="buffer")
+class Largest(Net):
+    """A buffer that is the largest norm seen."""
+
+    largest: Tensor
+
+    def begin(self) -> None:
+        self.register_buffer("largest", torch.ones(()))
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.second(x)) / self.largest
+        self.largest = torch.maximum(self.largest, x.detach().sum(0).abs().max())
+        return y
+
+
+@case("", "queue", what="state")
+class Queue(Net):
+    """Features of earlier batches."""
+
+    def begin(self) -> None:
+        self.queue = deque([torch.ones(HIDDEN, dtype=torch.float64)], 4)
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.second(x - torch.stack([*self.queue]).mean(0)))
+        self.queue.extend(x.detach()[:2])
+        return y
+
+
+@case("", "seen", what="state")
+class SeenInAttribute(Net):
+    def begin(self) -> None:
+        self.seen = 0
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.second(x)) / (1 + self.seen / 50)
+        self.seen += len(x)
+        return y
+
+
+@case("layer (Layer): what it computes", starts=3)
+class Gated(Odd):
+    """Looks at its batch from the fourth pass on."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.layer.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def odd(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x - x.mean(0) * (self.passes > 3)
+
+
+@case("layer (Layer): what it computes")
+class BySize(Odd):
+    """Takes another path for large batches."""
+
+    def odd(self, x: Tensor) -> Tensor:
+        return x * 2 if len(x) > 8 else x
+
+
+@case("takes no", what="pass", only=(1,))
+class Fixed(Odd):
+    """Takes batches of some sizes alone."""
+
+    def odd(self, x: Tensor) -> Tensor:
+        if len(x) not in (12, 9, 5, 4, 3, 1):
+            raise ValueError(f"takes no batch of {len(x)}")
+        return x
+
+
+@case("its rank, its environment, the time")
+class ByRank(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x * (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank()))
+
+
+@case("what it computes for a sample depends on which others pass with it")
+class Together(Odd):
+    """A collective of the model's own: the check's parts are no passes of all ranks."""
+
+    def odd(self, x: Tensor) -> Tensor:
+        mean = x.mean(0).detach()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(mean)
+            mean = mean / torch.distributed.get_world_size()
+        return x - mean
+
+
+@case("the processes hold different values of", only=(2, 3))
+class Diverged(Net):
+    """An attribute that each process draws for itself."""
+
+    def begin(self) -> None:
+        self.scale = 1.0 + (torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(x)) * self.scale
+
+
+@case("layer.lstm (LSTM): it draws from torch")
+class Lstm(Odd):
+    def begin(self) -> None:
+        super().begin()
+        self.layer.lstm = nn.LSTM(1, 1, 2, batch_first=True, dropout=0.5)
+
+    def odd(self, x: Tensor) -> Tensor:
+        return self.lstm(x[..., None])[0][..., 0]
+
+
+class Synced(Net):
+    """torch's own layer, which asks the other ranks where there are any."""
+
+    def begin(self) -> None:
+        self.norm = nn.SyncBatchNorm(HIDDEN)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(self.norm(x)))
+
+
+def found(world: World, make: Callable[[], nn.Module], loss: Any = F.cross_entropy, **options: Any) -> list[Any]:
+    """What is reported of some steps; what is said comes first, and is one sentence."""
+    torch.manual_seed(0)
+    model = make()
+    model = parallelize(model, world)
+    step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.1, momentum=0.5), **options)
+    findings: list[Finding] = []
+
+    def report(finding: Finding, first: bool) -> None:
+        assert first == (not findings)
+        findings.append(finding)
+
+    step.check.report = report
+    for t, n in enumerate(SIZES):
+        step(batch_of(world, n, t))
+    return [(each.what, each.place, each.cause, each.message) for each in findings]
+
+
+def everything(world: World) -> dict[str, Any]:
+    here = {name: kind for name, kind in CASES.items() if world.size in kind.expected.get("only", (1, 2, 3))}  # type: ignore[attr-defined]
+    return {name: found(world, kind) for name, kind in here.items()}
+
+
+@cache
+def on(n: int) -> list[dict[str, Any]]:
+    return [everything(World.single())] if n == 1 else run_ranks(everything, n, timeout=120)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_what_depends_on_the_number_of_processes_is_said_on_any_number_of_them(n: int) -> None:
+    silent, otherwise = [], {}
+    for name, kind in CASES.items():
+        expected = kind.expected  # type: ignore[attr-defined]
+        if n not in expected.get("only", (1, 2, 3)):
+            continue
+        for rank in on(n):
+            if not rank[name]:
+                silent.append(name)
+            elif not any(
+                expected["cause"] in cause and expected["place"] in message and expected["what"] in what
+                for what, _, cause, message in rank[name]
+            ):
+                otherwise[name] = rank[name]
+    assert (silent, otherwise) == ([], {})
+
+
+def test_one_sentence_is_said_in_the_same_words_on_any_number_of_processes() -> None:
+    everywhere = [name for name, kind in CASES.items() if "only" not in kind.expected]  # type: ignore[attr-defined]
+    said = {name: {neutral(rank[name][0][3]) for n in (1, 2, 3) for rank in on(n)} for name in everywhere}
+    assert {name: sentences for name, sentences in said.items() if len(sentences) > 1} == {}
+
+
+class Squeezed(Odd):
+    """Loses the batch dimension of a single sample."""
+
+    def odd(self, x: Tensor) -> Tensor:
+        return x + x.squeeze().mean(1, keepdim=True)
+
+
+class Skipping(Odd):
+    """Uses its layer for several samples alone."""
+
+    def odd(self, x: Tensor) -> Tensor:
+        return x
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(x)) if len(x) > 1 else x
+
+
+class Following(Net):
+    """Frozen weights follow others, in forward."""
+
+    def begin(self) -> None:
+        self.slow = torch.nn.Linear(HIDDEN, HIDDEN).requires_grad_(False)
+
+    def middle(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.slow.weight.lerp_(self.second.weight, 0.1)
+        return torch.tanh(self.second(x)) + torch.tanh(self.slow(x))
+
+
+class Counted(nn.Module):
+    """A loss that counts its calls."""
+
+    calls = 0
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(outputs, labels)
+
+
+def refused(world: World, first: int, make: type[Net]) -> str:
+    """What a step on so many samples says of a net."""
+    torch.manual_seed(0)
+    model = parallelize(make(), world)
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    try:
+        step(batch_of(world, first, 0))
+    except UserError as error:
+        return str(error)
+    except RuntimeError as error:
+        if not is_peer_gone(error):
+            raise
+    return ""
+
+
+def test_a_model_that_takes_no_single_sample_is_refused_on_any_number_of_processes() -> None:
+    (sentence,) = {refused(World.single(), 12, Squeezed), *run_ranks(refused, 2, 12, Squeezed)}
+    assert sentence.startswith(
+        "the model takes no single sample, which a process may have of a short batch: IndexError"
+    )
+    assert sentence in run_ranks(refused, 3, 4, Squeezed)  # shares of two, one and one: the step itself fails
+
+
+def test_what_a_single_sample_leaves_out_is_refused_on_one_process() -> None:
+    assert "2 parameter(s) took no part in the loss: second.weight, second.bias" in refused(
+        World.single(), 12, Skipping
+    )
+
+
+def test_what_forward_writes_into_weights_and_what_the_loss_counts_is_put_back() -> None:
+    loss = Counted()
+    assert found(World.single(), Following, loss) == []
+    assert loss.calls == len(SIZES)
+
+
+def test_nothing_is_said_of_models_that_are_equal() -> None:
+    assert {make.__name__: each for make in MODELS if (each := found(World.single(), make))} == {}
+    assert found(World.single(), Contrast, contrastive, whole_batch=True) == []
+    assert found(World.single(), Synced) == []
+
+
+def test_strict_raises_and_off_looks_at_nothing() -> None:
+    with pytest.raises(UserError, match=r"weights will differ with the number of processes: at step 0 the gradient of"):
+        found(World.single(), Spread, law="strict")
+    assert found(World.single(), Spread, law="off") == []
+
+
+def test_a_loop_of_ones_own_gets_a_warning() -> None:
+    model = Spread()
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.warns(UserWarning, match=r"weights will differ with the number of processes: .*layer \(Layer\)"):
+        step(batch_of(World.single(), 12, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(batch_of(World.single(), 12, 1))
