@@ -101,6 +101,16 @@ def _leaves_no_trace() -> Iterator[None]:
         torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _ends_what_it_started() -> Iterator[None]:
+    """A test that failed in the midst leaves a command running, and open files that would fail a later test."""
+    commands = sys.modules.get("tests.subprocesses")
+    before = [*commands.UNENDED] if commands else []
+    yield
+    for command in [each for each in commands.UNENDED if each not in before] if commands else ():
+        command.end(0)
+
+
 @pytest.fixture
 def real_data() -> Path:
     """The folder with the official MNIST and CIFAR-10 files (`python tests/fetch_real_data.py DIR` makes one)."""

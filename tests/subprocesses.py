@@ -72,6 +72,9 @@ class Forked:
         return self.returncode
 
 
+UNENDED: list["Command"] = []  # a test that fails leaves its own here, for tests/conftest.py
+
+
 class Command:
     """A started command in its own process group; `end` waits for it."""
 
@@ -97,6 +100,7 @@ class Command:
                 self.process = subprocess.Popen(
                     argv, cwd=cwd, env=env, stdin=nothing, stdout=out, stderr=self.err, start_new_session=True
                 )
+        UNENDED.append(self)
 
     @property
     def pid(self) -> int:
@@ -163,6 +167,7 @@ class Command:
             file.seek(0)
             texts.append(file.read())
             file.close()
+        UNENDED.remove(self)
         return Ended(code, texts[0], texts[1], tuple(left.values()))
 
 

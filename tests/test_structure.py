@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (4934, "data"),
     "training": (4991, "training"),
     "gradients and draws": (4260, "parallel rng"),
-    "processes": (2827, "distributed"),
+    "processes": (2829, "distributed"),
     "state and monitoring": (3508, "checkpoint monitoring"),
     "models and their use": (1753, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1098, "commands/doctor commands/launch_script"),
     "everyday commands": (1342, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_280, 260
+MAX_LINES, MAX_FILES = 37_282, 260
 
 
 def module_name(path: Path) -> str:

@@ -50,6 +50,11 @@ def resize(place: Path, nproc: int) -> str:
     return ended.out
 
 
+def starting(command: Command, folder: Path) -> None:
+    """Wait until its folder is held: before that there is no run to speak of."""
+    command.until((folder / LOCK).is_file, 120)
+
+
 def stepping(command: Command, folder: Path) -> None:
     """Wait until its newest processes have taken steps."""
 
@@ -82,6 +87,7 @@ def test_resizes_and_a_kill_change_no_bit_and_leave_nothing(tmp_path: Path) -> N
     exact = ("--exact", "3", "--checkpoint-every", "20steps", "--ema", "0.9")
     folder, before = tmp_path / "run", handed_over()
     command = lockstep(*FLAGS, *ENDLESS, *exact, "--nproc", "1", cwd=tmp_path)
+    starting(command, folder)
     assert "1 -> 3 processes at step " in resize(tmp_path, 3)  # asked for while it starts
     stepping(command, folder)
     command.signal(signal.SIGKILL, command.workers()[2])
@@ -113,6 +119,7 @@ def test_resizes_and_a_kill_change_no_bit_and_leave_nothing(tmp_path: Path) -> N
 def test_without_exact_mode_it_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
     plain = ("--optimizer", "sgd", "--lr", "0.01", "--loader", "streaming", "--workers", "1")
     command = lockstep(*FLAGS, *ENDLESS, *plain, "--nproc", "2", cwd=tmp_path)
+    starting(command, tmp_path / "run")
     for nproc in (1, 3):
         resize(tmp_path, nproc)
     stepping(command, tmp_path / "run")

@@ -126,7 +126,7 @@ def write_error(path: Path, error: Exception, what: str = "") -> UserError:
 
 LOCK = "run.lock"
 _POLL_S = 0.05
-_NAMED_S = 1.0  # from having the lock to having written who has it: as a rule microseconds
+_LOOKS = 20  # until who has the lock has written its name: as a rule microseconds
 _ORPHANS_S = 10.0  # that the ranks of a killed launcher may take to end, on a busy machine
 
 
@@ -159,9 +159,9 @@ def writer(folder: Path) -> Literal["none", "here", "elsewhere", "killed"]:
     """Whether a run's process holds the folder, without touching the lock: it has none; one that lives on this machine;
     one that may live on another; or one of this machine that is gone and left its lock behind."""
     path = folder / LOCK
-    if not path.is_file():
-        return "none"
-    if (found := _read(path)).get("host") != socket.gethostname():
+    if not (found := _read(path)):
+        return "elsewhere" if path.is_file() else "none"
+    if found["host"] != socket.gethostname():
         return "elsewhere"
     return "here" if alive(found["pid"]) else "killed"
 
@@ -173,9 +173,7 @@ def _lock(path: Path) -> int:
         # who was killed may have ranks on their way out, which still have the lock
         if not try_lock(descriptor) and not (writer(path.parent) == "killed" and try_lock(descriptor, _ORPHANS_S)):
             os.close(descriptor)
-            until = time.monotonic() + _NAMED_S
-            while not (found := _read(path)) and time.monotonic() < until:
-                time.sleep(_POLL_S)
+            found = _read(path)
             who = f": process {found['pid']} on {found['host']}, since {found['since']}" if found else ""
             raise UserError(
                 f"{path.parent} is in use by another run{who}",
@@ -209,12 +207,16 @@ def try_lock(descriptor: int, seconds: float = 0.0) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What the holder wrote; nothing where it is just about to."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {"host": found["host"], "pid": int(found["pid"]), "since": found["since"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    """What the holder wrote, awaited where it is just about to; nothing where it could not."""
+    for _ in range(_LOOKS):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return {"host": found["host"], "pid": int(found["pid"]), "since": found["since"]}
+        except OSError:
+            return {}
+        except (ValueError, KeyError, TypeError):
+            time.sleep(_POLL_S)
+    return {}
 
 
 @contextmanager
