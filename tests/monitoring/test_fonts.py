@@ -54,7 +54,8 @@ def report(path: Path, names: tuple[str, ...] = NAMES) -> tuple[str, np.ndarray]
     """What is said of the confusion matrix's picture, and its pixels. matplotlib warns of a letter that it lacks."""
     n = len(names)
     scores = ByClass(names, [1] * n, [1] * n, [1] * n, 0.0, np.eye(n, dtype=int).tolist())
-    note = write_scores(scores, path)
+    where, _, note = write_scores(scores, path).partition("\n")
+    assert where == f"{path}: scores of {n} classes"
     return note, np.asarray(Image.open(path).convert("L"))
 
 

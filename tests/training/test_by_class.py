@@ -81,7 +81,9 @@ def test_the_command_writes_the_same_report_on_any_number_of_ranks(
         with pytest.raises(SystemExit) as end:
             main(["eval", str(trained), "--report", str(file), "--nproc", "1", "--device", "cpu", "--workers", "0",
                   "--data-dir", str(trained / "data")])  # fmt: skip
-        assert end.value.code == 0, capsys.readouterr().err
+        said = capsys.readouterr()
+        assert end.value.code == 0, said.err
+        assert f"{file}: scores of 4 classes\n" in said.out
         texts[ending] = file.read_bytes()
     run_ranks(reported, 3, trained, tmp_path / "three.json")
     assert (tmp_path / "three.json").read_bytes() == texts["json"]

@@ -83,8 +83,8 @@ def evaluate_elsewhere(world: World, path: str, chosen: Evaluation) -> None:
         world.print(note)
     world.print(f"{path} on {images.name}: {metrics.described(len(images.classes))}")
     world.print(scores)
-    if chosen.report and world.rank == 0 and (note := write_scores(scores, Path(chosen.report))):
-        print(note)
+    if chosen.report and world.rank == 0:
+        print(write_scores(scores, Path(chosen.report)))
 
 
 def scored(classifier: Classifier, images: Matched, world: World, workers: int = 0) -> tuple[Metrics, ByClass]:

@@ -386,28 +386,26 @@ def write_scores(scores: ByClass, path: Path) -> str:
     """Write scores by the file's ending: .csv (a class a row), .json (all of it), .png (the confusion matrix).
 
     Returns:
-        What is to be said of it: which names a picture can't show.
+        What is to be said of it: where it is, and which names a picture can't show.
 
     Raises:
         UserError: where it can't be written, or matplotlib is missing.
     """
     if path.suffix == ".png" and scores.confusion is None:
         raise UserError(f"{path}: several labels a picture have no confusion matrix", "Name a .csv or .json.")
-    names = ["images", "precision", "recall", "f1"]
+    names, note = ["images", "precision", "recall", "f1"], ""
     names += [name for name in ("average_precision", "thresholds") if getattr(scores, name) is not None]
     if path.suffix == ".png":
-        return _draw(scores, path)
-    if path.suffix == ".csv":
-        text, rows = (
-            io.StringIO(),
-            zip(map(cell, scores.classes), *(getattr(scores, name) for name in names), strict=True),
-        )
+        note = _draw(scores, path)
+    elif path.suffix == ".csv":
+        text = io.StringIO()
+        rows = zip(map(cell, scores.classes), *(getattr(scores, name) for name in names), strict=True)
         csv.writer(text).writerows([("class", *names), *rows])
         write_text(path, text.getvalue())
     else:
         names = ["classes", "confusion", "calibration_error", *names]
         write_text(path, json.dumps({name: getattr(scores, name) for name in names}) + "\n")
-    return ""
+    return f"{path}: scores of {len(scores.classes)} classes" + f"\n{note}" * bool(note)
 
 
 def _draw(scores: ByClass, path: Path) -> str:

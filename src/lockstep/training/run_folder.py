@@ -281,8 +281,8 @@ def evaluate_run(world: World, config: Config, folder: str, chosen: Evaluation) 
     scores = counts.scores(val_set.classes, world)
     world.print(f"{chosen.weights} weights of {folder}: {metrics.described(len(val_set.classes))}")
     world.print(scores)
-    if chosen.report and world.rank == 0 and (note := write_scores(scores, Path(chosen.report))):
-        print(note)
+    if chosen.report and world.rank == 0:
+        print(write_scores(scores, Path(chosen.report)))
 
 
 def code_named(config: Config) -> list[str]:
