@@ -43,13 +43,13 @@ hypothesis.settings.load_profile("lockstep")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Share the whole suite, or all that is slow, out over two processes, file by file: alone it leaves cores idle.
+    """Share a folder's tests out over two processes, file by file: alone they leave cores idle.
 
     Not where files or other markers are named: those tests may be few, or want the machine to themselves.
     """
     option = config.option
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    many = whole and option.markexpr.startswith(("not slow", "slow"))
+    folders = all(Path(place).is_dir() for place in config.args)
+    many = folders and option.markexpr.startswith(("not ", "slow"))
     alone = option.usepdb or option.collectonly or proc.cores() < 2 or "PYTEST_XDIST_WORKER" in os.environ
     if many and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
         option.numprocesses, option.dist = 2, "loadfile"

@@ -38,7 +38,7 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1805, "config"),
+    "config": (1806, "config"),
     "data": (4934, "data"),
     "training": (4991, "training"),
     "gradients and draws": (4260, "parallel rng"),

@@ -67,6 +67,8 @@ def test_switches_that_a_recipe_goes_with_take_what_does_not_along() -> None:
         assert {**values_of(made(recipe(name), **typed)), **typed} == values_of(made(recipe(name), **typed)), typed
     assert made(recipe("photos"), image_size=384).data.decode_size == round(384 * 256 / 224)
     assert made(recipe("photos"), model="resnet18").model.init == "pretrained"
+    assert made(recipe("photos"), init="").epochs == 3 * recipe("photos").epochs
+    assert made(recipe("photos"), init="", epochs=7).epochs == 7
 
 
 def test_typed_values_stay_and_those_that_dont_go_together_are_refused() -> None:

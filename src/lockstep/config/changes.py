@@ -107,7 +107,7 @@ def _to_optimizer(was: _Values, now: _Values) -> Iterator[_Change]:
 
 
 def _to_fresh_weights(was: _Values, now: _Values) -> Iterator[_Change]:
-    """Small rates, frozen layers and the like are for weights that have learned something."""
+    """Small rates, frozen layers, few epochs and the like are for weights that have learned something."""
     model = now["model"]
     unpublished = model in _OWN_MODELS or model.endswith("_cifar") or ":" in model
     others = unpublished and model != was["model"] and now["init"] == was["init"]
@@ -115,7 +115,8 @@ def _to_fresh_weights(was: _Values, now: _Values) -> Iterator[_Change]:
         fresh = ("init", "adapt_init", "freeze", "freeze_until", "layer_decay", "head_lr")
         usual = _usual(now["optimizer"]) or (now["lr"], 0.0)
         because = f"--model {model}" if now["init"] else "--init none"
-        yield because, {**{name: _DEFAULTS[name] for name in fresh}, "lr": usual[0]}
+        epochs = 3 * was["epochs"]  # photos on 4 x 20 digits: 78.5 % in 20 epochs, 85.5 in 60
+        yield because, {**{name: _DEFAULTS[name] for name in fresh}, "lr": usual[0], "epochs": epochs}
 
 
 def _to_schedule(was: _Values, now: _Values) -> Iterator[_Change]:
