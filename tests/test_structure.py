@@ -38,11 +38,11 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1806, "config"),
+    "config": (1824, "config"),
     "data": (4934, "data"),
-    "training": (4991, "training"),
+    "training": (5043, "training"),
     "gradients and draws": (4260, "parallel rng"),
-    "processes": (2829, "distributed"),
+    "processes": (2952, "distributed"),
     "state and monitoring": (3508, "checkpoint monitoring"),
     "models and their use": (1753, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -53,10 +53,10 @@ BUDGETS = {
     ),
     "verify, chaos": (1213, "commands/verify commands/chaos"),
     "looking at runs": (1263, "commands/report commands/runs commands/watch commands/diff"),
-    "machines": (1098, "commands/doctor commands/launch_script"),
-    "everyday commands": (1342, "commands"),  # all others
+    "machines": (1100, "commands/doctor commands/launch_script"),
+    "everyday commands": (1346, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_282, 260
+MAX_LINES, MAX_FILES = 37_480, 260
 
 
 def module_name(path: Path) -> str:

@@ -41,7 +41,7 @@ def only(found: Iterable[Any], check: str) -> Finding:
 
 
 @pytest.mark.parametrize(("chosen", "message"), [
-    ({"nproc": 0}, "--nproc 0"), ({"nnodes": 0}, "--node-rank 0 with --nnodes 0"),
+    ({"nproc": 0}, "--nproc 0"), ({"nproc": "4:2"}, "--nproc 4:2"), ({"nnodes": 0}, "--node-rank 0 with --nnodes 0"),
     ({"nnodes": 2, "node_rank": 2}, "--node-rank 2"), ({"timeout": 0.0}, "--timeout 0"),
     ({"timeout": float("nan")}, "--timeout nan"), ({"nnodes": 2, "master_addr": "a"}, "several machines need"),
     ({"only": ("hosts",)}, "unknown part 'hosts'"),

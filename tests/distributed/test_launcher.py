@@ -41,6 +41,14 @@ def test_processes_on_a_cpu() -> None:
     assert process_count(Execution(device="cpu", strategy="single")) == 1
 
 
+def test_processes_on_a_cpu_by_a_range() -> None:
+    said: list[str] = []
+    assert process_count(Execution(device="cpu", nproc="1:1"), said.append) == 1
+    assert 1 <= process_count(Execution(device="cpu", nproc="1:3"), said.append) <= min(3, cores())
+    assert all(": others keep " in text for text in said)
+    assert "core(s) busy (--nproc 1:3)" in said[1]
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_processes_on_gpus() -> None:
     assert process_count(Execution()) == 2
@@ -48,6 +56,9 @@ def test_processes_on_gpus() -> None:
     assert process_count(Execution(nproc=3, backend="gloo")) == 3  # ranks may share a GPU there
     with pytest.raises(UserError, match="--nproc 3 needs 3 GPUs, this machine offers 2"):
         process_count(Execution(nproc=3))
+    assert process_count(Execution(nproc="1:8")) <= 2
+    with pytest.raises(UserError, match="--nproc 3 needs 3 GPUs"):
+        process_count(Execution(nproc="3:4"))
 
 
 def report(world: World, a: int, b: int) -> dict[str, Any]:
@@ -64,6 +75,15 @@ def report(world: World, a: int, b: int) -> dict[str, Any]:
 def test_one_process_runs_here() -> None:
     (value,) = launch(report, 1, 2, nproc=1, execution=Execution(device="cpu", threads=1))
     assert value == {"rank": 0, "size": 1, "sum": 3, "total": 1, "threads": 1, "pid": os.getpid()}
+
+
+def test_a_range_is_refused_where_another_launcher_has_started_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(UserError, match="--nproc 1:2, and a launcher has started this process"):
+        launch(report, 1, 2, nproc="1:2")
 
 
 def test_a_value_from_each_rank_and_nothing_left_behind() -> None:

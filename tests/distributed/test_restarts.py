@@ -71,12 +71,18 @@ def test_a_rank_that_hangs_is_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_where_a_restart_got_no_further_one_process_less_goes_on(tmp_path: Path) -> None:
-    flags = ("--nproc", "2", "--min-nproc", "1", "--epochs", "8", "--out", "run")
+    flags = ("--nproc", "1:2", "--epochs", "1000", "--out", "run")
     command = lockstep(*FLAGS[:-4], "--checkpoint-every", "0", "--log-every", "5", *flags, cwd=tmp_path)
-    for attempt in (1, 2):
-        steps_after(command, tmp_path / "run", attempt)
+    steps_after(command, tmp_path / "run", 1)
+    two = run_lockstep("resize", "run", "--nproc", "2", cwd=tmp_path)  # where there was a free core for one alone
+    assert two.code == 0, two.text
+    began = sum(record["kind"] == "run" for record in records(tmp_path / "run"))
+    for attempt in (0, 1):
+        steps_after(command, tmp_path / "run", began + attempt)
         command.signal(signal.SIGKILL, command.workers()[0])
+    steps_after(command, tmp_path / "run", began + 2)
+    command.signal(signal.SIGTERM)
     ended = command.end(180)
-    assert (ended.code, ended.orphans) == (0, ()), ended.text
+    assert (ended.code, ended.orphans) == (143, ()), ended.text
     assert "restart 2 of 3 on 1 process(es)" in ended.err
     assert records(tmp_path / "run")[-1]["processes"] == 1

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from lockstep.commands.shared.arguments import launched, planned
 from lockstep.config import Config, Execution
 from lockstep.config.recipes import RECIPES
 from lockstep.distributed.output import status
+from lockstep.distributed.signals import again
 
 
 def main(args: list[str]) -> int:
@@ -18,6 +20,7 @@ def main(args: list[str]) -> int:
         f"Train by the recipe {{}} (of {', '.join(RECIPES)}, or package.module:function). "
         "--batch-size is global: it is shared out over all processes."
     )
+    again.listen()
     config: Config = planned("train", lambda config: config, args, about)
     if os.environ.get("RANK", "0") == "0":
         status("starting: importing torch")
@@ -41,9 +44,10 @@ def _start(config: Config, execution: Execution) -> int:
     began = time.monotonic()
     if launcher_ranks():
         return launched(run, config, "", execution=execution)
-    count = process_count(execution)
-    config.require_no_fewer(count)
-    config.require_batch_for(count * execution.nnodes)
+    if bounds := execution.nproc_range:
+        execution = replace(execution, nproc=f"{bounds[0]}:{min(bounds[1], config.most_processes)}")
+    else:
+        config.require_batch_for(process_count(execution) * execution.nnodes)
     if execution.node_rank > 0:
         return launched(run, config, "", execution=execution)
     folder = claim_folder(config)

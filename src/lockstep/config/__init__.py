@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from lockstep.config.conflicts import check
 from lockstep.config.data import DataConfig, SamplesConfig
 from lockstep.config.execution import LOG_MIRRORS, Execution, Interval, Recovery, Strategy
-from lockstep.config.fields import Arg, Count, Floats, Ints, Names, Positive, flags_of, require, with_values
+from lockstep.config.fields import Arg, Count, Floats, Ints, Names, Positive, flags_of, require, span, with_values
 from lockstep.config.files import entries
 from lockstep.config.model import ModelConfig
 from lockstep.config.optim import OPTIMIZERS, CommConfig, OptimConfig, ScheduleName, SelectionConfig
@@ -106,16 +106,12 @@ class Config:
             "A collective would give up before the report of who keeps it waiting: raise --collective-timeout.",
         )
         if execution.nproc != "auto":
-            self.require_no_fewer(execution.nproc)
-            self.require_batch_for(execution.nproc * execution.nnodes)
+            self.require_batch_for(span(execution.nproc)[0] * execution.nnodes)
 
-    def require_no_fewer(self, processes: int) -> None:
-        """Raise UserError where so many processes on this machine are fewer than a restart may go down to."""
-        require(
-            self.recovery.min_nproc <= processes,
-            f"--min-nproc {self.recovery.min_nproc} is more than --nproc {processes}",
-            "It is how few processes a restart may go down to.",
-        )
+    @property
+    def most_processes(self) -> int:
+        """So many can share a full batch, or the slices of exact mode, with something for each."""
+        return self.exact or -(-self.batch_size // (self.model.group or 1)) // self.accumulate
 
     def require_batch_for(self, processes: int) -> None:
         """Raise UserError where some process would have no sample in a full batch, or no slice."""
@@ -130,7 +126,7 @@ class Config:
         micro = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         groups = f" in groups of {group}" if group > 1 else ""
         require(
-            processes <= -(-self.batch_size // group) // self.accumulate,
+            processes <= self.most_processes,
             f"a batch of {self.batch_size}{groups}{micro} is smaller than the {processes} processes that share it",
             f"--batch-size is global: give at least {processes * self.accumulate * group}, or fewer processes "
             "with --nproc.",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lockstep.config import Execution, Recovery
+from lockstep.config.fields import require
 from lockstep.distributed import failures, proc, signals, warm
 from lockstep.distributed.devices import process_count
 from lockstep.distributed.environment import launcher_ranks, over_slurm_nodes
@@ -51,7 +52,8 @@ def launch(
     `if __name__ == "__main__":`. In a notebook `fn` may be what a cell defines; it goes to the workers with copies of
     the global variables that it uses. Where it returns a `Resize` on all ranks, as many others take their place.
 
-    `progress`: where the work has got to, asked after a restart; what comes no further goes on with fewer processes.
+    `nproc`: a number, auto, or a range as "1:4", of which as many are started as cores are free.
+    `progress`: where the work has got to, asked after a restart; of a range, what comes no further goes on with fewer.
     `restarting`: called before a restart with its cause and how many processes it starts.
 
     Raises:
@@ -62,14 +64,17 @@ def launch(
     """
     execution = execution or Execution()
     if nproc != "auto":
-        execution = dataclasses.replace(execution, nproc=nproc)  # type: ignore[arg-type]
+        execution = dataclasses.replace(execution, nproc=nproc)
     warm.leave_an_import()
     failures.shorten_uncaught()
     execution = over_slurm_nodes(execution)
     if launcher_ranks():
+        remedy = "Leave it out: the launcher decides how many there are."
+        message = f"--nproc {execution.nproc}, and a launcher has started this process"
+        require(execution.nproc_range is None, message, remedy)
         return [_run_launched(fn, args, execution)]
     with refusing_for_all(execution):
-        count = process_count(execution)
+        count = process_count(execution, _say)
         resize, payload = None, (Work(fn, args), execution)
         if count == 1 and execution.nnodes == 1:
             value = _run_here(fn, args, execution, payload)
@@ -90,6 +95,7 @@ def _supervise(
     """Start the ranks, and others where they ask for that; again where one of them was killed or hung, with one less
     where that got nowhere."""
     execution = payload[1]
+    least = execution.nproc_range[0] if execution.nproc_range else math.inf
     restarts = recovery.max_restarts if execution.nnodes == 1 else 0  # the other machines' launchers would not know
     proc.require_room(count, execution.threads, execution.workers)
     may_fork = torch.accelerator.current_accelerator(check_available=True) is None  # its driver bears no fork
@@ -109,24 +115,27 @@ def _supervise(
                     resize = next((value for value in values if isinstance(value, Resize)), None)
                     if resize is None:
                         return values
-                    continue
+                    signals.again.chosen = max(resize.chosen, signals.again.chosen)
                 except WorkerFailed as failed:
                     resize = None  # they go on from a checkpoint
                     remove_states(mine=True)
                     if not failed.transient or attempt > restarts:
                         raise
                     before, reached = reached, progress()
-                    if reached == before and attempt > 1 and count > recovery.min_nproc > 0:
+                    if reached == before and attempt > 1 and count > least:
                         count -= 1
-                    message = f"lockstep: {failed}; restart {attempt} of {restarts} on {count} process(es)"
-                    print(f"{message}\n", end="", file=sys.stderr, flush=True)
+                    _say(f"{failed}; restart {attempt} of {restarts} on {count} process(es)")
                     restarting(str(failed), count)
-                if not (server.process and server.process.is_alive()):
-                    server = warm.begin(payload, may_fork)
-                attempt += 1
+                    if not (server.process and server.process.is_alive()):
+                        server = warm.begin(payload, may_fork)
+                    attempt += 1
     finally:
         server.close()
         remove_states(mine=True)
+
+
+def _say(line: str) -> None:
+    print(f"lockstep: {line}\n", end="", file=sys.stderr, flush=True)
 
 
 def _run_here(fn: Callable[..., Any], args: tuple[Any, ...], execution: Execution, payload: Any = None) -> Any:
@@ -170,6 +179,7 @@ def _run_rank(
     try:
         try:
             os.environ.update(environ)
+            signals.again.listen()
             signals.raise_once(signals.STOPS, lambda: PeerError(pipe.recv()) if pipe.poll() else None)
             held = signals.LAUNCHER_STOPS if HANDOVER in environ else ()  # until the state is there, and can be kept
             if held:
@@ -222,7 +232,11 @@ class _Attempt:
                 self.pipes[rank] = self.server.start(
                     -1 - rank, f"rank {rank}", _run_rank, rank, environ, stopped_s=stopped_s
                 )
+        passed_on = signals.again.chosen
         while self.running:
+            if signals.again.came > passed_on:  # before these ranks were there, or since
+                passed_on = signals.again.came
+                self.server.signal(signal.SIGUSR2)
             seconds = max(0.0, min(self.kill_at, self.decide_at) - time.monotonic())
             sources: list[Any] = [self.server.connection, self.stops.awake, *self.pipes.values()]
             ready = wait(sources, None if seconds == math.inf else seconds)

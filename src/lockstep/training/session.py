@@ -199,25 +199,27 @@ class Session:
         Where it can't be written, these go on.
         """
         self._prepare_to_save("resize")
-        main, step, said = self.world.rank == 0, self.run.step, ["", ""]
+        main, step, said = self.world.rank == 0, self.run.step, ("", "", 0.0)
         if main:
             carried = resize.to_carry(self.world, time.monotonic() - self.began, self.duplicates)
             saved, model, ema = self._saved() | {"resize": carried}, self.run.model, self.run.ema
             taken = snapshot(self.state.steps, model, step.optimizer, step.scaler, ema, saved)
             try:
-                said = [str(resize.keep(taken)), ""]
+                said = (str(resize.keep(taken)), "", signals.again.chosen)
             except UserError as error:
-                said = ["", error.message]
+                said = ("", error.message, 0.0)
         else:
             self._contribute()
-        place, why = self.world.gather(said)[0]
+        place, why, chosen = self.world.gather(said)[0]
         if place:
-            self.stop, self.resize = RESIZED, Resize(nproc, place)
+            self.stop, self.resize = RESIZED, Resize(nproc, place, chosen)
             signals.hold_stops()
             if self.control.request.signal:  # since the ranks agreed: for those who go on
                 signals.is_held(self.control.request.signal)
-        elif main and (request := read_request(self.folder)) is not None:
-            answer(self.folder, request, why)
+        elif main:
+            self.bar.write(f"stays on {self.world.size} process(es): {why}")
+            if (request := read_request(self.folder)) is not None:
+                answer(self.folder, request, why)
 
     def note_resize(self) -> None:
         """Where these processes took the place of others: write the `resize` record when the next batch is there."""
@@ -414,7 +416,7 @@ def session(
         deadline = began + recovery.max_seconds if recovery.max_seconds else math.inf
         keeps = main and every.count
         writer = Writer(folder / "checkpoints", recovery.keep, execution.collective_timeout) if keeps else None
-        wish = resize.wishes(config, world, run, folder, writer) if main and resizable else None
+        wish = resize.wishes(config, world, run, folder, writer, bar.write) if main and resizable else None
         control = Control(world, request, every, len(run.train), deadline, wish)
         live = Session(config, world, run, folder, state, journal, bar, control, beat, writer, mirror)
         live.before, live.duplicates, run.step.check.report = before, found, live.note_law

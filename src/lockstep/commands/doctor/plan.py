@@ -15,8 +15,8 @@ PARTS = ("launcher", "devices", "host", "storage", "network", "collectives", "ma
 class Plan:
     """What to check, and for which run."""
 
-    nproc: int | Literal["auto"] = "auto"
-    """Processes on this machine that the run will have; auto: one per GPU, else one for two cores, at most 8."""
+    nproc: Annotated[int | Literal["auto"] | str, Arg(least=1, most=1024, spans=True)] = "auto"
+    """Processes on this machine that the run will have, of a range the most; auto: as `lockstep train` has."""
     device: Device = "auto"
     """Kind of device that the run will have; cpu leaves the GPUs alone."""
     nnodes: int = 1
@@ -38,7 +38,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.nproc == "auto" or self.nproc >= 1, f"--nproc {self.nproc} starts no process", "Use 1 or more.")
         require(self.timeout > 0, f"--timeout {self.timeout} is not positive", "Give seconds, as 20.")
         message = f"--node-rank {self.node_rank} with --nnodes {self.nnodes}"
         require(0 <= self.node_rank < self.nnodes, message, "Machines are numbered from 0.")
