@@ -3,6 +3,9 @@
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import webdataset
 from PIL import Image
 
@@ -41,15 +46,62 @@ def write_shard(path: Path, labels: list[Any], first: int = 0, ending: str = "cl
     path.write_bytes(buffer.getvalue())
 
 
-def write_set(root: Path, shards: int = 5, each: int = 8, ending: str = "cls") -> Path:
-    """train-00000k.tar of uneven sizes, and one val-000000.tar, with labels 0 to 2, or their names."""
+def parts(shards: int, each: int, by_class: bool) -> Iterator[tuple[int, int, list[int]]]:
+    """Each shard's number (the last one, to validate on: -1), its first picture's, and labels from 0 to 2."""
     number = 0
     for shard in range(shards):
-        labels = [CLASSES[k % 3] if ending == "json" else k % 3 for k in range(number, number + each + shard % 3)]
-        write_shard(root / f"train-{shard:06}.tar", labels, number, ending)
-        number += len(labels)
-    labels = [CLASSES[k % 3] if ending == "json" else k % 3 for k in range(9)]
-    write_shard(root / "val-000000.tar", labels, 1000, ending)
+        numbers = range(number, number := number + each + shard % 3)
+        yield shard, numbers.start, [min(k // 15, 2) if by_class else k % 3 for k in numbers]
+    yield -1, 1000, [k // 3 if by_class else k % 3 for k in range(9)]
+
+
+def write_set(root: Path, shards: int = 5, each: int = 8, ending: str = "cls", by_class: bool = False) -> Path:
+    """train-00000k.tar of uneven sizes, and one val-000000.tar, with labels 0 to 2, or their names."""
+    for shard, first, labels in parts(shards, each, by_class):
+        held: list[Any] = [CLASSES[label] for label in labels] if ending == "json" else labels
+        write_shard(root / (f"train-{shard:06}.tar" if shard >= 0 else "val-000000.tar"), held, first, ending)
+    return root
+
+
+def numbered(labels: list[int], first: int) -> list[tuple[str, bytes]]:
+    """The pictures that `write_shard` writes, with their file names."""
+    kinds = [("jpg", "JPEG") if number % 4 else ("png", "PNG") for number in range(first, first + len(labels))]
+    found = zip(range(first, first + len(labels)), labels, kinds, strict=True)
+    return [(f"{number:05}.{ending}", picture(label, number, kind)) for number, label, (ending, kind) in found]
+
+
+def write_folder(root: Path, shards: int = 5, each: int = 8) -> Path:
+    """The pictures of `write_set` by class, in the same order, in class folders."""
+    for shard, first, labels in parts(shards, each, True):
+        for label, (name, data) in zip(labels, numbered(labels, first), strict=True):
+            path = root / ("train" if shard >= 0 else "val") / str(label) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return root
+
+
+def write_parquet(path: Path, pictures: list[Any], labels: list[Any], names: Any = None, **kinds: Any) -> None:
+    """A file as the datasets library writes it, but for the settings of pyarrow's writer that are given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = [each if isinstance(each, dict | None) else {"bytes": each, "path": None} for each in pictures]
+    of_images = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    table = pyarrow.table({"image": pyarrow.array(held, of_images), "label": labels})
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    if names is not None:
+        features["label"] = {"names": names, "_type": "ClassLabel"}
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(about), path, **kinds)
+
+
+PLAIN = {"compression": {"image.bytes": "none", "image.path": "snappy", "label": "snappy"}, "use_dictionary": ["label"]}
+
+
+def write_parquet_set(root: Path, shards: int = 5, each: int = 8, by_class: bool = False, **kinds: Any) -> Path:
+    """The pictures of `write_set`, in the same order and as many in each file."""
+    for shard, first, labels in parts(shards, each, by_class):
+        name = f"train-{shard:05}-of-{shards:05}" if shard >= 0 else "validation-00000-of-00001"
+        pictures = [data for _, data in numbered(labels, first)]
+        write_parquet(root / f"{name}.parquet", pictures, labels, ["0", "1", "2"], **(kinds or PLAIN))
     return root
 
 
@@ -142,3 +194,38 @@ def serving(root: Path) -> Iterator[Store]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+_S3 = """
+import os
+import sys
+from pathlib import Path
+import boto3
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer(port=0, verbose=False)
+server.start()
+address = "http://{}:{}".format(*server.get_host_and_port())
+store, root = boto3.client("s3", endpoint_url=address), Path(sys.argv[1])
+store.create_bucket(Bucket="photos")
+for file in root.rglob("*"):
+    if file.is_file():
+        store.upload_file(str(file), "photos", str(file.relative_to(root)))
+print(address, flush=True)
+sys.stdin.read()
+os._exit(0)  # the server's threads
+"""
+
+
+@contextmanager
+def serving_s3(root: Path) -> Iterator[dict[str, str]]:
+    """An S3 server with the files below a folder in its bucket "photos"; the environment that finds it."""
+    environ = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_DEFAULT_REGION": "us-east-1"}
+    started = subprocess.Popen(
+        [sys.executable, "-c", _S3, str(root)], env={**os.environ, **environ},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    with started:
+        assert started.stdout
+        yield {**environ, "AWS_ENDPOINT_URL": started.stdout.readline().strip()}
+        started.communicate()

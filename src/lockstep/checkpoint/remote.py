@@ -24,6 +24,7 @@ from lockstep.checkpoint.format import MANIFEST, Damaged, Manifest
 from lockstep.checkpoint.restore import newest, verify
 from lockstep.checkpoint.store import list_checkpoints
 from lockstep.checkpoint.weights import read_metadata
+from lockstep.data.remote import reached
 from lockstep.distributed.files import LOCK, atomic_write, hold, write_error, write_json, writer
 from lockstep.distributed.output import status
 from lockstep.distributed.resize import REQUEST
@@ -35,7 +36,6 @@ LEASE_S, RENEW_S = 60.0, 15.0  # a claim that nobody renews for so long is free;
 _LOOK_S = 1.0  # between two looks at the local folder, which cost a listing each
 _RETRY_S = 60.0  # after an upload was given up, where no new checkpoint comes earlier
 _TRIES, _PAUSE_S = 4, 0.5  # of a request; the pause doubles with each
-_S3_CONFIG = {"retries": {"total_max_attempts": 1}}  # s3fs tries each request 5 times itself
 _LAST_UPLOAD_S = 1.5  # less than what a launcher leaves a failing process
 _SMALL = re.compile(r"[\w-][\w.-]*\.(json|csv)|weights/[\w-][\w.-]*\.safetensors")  # mirrored beside checkpoints
 _CHECKPOINT = re.compile(r"checkpoints/step-(\d{9,18})/([\w-][\w.-]*)")
@@ -65,18 +65,10 @@ class Store:
     @classmethod
     def at(cls, url: str) -> "Store":
         """The store at an address. Raises UserError for one that nothing here can reach."""
-        from fsspec.core import url_to_fs
-
-        url = url.rstrip("/")
-        try:
-            options = {"config_kwargs": _S3_CONFIG} if url.startswith(("s3://", "s3a://")) else {}
-            fs, root = url_to_fs(url, skip_instance_cache=True, **options)
-        except (ImportError, ValueError) as error:
-            remedy = "For S3: pip install 'lockstep-torch[remote]'; for others, the package that fsspec has for them."
-            raise UserError(f"{url} can't be reached: {refusal(error)}", remedy) from error
+        fs, root = reached(url.rstrip("/"), skip_instance_cache=True)
         if hasattr(fs, "auto_mkdir"):
             fs.auto_mkdir = True  # of files of this machine; an object store has no folders
-        return cls(url, fs, root.rstrip("/"))
+        return cls(url.rstrip("/"), fs, root.rstrip("/"))
 
     def sizes(self, below: str = "") -> dict[str, int]:
         """Bytes of each file below a folder, by name."""

@@ -32,6 +32,7 @@ _COLUMNS = {
     "label": ("label", "class", "target", "class_name"),
     "split": ("split",),
 }
+LABELS = (*_COLUMNS["label"], "labels")
 _SEPARATORS = ",\t;|"
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _SHOWN = 3
@@ -99,7 +100,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _column(name: str, what: str, wanted: str | None, candidates: Sequence[str], columns: Collection[str]) -> str:
+def column_of(name: str, what: str, wanted: str | None, candidates: Sequence[str], columns: Collection[str]) -> str:
     """The column for something: the one that the user names, else the only candidate."""
     have = ", ".join(map(_cut, [*columns][:8])) + (", ..." if len(columns) > 8 else "")
     if wanted is not None and wanted not in columns:
@@ -197,7 +198,7 @@ def read_rows(file: Path, options: dict[str, str]) -> list[Row]:
     for what, usual in _COLUMNS.items():
         candidates = [name for name in names if name.lower() in usual]
         if candidates or what != "split" or what in options:
-            places[what] = names.index(_column(f"table:{file}", what, options.get(what), candidates, names))
+            places[what] = names.index(column_of(f"table:{file}", what, options.get(what), candidates, names))
     rows = [
         _row(f"the table {file}, line {line}", values, len(names), places, options.get("separator", ""))
         for line, values in lines[1:]
@@ -340,10 +341,10 @@ def _hub_set(name: str, part: Any, options: dict[str, str], known: tuple[str, ..
 
     features = dict(part.features)
     of_classes = [key for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
-    by_name = [key for key in features if key.lower() in (*_COLUMNS["label"], "labels")]
+    by_name = [key for key in features if key.lower() in LABELS]
     images = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
-    image = _column(name, "image", options.get("image"), images, features)
-    label = _column(name, "label", options.get("label"), of_classes or by_name, features)
+    image = column_of(name, "image", options.get("image"), images, features)
+    label = column_of(name, "label", options.get("label"), of_classes or by_name, features)
     values, names = list(part[label]), getattr(features[label], "names", None)
     if not values:
         raise refused(f"{name} has a part without rows", "Name another: train=PART,val=PART behind its name.")

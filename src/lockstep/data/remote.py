@@ -21,27 +21,32 @@ from typing import Any
 
 from lockstep.data.picture_set import shown
 from lockstep.distributed.files import atomic_write
-from lockstep.errors import UserError, is_url, reason
+from lockstep.errors import UserError, is_url, reason, refusal
 
 TRIES = 6  # of one read; the waits between them grow from 0.2 s to 3.2 s
 _FIRST_WAIT_S = 0.2
 _DEADLINE_S = float(os.environ.get("LOCKSTEP_READ_TIMEOUT") or 30.0)  # of one try
-_CHUNK = 8 << 20  # bytes of one range, where a whole object is read
+CHUNK = 8 << 20  # bytes of one range, where a whole object is read
 _LOCKS = 1024
 _REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError)  # another try would not help
 
 
+def reached(url: str, **options: Any) -> tuple[Any, str]:
+    """fsspec's file system for an address, and the path there. Raises UserError where nothing here can reach it."""
+    try:
+        from fsspec.core import url_to_fs
+
+        if url.startswith(("s3://", "s3a://")):  # s3fs tries each request 5 times itself
+            options["config_kwargs"] = {"retries": {"total_max_attempts": 1}}
+        return url_to_fs(url, **options)  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:
+        remedy = "For https and S3: pip install 'lockstep-torch[remote]'; for others, what fsspec has for them."
+        raise UserError(f"{url} can't be reached: {refusal(error)}", remedy) from error
+
+
 @lru_cache(16)
 def _file_system(protocol: str, pid: int) -> Any:  # noqa: ARG001  # a forked process needs one of its own
-    try:
-        import fsspec
-
-        return fsspec.filesystem(protocol, use_listings_cache=False)  # what changes meanwhile is to be seen
-    except ImportError as error:
-        what = f"{protocol}:// can't be read here: {reason(error)}"
-        raise UserError(what, "pip install 'lockstep-torch[remote]', and for gs:// gcsfs.") from error
-    except ValueError as error:
-        raise UserError(f"{protocol}:// is no kind of address", "As https://, s3:// or gs://.") from error
+    return reached(f"{protocol}://", use_listings_cache=False)[0]  # what changes meanwhile is to be seen
 
 
 def _call(url: str, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -99,8 +104,8 @@ def stat(url: str) -> tuple[int, str]:
     return int(info["size"]), str(next(filter(None, marks), ""))
 
 
-def read_range(url: str, start: int, size: int, fault: Callable[[bytes], str] = lambda _: "") -> bytes:
-    """These bytes of a file or object. `fault`: what is wrong with them ("": nothing), which is a reason to try again.
+def read_range(url: str, start: int, size: int, sound: Callable[[bytes], bytes] = bytes) -> bytes:
+    """These bytes of a file or object, as `sound` returns them, whose OSError or ValueError is a reason to try again.
     Raises UserError, naming address, range and what happened.
     """
 
@@ -112,9 +117,7 @@ def read_range(url: str, start: int, size: int, fault: Callable[[bytes], str] = 
                 data = os.pread(file.fileno(), size, start)
         if len(data) != size:
             raise OSError(f"{len(data):,} bytes came instead of {size:,}")
-        if wrong := fault(data):
-            raise OSError(wrong)
-        return data
+        return sound(data)
 
     what = f"bytes {start}-{start + size - 1}"
     if is_url(url):
@@ -122,8 +125,8 @@ def read_range(url: str, start: int, size: int, fault: Callable[[bytes], str] = 
         return kept
     try:
         return once()
-    except OSError as error:
-        raise UserError(shown(f"{url}: {what}: {error.strerror or reason(error)}"), "Put it back.") from error
+    except (OSError, ValueError) as error:
+        raise UserError(shown(f"{url}: {what}: {refusal(error)}"), "Put it back.") from error
 
 
 class Stream:
@@ -138,7 +141,7 @@ class Stream:
     def read(self, size: int) -> bytes:
         """The next bytes, as many of them as the range at hand has; none at the end."""
         if not (data := self._held.read(size)) and self.count < self.size:
-            self._held = io.BytesIO(read_range(self.url, self.count, min(_CHUNK, self.size - self.count)))
+            self._held = io.BytesIO(read_range(self.url, self.count, min(CHUNK, self.size - self.count)))
             data = self._held.read(size)
         kept = len(data.rstrip(b"\0"))
         self.zeros = len(data) - kept if kept else self.zeros + len(data)

@@ -1,4 +1,4 @@
-"""Pictures in tar files: `--dataset shards:URL`, where URL is a folder, a pattern, a list of wids, or an address.
+"""Pictures in tar or Parquet files: `--dataset shards:URL`, a folder, a pattern, a list of wids, or an address.
 
 An index says where each picture lies, so a sample is one read of so many bytes at such a place, whose digest is known:
 nothing else than what was indexed is ever trained on.
@@ -27,15 +27,17 @@ from lockstep.data.contents import content_words
 from lockstep.data.folders import split_of
 from lockstep.data.image_sets import Array, Ids
 from lockstep.data.order import Windows
+from lockstep.data.parquet import Page, unpacked
 from lockstep.data.picture_set import PictureSet, class_name, refused, shown, user_cache
 from lockstep.data.remote import PieceCache, expand_braces, list_files, read_range, stat
-from lockstep.data.shard_index import Index, ShardList, build, open_index, require_unchanged
+from lockstep.data.shard_index import Facts, Index, ShardList, build, open_index, require_unchanged
 from lockstep.distributed.files import named
 from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World
-from lockstep.errors import UserError, is_url, require_no_secrets, unknown
+from lockstep.errors import UserError, is_url, reason, require_no_secrets, unknown
 
-OPTIONS = ("val", "classes", "label")
+OPTIONS = ("val", "classes", "label", "image")
+_KINDS = (".tar", ".parquet")
 _BLOCK = 8 << 20  # bytes of a piece, where samples near each other are read soon after each other
 _AT_ONCE = 16  # reads under way in a process
 _SHOWN = 5
@@ -117,7 +119,7 @@ class ShardSource:
                 name, _, fetch = self._located(piece, shard)
                 with suppress(UserError):
                     self.cache.fill(name, fetch)
-                number = piece.stop
+                number = int(piece[-1]) + 1
 
     def read(self, sample: int) -> bytes:
         """The picture as it is stored. Raises UserError where it is not what was indexed."""
@@ -127,46 +129,63 @@ class ShardSource:
     def _number(self, sample: int) -> int:
         return sample if self.numbers is None else int(self.numbers[sample])
 
-    def _fault(self, data: bytes, start: int, numbers: range) -> str:
-        """Which of the pictures in these bytes, from byte `start` of their shard on, is another one."""
+    def _sound(self, data: bytes, start: int, numbers: Ids) -> bytes:
+        """These bytes, from byte `start` of their shard on. Raises OSError for a picture that is another one."""
         arrays = self.index.arrays
-        for number in numbers:
+        for number in numbers.tolist():
             at = int(arrays["starts"][number]) - start
             if content_words(data[at : at + int(arrays["sizes"][number])]) != tuple(arrays["digests"][number].tolist()):
-                return f"other bytes came for {self.index.key(number)} than were indexed"
-        return ""
+                raise OSError(f"other bytes came for {self.index.key(number)} than were indexed")
+        return data
 
     def _read(self, sample: int) -> bytes:
         number = self._number(sample)
         shard, arrays = self.index.shard_of(number), self.index.arrays
         url, start, size = self.shards.url(shard), int(arrays["starts"][number]), int(arrays["sizes"][number])
-        alone = range(number, number + 1)
-        if self.cache is None or not is_url(url):
-            return read_range(url, start, size, lambda data: self._fault(data, start, alone))
-        name, first, fetch = self._located(self._piece(number, shard) if self.piece else alone, shard)
-        data = self.cache.read(name, start - first, size, fetch)
-        if self._fault(data, start, alone):  # damaged on the disk
-            self.cache.drop(name)
-            data = self.cache.read(name, start - first, size, fetch)
-            if fault := self._fault(data, start, alone):
-                raise refused(f"{self.cache.folder}: {fault}", "Is its disk sound? XDG_CACHE_HOME names another.")
-        return data
+        alone, paged = np.array([number]), len(self.index.part("pages", shard)) > 0
+        if not paged and (self.cache is None or not is_url(url)):
+            return read_range(url, start, size, lambda data: self._sound(data, start, alone))
+        name, first, fetch = self._located(self._piece(number, shard) if paged or self.piece else alone, shard)
+        if self.cache is None:
+            return fetch()[start - first : start - first + size]
+        for _ in range(2):
+            try:
+                return self._sound(self.cache.read(name, start - first, size, fetch), start, alone)
+            except OSError as error:  # damaged on the disk
+                self.cache.drop(name)
+                what = f"{self.cache.folder}: {reason(error)}"
+        raise refused(what, "Is its disk sound? XDG_CACHE_HOME names another.")
 
-    def _located(self, piece: range, shard: int) -> tuple[str, int, Callable[[], bytes]]:
+    def _located(self, piece: Ids, shard: int) -> tuple[str, int, Callable[[], bytes]]:
         """A piece's name in the cache, where it begins in its shard, and how it is read."""
         arrays, url = self.index.arrays, self.shards.url(shard)
         first, end = int(arrays["starts"][piece[0]]), int(arrays["starts"][piece[-1]] + arrays["sizes"][piece[-1]])
-        about = repr((url, first, end)).encode("utf-8", "surrogatepass")
-        name = hashlib.sha256(about + arrays["digests"][piece.start : piece.stop].tobytes()).hexdigest()
-        return name, first, lambda: read_range(url, first, end - first, lambda data: self._fault(data, first, piece))
+        first, page = self._page(int(piece[0]), shard) or (first, Page(first, end - first, end - first, 0))
+        about = repr((url, first, first + page.size)).encode("utf-8", "surrogatepass")
+        name = hashlib.sha256(about + arrays["digests"][piece].tobytes()).hexdigest()
 
-    def _piece(self, number: int, shard: int) -> range:
+        def whole(data: bytes) -> bytes:
+            return self._sound(unpacked(data, page.size, page.codec), first, piece)
+
+        return name, first, lambda: read_range(url, page.place, page.stored, whole)
+
+    def _page(self, number: int, shard: int) -> tuple[int, Page] | None:
+        """The page that a sample is in, and its start, where pages have to be unpacked."""
+        if not len(pages := self.index.part("pages", shard)):
+            return None
+        ends = np.cumsum(pages[:, 2])
+        at = int(np.searchsorted(ends, self.index.arrays["starts"][number], side="right"))
+        return int(ends[at] - pages[at, 2]), Page(*pages[at].tolist())
+
+    def _piece(self, number: int, shard: int) -> Ids:
         """The samples of a shard that are read together with one of them."""
         first, end = self.index.firsts[shard : shard + 2].tolist()
         starts = self.index.arrays["starts"][first:end]
+        if page := self._page(number, shard):
+            return np.flatnonzero((starts >= page[0]) & (starts < page[0] + page[1].size)) + int(first)
         block = (starts[number - first] - starts[0]) // self.piece  # a piece is what begins in the same block
         low, high = np.searchsorted(starts, starts[0] + np.array([block, block + 1]) * self.piece).tolist()
-        return range(first + low, first + high)
+        return np.arange(first + low, first + high)
 
 
 @lru_cache(2)
@@ -260,10 +279,9 @@ def find_parts(dataset: str, data_dir: Path) -> tuple[dict[str, ShardList], dict
         raise unknown("option of shards:", strange[0], OPTIONS)
     if not url:
         raise UserError(f"--dataset {dataset} names nothing", "As shards:FOLDER or 'shards:URL/train-{000..099}.tar'.")
-    label = options.get("label", "")
-    parts = _parts(url, data_dir, label)
+    parts = _parts(url, data_dir, options)
     if "val" in options:
-        others = _parts(options["val"], data_dir, label)
+        others = _parts(options["val"], data_dir, options)
         parts = {"train": parts.get("train", next(iter(parts.values())))}
         parts["val"] = others.get("val", next(iter(others.values())))
     return parts, options
@@ -278,16 +296,16 @@ def chosen_parts(parts: dict[str, ShardList], data: DataConfig) -> tuple[str, st
     return ("train", held) if "train" in parts else (next(iter(parts)), "")
 
 
-def _parts(url: str, data_dir: Path, label: str) -> dict[str, ShardList]:
+def _parts(url: str, data_dir: Path, options: dict[str, str]) -> dict[str, ShardList]:
     """The shards behind a name, by split; those of a folder without splits are "train"."""
     require_no_secrets(url)
     url = url.removeprefix("file://")
     places = [url] if is_url(url) else [str(named(url).absolute()), str(data_dir.absolute() / url)]
     for place in places:
         if place.endswith(".json") and (is_url(place) or Path(place).is_file()):
-            return {"train": _wids(place, label)}
+            return {"train": _wids(place, options)}
         found: dict[str, list[str]] = {}
-        if place.endswith(".tar") or "{" in place or "*" in place:
+        if place.endswith(_KINDS) or "{" in place or "*" in place:
             each = expand_braces(place)
             found["train"] = [file for one in each for file in (list_files(one) if "*" in one else [one])]
             if not is_url(place) and (gone := [file for file in found["train"] if not Path(file).is_file()]):
@@ -295,11 +313,11 @@ def _parts(url: str, data_dir: Path, label: str) -> dict[str, ShardList]:
                 if found:
                     raise refused(f"there is no shard {gone[0]}, of {len(found['train']):,}", "Put it back.")
         else:
-            found = _of_folder(list_files(place))
+            found = _of_folder(list_files(place)) or _of_folder(list_files(f"{place}/data"))  # where the hub has it
         if any(found.values()):
-            return {split: _listed(files, label) for split, files in found.items() if files}
+            return {split: _listed(files, options) for split, files in found.items() if files}
     what = f"there are no shards at {' or '.join(dict.fromkeys(places))}"
-    raise refused(what, "Name a folder of .tar files, or a pattern: 'train-{000..099}.tar'.")
+    raise refused(what, "Name a folder of .tar or .parquet files, or a pattern: 'train-{000..099}.tar'.")
 
 
 def _of_folder(entries: list[str]) -> dict[str, list[str]]:
@@ -307,11 +325,11 @@ def _of_folder(entries: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for entry in entries:
         name = entry.rpartition("/")[2]
-        if name.endswith(".tar"):
+        if name.endswith(_KINDS):
             split = next(filter(None, map(split_of, re.split(r"[-_.]", name))), "")
             found.setdefault(split, []).append(entry)
         elif split := split_of(name):
-            found.setdefault(split, []).extend(each for each in list_files(entry) if each.endswith(".tar"))
+            found.setdefault(split, []).extend(each for each in list_files(entry) if each.endswith(_KINDS))
     if "" in found and len(found) == 1:
         return {"train": found[""]}
     if odd := found.get(""):
@@ -319,13 +337,21 @@ def _of_folder(entries: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _listed(files: list[str], label: str, facts: tuple[tuple[int | None, int | None], ...] = ()) -> ShardList:
+def _listed(files: list[str], options: dict[str, str], facts: tuple[Facts, ...] = ()) -> ShardList:
+    if len({file.endswith(".parquet") for file in files}) > 1:
+        raise refused(f"{files[0]} lies among shards of another kind", "Name those of one kind by a pattern.")
     folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
     base = "/".join(each[0] for each in takewhile(lambda names: len(set(names)) == 1, folders)) + "/"
-    return ShardList(base, tuple(file.removeprefix(base) for file in files), label, facts)
+    return ShardList(
+        base,
+        tuple(file.removeprefix(base) for file in files),
+        options.get("label", ""),
+        facts,
+        options.get("image", ""),
+    )
 
 
-def _wids(place: str, label: str) -> ShardList:
+def _wids(place: str, options: dict[str, str]) -> ShardList:
     """The shards that an index of wids lists, with their sizes, which are compared."""
     try:
         listed = json.loads(_text(place))["shardlist"]
@@ -334,7 +360,7 @@ def _wids(place: str, label: str) -> ShardList:
         facts = tuple((each.get("nsamples"), each.get("filesize")) for each in listed)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise refused(f"{place} is no list of shards: {error!r}", "As `widsindex create` writes it.") from error
-    return _listed(files, label, facts)
+    return _listed(files, options, facts)
 
 
 def _text(place: str) -> str:
