@@ -561,17 +561,19 @@ class Cell(NamedTuple):
 
 FEW = [
     Cell("tar", "here", 2, 1, 0), Cell("tar", "http", 2, 2, 2), Cell("tar", "http", 2, 3, 0, 3, False, 1),
-    Cell("snappy", "http", 2, 2, 2, 4, True, 3), Cell("parquet", "here", 2, 3, 0),
-    Cell("folder", "here", 0, 1, 0), Cell("tar", "http", 0, 2, 0, 2, False, 2), Cell("parquet", "http", 0, 2, 2),
+    Cell("parquet", "here", 2, 3, 0), Cell("folder", "here", 0, 1, 0), Cell("parquet", "http", 0, 2, 2),
+]  # fmt: skip
+OTHERS = [
+    Cell("folder", "here", 0, 2, 2), Cell("tar", "http", 0, 2, 0, 2, False, 2), Cell("parquet", "here", 0, 3, 2),
+    Cell("snappy", "http", 2, 2, 2, 4, True, 3),
 ]  # fmt: skip
 TABLE = [
-    Cell("folder", "here", 0, 2, 2), Cell("tar", "here", 0, 1, 0), Cell("parquet", "here", 0, 3, 2),
-    *(
-        Cell(kind, place, 2, n, workers, (n + 3) * killed, killed, n % 3 + 1 if killed else 0)
-        for kind in ("tar", "parquet") for place in ("here", "http", "s3") for n in (1, 2, 3)
-        for workers in (0, 2, 4) for killed in (False, True)
-    ),
+    Cell(kind, place, 2, n, workers, (n + 3) * killed, killed, n % 3 + 1 if killed else 0)
+    for kind in ("tar", "parquet") for place in ("here", "http", "s3") for n in (1, 2, 3)
+    for workers in (0, 2, 4) for killed in (False, True)
 ]  # fmt: skip
+# a fifth of the table, another one for each seed: all of it takes many minutes
+PART = [*OTHERS, *TABLE[int(os.environ.get("LOCKSTEP_FUZZ_SEED", "0")) % 5 :: 5]]
 
 
 def killed(world: World, config: Config, folder: str, steps: int) -> None:
@@ -591,7 +593,7 @@ def killed(world: World, config: Config, folder: str, steps: int) -> None:
     train(config, world, Path(folder))
 
 
-@pytest.mark.parametrize("cells", [FEW, pytest.param(TABLE, marks=pytest.mark.slow)], ids=["few", "table"])
+@pytest.mark.parametrize("cells", [FEW, pytest.param(PART, marks=pytest.mark.slow)], ids=["few", "table"])
 def test_one_ledger_and_one_set_of_weights_on_any_ranks_workers_and_store(tmp_path: Path, cells: list[Cell]) -> None:
     root = tmp_path / "served"
     write_set(root / "tar", by_class=True)
