@@ -281,7 +281,8 @@ def found(world: World, make: Callable[[], nn.Module], loss: Any = F.cross_entro
     torch.manual_seed(0)
     model = make()
     model = parallelize(model, world)
-    step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.1, momentum=0.5), **options)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    step = TrainStep(model, loss, torch.optim.SGD(trained, 0.1, momentum=0.5), **options)
     findings: list[Finding] = []
 
     def report(finding: Finding, first: bool) -> None:

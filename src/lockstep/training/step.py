@@ -330,7 +330,7 @@ class TrainStep:
                 group["lr"] = group["initial_lr"] * factor
         before = self._skipping.before(self.model)
         first = self.passes_write is None
-        versions = [p._version for p in self.parameters] if first else []
+        versions = [p._version for p in self.named.values()] if first else []
         if is_checked(self.calls):
             self.sync.watch_buffers()
         check = self.check if self.check.due(self.calls, batch) else None
@@ -338,7 +338,7 @@ class TrainStep:
         with _NOTHING if check is None else check.watching():
             found = self.take_passes(batch)
         if first:
-            self.passes_write = versions != [p._version for p in self.parameters]
+            self.passes_write = versions != [p._version for p in self.named.values()]
         end_step(self._norms, batch.count, self.sync.ranks)
         if first if self.sync.exact else batch.shards:
             self.require_gradients()
