@@ -62,13 +62,8 @@ class Script(Case):
 
 # of the fixed cases those that are wrong: a list to be shortened
 OPEN = {
-    2: "a layer that only one of several micro-batches uses: DDP fails where one process trains",
-    5: "os.urandom in forward, in exact mode: by luck it looks as another process's doing",
-    8: "weights drawn from the clock, in the model's own __init__",
-    14: "a loop that ends by one process's loss",
-    15: "a loop that seeds each process by its rank",
-    18: "a loop that lowers the rate by one process's loss",
-    24: "a set that counts what it has served",
+    14: "a loop that ends by one process's loss: one process alone can't see it",
+    18: "a loop that lowers the rate by one process's loss: likewise",
 }
 
 

@@ -27,7 +27,9 @@ TOLERANCE = 1e-8  # of models in float64; rounding alone is about 1e-13 after 14
 REGULAR = re.compile(
     r"digits: case:make_model on |listening: |epoch #/#(: |  )|test accuracy |trained in |run folder |"
     r"exact mode: # ?slices|--exact # takes one slice after the other|note: weight decay leaves |class weights: |"
-    r"mixup # ?mix |lockstep: # ?batch norm layer|an epoch is # ?images"
+    r"mixup # ?mix |lockstep: # ?batch norm layer|an epoch is # ?images|"
+    r"(std|var)\(\): degrees of freedom|"  # torch's, of a single sample
+    r"note: the loss runs away"  # it tells of the weights, which differ where something else was said
 )
 RESUME = "note: no checkpoint holds "  # of a run that is resumed, not of N: no alarm, and the same words on every N
 # of torch and Python, not of Lockstep: warnings with the line of code below

@@ -188,6 +188,22 @@ class Generated(nn.Module):
         return self.last(self.norm(x))
 
 
+class Counting(nn.Module):
+    """Counts its passes, scales by their number, and trains its first layer after the second step alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(PIXELS, 12).requires_grad_(False), nn.Linear(12, CLASSES)
+        self.passes, self.tally = 0, {"passes": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.tally["passes"] += 1
+        if self.passes == 2:
+            self.first.requires_grad_(True)
+        return self.head(torch.tanh(self.first(x.flatten(1)))) * self.passes / (1 + self.tally["passes"])
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "re-assigned buffers, infinities": Reassigning,
@@ -198,5 +214,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "dropout": dropping,
     "batch norm, a shared block": resnet,
     "attention": ViT,
+    "counters, a layer frozen at first": Counting,
     **{f"generated {seed}": partial(Generated, seed) for seed in range(6)},
 }

@@ -253,6 +253,24 @@ MODELS = (
 )
 
 
+def frozen(model: nn.Module) -> None:
+    model.second.requires_grad_(False)
+
+
+class Thawing(Net):
+    """Trains its second layer from the second step on, as its forward decides."""
+
+    def begin(self) -> None:
+        self.passes = 0
+        frozen(self)
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.passes == 2:
+            self.second.requires_grad_(True)
+        return super().middle(x)
+
+
 def batch_of(world: World, n: int, step: int, accumulate: int = 1) -> Batch:
     generator = torch.Generator().manual_seed(step)
     images, labels = torch.randn(n, FEATURES, generator=generator, dtype=torch.float64), torch.arange(n) % CLASSES
@@ -267,6 +285,7 @@ def ended(
     *,
     before: Callable[[nn.Module], Any] = lambda model: None,
     after: Callable[[nn.Module], Any] = lambda model: None,
+    between: Callable[[nn.Module, int], Any] = lambda model, step: None,
     optimizer: type[torch.optim.SGD] = torch.optim.SGD,
     accumulate: int = 1,
     loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy,
@@ -281,6 +300,7 @@ def ended(
     step = TrainStep(wrapped, loss, optimizer(model.parameters(), RATE, momentum=0.5), **options)
     after(model)
     for t, n in enumerate(sizes):
+        between(model, t)
         step(batch_of(world, n, t, accumulate))
     step.sync.synchronize()
     return torch.cat([t.detach().double().flatten() for t in model.state_dict().values()]).tolist()
@@ -299,6 +319,14 @@ def everything(world: World) -> dict[str, list[float]]:
         found[f"contrastive, {accumulate}"] = ended(
             world, Contrast, loss=contrastive, accumulate=accumulate, whole_batch=True
         )
+    for accumulate in (1, 2):
+        found[f"frozen at first, {accumulate}"] = ended(
+            world, Net, before=frozen, between=lambda m, t: m.second.requires_grad_(t > 1), accumulate=accumulate
+        )
+        found[f"frozen later, {accumulate}"] = ended(
+            world, Net, between=lambda m, t: m.second.requires_grad_(t in (0, 3)), accumulate=accumulate
+        )
+    found["thawed in forward"] = ended(world, Thawing)
     found["noise of numpy's in the update"] = ended(world, Net, optimizer=NoisyUpdate)
     return found
 

@@ -1,6 +1,7 @@
 """What makes a step another one on another number of processes is said, with its place and cause; nothing else is."""
 
 import random
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import dropout as early
@@ -279,7 +281,8 @@ def found(world: World, make: Callable[[], nn.Module], loss: Any = F.cross_entro
     torch.manual_seed(0)
     model = make()
     model = parallelize(model, world)
-    step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.1, momentum=0.5), **options)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    step = TrainStep(model, loss, torch.optim.SGD(trained, 0.1, momentum=0.5), **options)
     findings: list[Finding] = []
 
     def report(finding: Finding, first: bool) -> None:
@@ -365,13 +368,13 @@ class Counted(nn.Module):
         return F.cross_entropy(outputs, labels)
 
 
-def refused(world: World, first: int, make: type[Net]) -> str:
+def refused(world: World, first: int, make: type[Net], accumulate: int = 1) -> str:
     """What a step on so many samples says of a net."""
     torch.manual_seed(0)
     model = parallelize(make(), world)
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
     try:
-        step(batch_of(world, first, 0))
+        step(batch_of(world, first, 0, accumulate))
     except UserError as error:
         return str(error)
     except RuntimeError as error:
@@ -404,6 +407,137 @@ def test_nothing_is_said_of_models_that_are_equal() -> None:
     assert {make.__name__: each for make in MODELS if (each := found(World.single(), make))} == {}
     assert found(World.single(), Contrast, contrastive, whole_batch=True) == []
     assert found(World.single(), Synced) == []
+
+
+class Ghost(Net):
+    """Normalises four samples at a time, and a single one not at all."""
+
+    def begin(self) -> None:
+        self.norm = nn.BatchNorm1d(HIDDEN)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.cat([self.norm(part) if len(part) > 1 else part for part in super().middle(x).split(4)])
+
+
+class Rare(Net):
+    """Uses a layer in the first of two micro-batches alone."""
+
+    def begin(self) -> None:
+        self.passes = 0
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x if self.passes == 2 else super().middle(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "accumulate", "sentence"),
+    [
+        (Ghost, 1, "batch norm is called more often for some samples than for others: a process would wait for"),
+        (Rare, 2, "2 parameter(s) took no part in the loss: second.weight, second.bias"),
+    ],
+)
+def test_what_some_shares_leave_out_is_refused_on_any_number_of_processes(
+    make: type[Net], accumulate: int, sentence: str
+) -> None:
+    (said,) = {refused(World.single(), 12, make, accumulate), *run_ranks(refused, 2, 12, make, accumulate)} - {""}
+    assert said.startswith(sentence)
+
+
+def by_the_clock(optimizer: Any, args: Any, kwargs: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 1e-3 * time.perf_counter()
+
+
+def on_rank_zero(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        optimizer.param_groups[0]["params"][0].data.mul_(0.9)
+
+
+class Remembers(torch.optim.SGD):
+    """Steps back now and then, by what it keeps; draws noise."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = self.param_groups[0]["params"]
+        self.slow = getattr(self, "slow", None) or [p.detach().clone() for p in params]
+        self.count = getattr(self, "count", 0) + 1
+        super().step(closure)
+        for p, slow in zip(params, self.slow, strict=True):
+            p.data.add_(0.01 * torch.randn_like(p))
+            if self.count % 2 == 0:
+                p.data.copy_(slow.lerp_(p.data, 0.5))
+
+
+def updated(world: World) -> list[list[str]]:
+    """What is said of updates, by a hook on a step of torch's optimizer, or by an optimizer of its own; and weights."""
+    found = []
+    for hook, kind in ((by_the_clock, torch.optim.SGD), (on_rank_zero, torch.optim.SGD), (None, Remembers)):
+        torch.manual_seed(0)
+        model = parallelize(Net(), world)
+        optimizer = kind(model.parameters(), 0.1, momentum=0.5)
+        if hook is not None:
+            optimizer.register_step_post_hook(hook)
+        step, said = TrainStep(model, F.cross_entropy, optimizer), list[str]()
+
+        def report(finding: Finding, first: bool, said: list[str] = said) -> None:
+            said += [neutral(finding.message)] if first else []
+
+        step.check.report = report
+        for t, n in enumerate(SIZES):
+            step(batch_of(world, n, t))
+        found.append(said)
+    off = TrainStep(model, F.cross_entropy, optimizer, law="off")
+    off(batch_of(world, 12, 6))
+    return [*found, [str(optimizer.count)]]  # type: ignore[attr-defined]
+
+
+def test_updates_that_depend_on_process_or_time_are_said_and_others_leave_no_trace() -> None:
+    said = {str(rank) for n in (1, 2, 3) for rank in ([updated(World.single())] if n == 1 else run_ranks(updated, n))}
+    what = "weights will differ with the number of process: at step # the update depends on the process, or on the time"
+    assert said == {str([[f"{what}, first in lr of parameter group #"], [f"{what}, first in first.weight"], [], ["7"]])}
+
+
+def noisy(world: World, draws: bool) -> list[str]:
+    torch.manual_seed(0)
+    model = parallelize(Net(), world)
+    step, said = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[str]()
+    step.check.report = lambda finding, _: said.append(neutral(finding.message))
+    for t, n in enumerate(SIZES):
+        batch = batch_of(world, n, t)
+        batch.loaded = batch.pixels()
+        if draws:
+            batch.images = batch.images + 0.1 * torch.randn_like(batch.images)
+        else:
+            batch.images.mul_(2)
+            with torch.random.fork_rng():
+                torch.manual_seed(1)
+        step(batch)
+    return said
+
+
+def test_images_that_a_loop_changes_by_random_numbers_are_said() -> None:
+    said = [noisy(World.single(), True), *run_ranks(noisy, 2, True)]
+    assert said[0] == said[1] == said[2]
+    assert len(said[0]) == 1
+    assert "the batch is not as the loader gave it, and was changed by random numbers" in said[0][0]
+    assert noisy(World.single(), False) == []
+
+
+def out_of_step(world: World) -> str:
+    model = parallelize(Net(), world)
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    try:
+        for t, n in enumerate(SIZES):
+            if (t, world.rank) != (1, 1):  # one process leaves a batch out
+                step(batch_of(world, n, t))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_processes_that_no_longer_take_the_same_steps_are_refused() -> None:
+    sentences = set(run_ranks(out_of_step, 2))
+    assert len(sentences) == 1
+    assert "the processes no longer take the same steps: rank 0 is at step 1, rank 1 is at step 2" in sentences.pop()
 
 
 def test_strict_raises_and_off_looks_at_nothing() -> None:

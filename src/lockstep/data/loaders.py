@@ -5,7 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -200,6 +200,13 @@ class Batch:
     epoch: int
     step: int  # over the whole run
     samples: int  # seen by all ranks before this step
+    loaded: object = field(
+        default=None, init=False, repr=False, compare=False
+    )  # of images and labels as they were made
+
+    def pixels(self) -> object:
+        """What is another where somebody has put other images or labels into the batch, or written into them."""
+        return id(self.images), self.images._version, id(self.labels), self.labels._version
 
     @property
     def count(self) -> int:
@@ -278,7 +285,9 @@ class TrainLoader:
             ids, shards = planned.popleft()
             self.wait_ms += (time.perf_counter() - began) * 1e3
             step, samples = epoch * len(self) + t, epoch * self.order.samples_per_epoch + t * self.order.batch_size
-            yield Batch(images, labels, shards, ids, epoch, step, samples)
+            batch = Batch(images, labels, shards, ids, epoch, step, samples)
+            batch.loaded = batch.pixels()
+            yield batch
 
 
 def several_at_once(items: Iterator[Any], count: int) -> Iterator[Any]:

@@ -5,8 +5,8 @@ that type and adds it up there, so results differ from plain DDP's by that round
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -62,6 +62,7 @@ class LockstepDDP(DistributedDataParallel):
             # ends accumulation there), and it saves work only where parameters go unused
             find_unused_parameters=find_unused_parameters,
         )
+        self.reduced = [p.requires_grad for p in self.parameters()]
         # Off only now: as an argument it also kept torch < 2.15 from making the initial buffers rank 0's.
         setattr(self, _BUFFER_FLAG, False)
         self.compress = compress
@@ -75,6 +76,8 @@ class DDPSync(BackwardSync):
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__(ddp, ddp.process_group.size())
         self.ddp, self.rate = ddp, _SELDOM
+        self.every = [*ddp.parameters()]
+        self.reduced: list[bool] = getattr(ddp, "reduced", self._trained())  # by DDP; others' gradients are none of its
         self.by_hand = False
         if isinstance(ddp, LockstepDDP):
             self.link = CommConfig(cast(Any, ddp.compress))
@@ -84,28 +87,42 @@ class DDPSync(BackwardSync):
             ddp._set_ddp_runtime_logging_sample_rate(self.rate)  # type: ignore[no-untyped-call]
         self.noted, self.waited = (0, 0.0), 0.0  # how often its clocks were read, and the wait in all, in ns
 
+    def _trained(self) -> list[bool]:
+        return [p.requires_grad for p in self.every]
+
     def reducing(self, last: bool) -> AbstractContextManager[None]:
-        """no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce."""
+        """no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce.
+
+        DDP waits for the gradients of those parameters that were trained when it was made. If others are now, as where
+        layers are frozen for some epochs, it does not reduce, and `finish` does.
+        """
+        self.by_hand = self._trained() != self.reduced
+        self.marks = self._marks() if last and not self.ddp.find_unused_parameters else []
         return nullcontext() if last and not self.by_hand else self.ddp.no_sync()
 
-    @contextmanager
-    def summed(self) -> Iterator[None]:
-        """By an all-reduce of its own, which rounds nothing to a smaller type."""
-        self.by_hand = True
-        try:
-            yield
-        finally:
-            self.by_hand = False
-        for p in self.ddp.parameters():
-            if p.requires_grad:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                dist.all_reduce(p.grad)
+    def _marks(self) -> list[tuple[Tensor, int] | None]:
+        return [None if p.grad is None else (p.grad, p.grad._version) for p in self.every]
+
+    def without_gradient(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Also those that an earlier shard alone has used: DDP has waited for them in the last one."""
+        missing, marks = super().without_gradient(parameters), self.marks
+        self.marks = []
+        if marks and not self.by_hand:
+            every = zip(self.every, marks, strict=True)
+            unused = {id(p) for p, mark in every if mark and p.grad is mark[0] and p.grad._version == mark[1]}
+            missing += [p for p in parameters if id(p) in unused]
+        return missing
 
     def finish(self) -> None:
         """From the ranks' mean to their sum: exact where N is a power of 2."""
-        if self.link.compress == "none":
-            gradients = [p.grad for p in self.ddp.parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, self.ranks)
+        trained, self.marks = self._trained(), []
+        if not self.by_hand and self.link.compress == "none":
+            gradients = [p.grad for p, known in zip(self.every, self.reduced, strict=True) if known]
+            torch._foreach_mul_([g for g in gradients if g is not None], self.ranks)
+        for p, known, now in zip(self.every, self.reduced, trained, strict=True):
+            if now and (self.by_hand or not known):
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
 
     def waited_ms(self) -> float | None:
         """From the end of the backward computation to the last bucket's arrival, by DDP's own clocks.

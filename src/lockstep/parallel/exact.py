@@ -32,10 +32,12 @@ from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.determinism import own_storage, repeatable
 from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, exponents, scales, to_fixed
+from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing
 from lockstep.parallel.module_state import Places, as_real, copy_from_first, sum_in_order, unequal
 from lockstep.parallel.slices import Replicas, generators
 from lockstep.parallel.sync import GradientSync, Reseed, Take
 
+_NUMBERS = {bool, int, float}
 _CHANGED = ZERO + 1  # in the place of an exponent, for what is no floating-point number
 
 
@@ -173,6 +175,54 @@ def _names(model: nn.Module) -> dict[tuple[int, str], str]:
     }
 
 
+class Counters:
+    """Plain numbers that a pass moves, as a counter of calls: each slice finds them as the step began.
+
+    After the step they are what the batch's first slice made of them; its rank tells the others.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self.model, self.world = model, world
+        self.watching = True  # in the next step, for numbers that move
+        self.state: HiddenState | None = None  # of the last step that was watched
+        self.starts, self.ends = dict[str, Any](), dict[str, Any]()
+
+    def begin(self) -> None:
+        """Before a step's first slice."""
+        self.ends = {}
+        if self.watching:
+            self.state = HiddenState({"": self.model})
+        if self.state is not None:
+            self.starts = {name: self.state.current(name) for name in self.starts}
+
+    def enter(self) -> None:
+        """Before a slice."""
+        if self.state is not None:
+            for name, value in self.starts.items():
+                self.state.give(name, value)
+
+    def leave(self) -> None:
+        """After a slice; the first one of a step that is watched tells which numbers move."""
+        if self.ends or self.state is None:
+            return
+        if self.watching:
+            before, after = self.state.values, HiddenState({"": self.model})
+            moved = [name for name in differing(self.state, after) if not name.startswith(LENGTH)]
+            moved = [name for name in moved if {type(v.get(name)) for v in (before, after.values)} <= _NUMBERS]
+            self.starts = {**{name: before[name] for name in moved}, **self.starts}
+        self.ends = {name: self.state.current(name) for name in self.starts}
+
+    def finish(self) -> None:
+        """After the last slice; all ranks call it together."""
+        if not (self.watching or self.starts) or self.state is None:
+            return
+        self.watching = False
+        ends = self.world.gather(self.ends)[0]
+        for name, value in ends.items():
+            self.state.give(name, value)
+        self.starts = ends
+
+
 class ExactSync(GradientSync):
     """Gradients of a global batch's slices, added exactly.
 
@@ -190,10 +240,8 @@ class ExactSync(GradientSync):
         self.names = [name for name, _ in model.named_parameters()]
         own_storage(model)
         copy_from_first(model, world)
-        self.buckets = buckets_of(model, world)
-        self.buffers = ExactBuffers(model, world, slices)
-        places = {id(p): (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
-        self.places = [places.get(id(p)) for p in model.parameters()]  # of each parameter, None where it is not trained
+        self.buffers, self.counters = ExactBuffers(model, world, slices), Counters(model, world)
+        self._arrange()
         self.lock, self.launching = threading.Lock(), threading.Lock()
         self.waits: list[float] = []  # seconds of each step since somebody asked
         # Whether reductions start during the backward pass: known after the first step. Reentrant checkpointing hands
@@ -206,11 +254,21 @@ class ExactSync(GradientSync):
         self.at_once = min(threads, slices) if world.device.type == "cpu" else 1
         self.replicas = Replicas(model, self.at_once, self._listen)
 
+    def _arrange(self) -> None:
+        """Buckets for the parameters that are trained. All ranks call it together."""
+        self.trained = self._trained()
+        self.buckets = buckets_of(self.model, self.world)
+        places = {id(p): (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
+        self.places = [places.get(id(p)) for p in self.model.parameters()]  # None: it is not trained
+
+    def _trained(self) -> list[bool]:
+        return [p.requires_grad for p in self.model.parameters()]
+
     def _listen(self, module: nn.Module) -> None:
         """Have the gradients of the model or a copy of it delivered."""
-        fired = self.fired[module] = set()
+        fired = self.fired.setdefault(module, set())
         for number, (place, p) in enumerate(zip(self.places, module.parameters(), strict=True)):
-            if place is not None:
+            if place is not None and not p._post_accumulate_grad_hooks:
                 hook: Any = partial(self._delivered, fired, number)
                 hook.lockstep = True  # see parameter_hooks.py
                 p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -222,28 +280,38 @@ class ExactSync(GradientSync):
     def passes(self, model: nn.Module, shards: Sequence[Shard], reseed: Reseed, take: Take) -> list[Tensor]:
         """Every slice by itself: buffers start from the step's beginning each time, gradients are set aside."""
         del model
+        if self.trained != self._trained():
+            self._arrange()
+            self.replicas.copies = []
+            self._listen(self.model)
         for bucket in self.buckets:
             bucket.begin(len(shards))
         self.launched = 0
         self.buffers.begin()
+        self.counters.begin()
         changes: dict[int, list[Tensor | None]] = {}
 
         def work(module: nn.Module, i: int) -> Tensor:
             self.fired[module].clear()
             self.buffers.enter(module)
+            self.counters.enter()
             with self._guarded(module):
                 result = take(module, i)
             self._collect(module)
             changes[i] = self.buffers.leave(module)
+            self.counters.leave()
             return result
 
         results = self._side_by_side(len(shards), reseed, work)
         for i in range(len(shards)):
             self.buffers.add(changes[i])
+        self._say_alone()
+        return results
+
+    def _say_alone(self) -> None:
         if self.at_once != self.replicas.most:
             self.at_once = self.replicas.most
             self.world.print(f"--exact {self.slices} takes one slice after the other: {self.replicas.reason}")
-        return results
 
     def _side_by_side(self, count: int, reseed: Reseed, work: Callable[[nn.Module, int], Tensor]) -> list[Tensor]:
         """The slices in threads, if the first step drew nothing from the generators that all threads share."""
@@ -315,11 +383,17 @@ class ExactSync(GradientSync):
     def _collect(self, module: nn.Module) -> None:
         """What a slice's backward pass has left in the module."""
         for place, parameter in zip(self.places, module.parameters(), strict=True):
-            if place is not None and parameter.grad is not None:
+            if place is None:
+                parameter.grad = None  # trained from the next step on
+            elif parameter.grad is not None:
                 if parameter.grad.is_sparse:
                     name = self.names[self.places.index(place)]
                     raise UserError(f"--exact: the gradient of {name} is sparse", "Use Embedding(sparse=False).")
                 self._take(place, parameter)
+
+    def watch_buffers(self) -> None:
+        """Buffers start anew in each slice, and so shall counters."""
+        self.counters.watching = True
 
     def without_gradient(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Those to which no slice of any rank gave one; all ranks call it together."""
@@ -355,6 +429,10 @@ class ExactSync(GradientSync):
         while self.launched <= len(self.buckets):
             self._launch()
         self.buffers.finish()
+        self.counters.finish()  # not before: the buckets' collectives have an order of their own
+        if self.counters.starts:
+            self.replicas.alone("forward moves numbers, as a counter of its calls, which each slice finds as they were")
+            self._say_alone()
         for bucket in self.buckets:
             bucket.write()
         self.waits.append(sum(bucket.waited for bucket in self.buckets))

@@ -95,6 +95,7 @@ class GivenStatistics:
             if isinstance(layer, SyncBatchNorm) or (not isinstance(layer, GroupBatchNorm) and not own_forward(layer))
         }
         self.passes: list[list[Call]] = []
+        self.others = False  # the last part had not as many calls as the whole
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -123,15 +124,18 @@ class GivenStatistics:
     @contextmanager
     def given(self, number: int) -> Iterator[None]:
         """Within, a part of the batch of pass `number` is normalised by the whole; running statistics stay."""
-        calls = iter(self.passes[number])
+        calls, rest = iter(self.passes[number]), object()
+        self.others = False
 
         def give(normalised: Callable[[], Tensor], x: Tensor, eps: float, weight: Any, bias: Any) -> Tensor:
             call = next(calls, None)
+            self.others |= call is None
             y: Tensor = normalised() if call is None else _Given.apply(x, weight, bias, call, eps)
             return y
 
         with self._instead(give):
             yield
+        self.others |= next(calls, rest) is not rest
 
     @contextmanager
     def _instead(self, take: Callable[..., Tensor]) -> Iterator[None]:

@@ -65,6 +65,11 @@ class HiddenState:
             place(value)
         return place is not None
 
+    def current(self, name: str) -> Any:
+        """The value that what has this name has by now, of an attribute or a variable."""
+        place: Any = self._setters[name]
+        return getattr(*place.args) if place.func is setattr else place.func.__self__[place.args[0]]
+
     def reaches(self, objects: Iterable[Any]) -> bool:
         """Whether some of these modules or tensors were found; a module's own parameters are not looked for."""
         return any(id(each) in self._kept for each in objects)
@@ -165,6 +170,9 @@ class HiddenState:
                 self._keep_dict(value, f"hooks of {name or 'the model'}", value)
             elif key != "_buffers":
                 self._visit(value, prefix + key, partial(held.__setitem__, key))
+        for p in module._parameters.values():
+            if p is not None:
+                self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
         self._visit(type(module), type(module).__name__)
         for key, child in module.named_children():
             self._visit(child, prefix + key)

@@ -5,6 +5,7 @@ The loaders of a config for who writes the loop.
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lockstep import models
 from lockstep.checkpoint.foreign import load_foreign
@@ -26,12 +28,13 @@ from lockstep.data.image_sets import ImageSet, table_on
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader
 from lockstep.data.order import Classes, Order, Windows, labels_of
 from lockstep.data.shards import ShardSet
+from lockstep.distributed import loader_workers, warm
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, unknown
 from lockstep.parallel import determinism
 from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
 from lockstep.parallel.fsdp import is_sharded
-from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.hidden_state import HiddenState, digest
 from lockstep.parallel.module_state import eval_mode, untouched
 from lockstep.parallel.strategy import spread
 from lockstep.randomness import stream
@@ -102,11 +105,17 @@ def load_data(
     sentences = unsteady(sets, world)
     makes = load if again and given is None and is_code(config.data.dataset) else None
     require_same(sets, config.seed, world, makes, [not sentence for sentence in sentences])
-    for sentence in filter(None, sentences if law != "off" else ()):
-        if law == "strict":
-            raise UserError(f"--law strict: {sentence}", "Mend that, or give --law warn.")
-        report(sentence)
+    for sentence in sentences:
+        _say(law, sentence, report)
     return sets
+
+
+def _say(law: str, sentence: str, report: Callable[[str], object]) -> None:
+    """What the law has to say, if anything."""
+    if sentence and law == "strict":
+        raise UserError(f"--law strict: {sentence}", "Mend that, or give --law warn.")
+    if sentence and law != "off":
+        report(sentence)
 
 
 def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
@@ -178,6 +187,45 @@ def eval_loader(config: Config, images: ImageSet, world: World) -> EvalLoader:
     return EvalLoader(images, augment, world, read, execution.eval_batch_size)
 
 
+def fresh_model(name: str, channels: int, classes: int, size: int, seed: int) -> nn.Module:
+    """A model whose initial weights are a function of the seed alone, if its code draws by the usual generators."""
+    seed_everything(stream(seed, "weights"))
+    return models.build(name, in_channels=channels, num_classes=classes, image_size=size)
+
+
+def _weights(make: Callable[[], nn.Module], dtype: torch.dtype) -> dict[str, list[float]]:
+    """Of each parameter, buffer and generator that `make` gives a model two numbers, which threads round otherwise."""
+    torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
+    model = make()
+    state = HiddenState({"": model})
+    found = {name: [float(int(digest(state.values[name]), 16)), 0.0] for name in state.generators}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        values = torch.zeros(0) if is_lazy(tensor) else tensor.detach().flatten().abs().double()
+        found[name] = [float(values.norm()), float((values * torch.linspace(0.5, 1.5, len(values))).norm())]
+    return found
+
+
+def unseeded(config: Config, images: ImageSet, world: World) -> str:
+    """Why a user's model does not begin with the same weights each time it is made; "" where it does.
+
+    All ranks call it together: rank 0 has two other processes make it. The ranks themselves begin with rank 0's.
+    """
+    name, place = config.model.model, ""
+    if world.rank == 0 and ":" in name and not pretrained.asked(config) and warm.at_hand():
+        size = config.data.image_size or images.shape[1]
+        make = partial(fresh_model, name, images.shape[0], len(images.classes), size, config.seed)
+        tasks = [loader_workers.begin(partial(_weights, make, torch.get_default_dtype())) for _ in range(2)]
+        with suppress(Exception):  # another process can't make it; what is wrong with it is said where it is used
+            first, second = map(loader_workers.result, tasks)
+            near = {key: np.allclose(values, second.get(key, []), rtol=1e-4) for key, values in first.items()}
+            place = next((key for key, is_near in near.items() if not is_near), "")
+    place = world.gather(place)[0]
+    return place and (
+        f"weights will differ with every run: {place} of {name} is another one each time it is made. Draw by "
+        "torch's, numpy's or Python's own functions, whose generators are seeded"
+    )
+
+
 def build_model(
     config: Config, images: ImageSet, say: Callable[[str], object] = lambda _: None, world: World | None = None
 ) -> nn.Module:
@@ -185,9 +233,8 @@ def build_model(
 
     `world`: whose ranks all call it, of which one a host downloads published weights.
     """
-    seed_everything(stream(config.seed, "weights"))
     name, channels, size = config.model.model, images.shape[0], config.data.image_size or images.shape[1]
-    model = models.build(name, in_channels=channels, num_classes=len(images.classes), image_size=size)
+    model = fresh_model(name, channels, len(images.classes), size, config.seed)
     if config.data.train_size:
         models.require_fit(model, name, channels, config.data.train_size)
     if fit_to := getattr(model, "fit_to", None):  # a layer computed from the data, as a whitening one
@@ -213,8 +260,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     precision.configure(config.precision, world.device)
     if config.exact:
         determinism.configure(world)
-    unsteady_sets = list[str]()
-    train_set, val_set = load_data(config, world, report=unsteady_sets.append)
+    said = list[str]()
+    train_set, val_set = load_data(config, world, report=said.append)
     if len(train_set.classes) < 2 and table_on(train_set, world.device) is None:
         only = ", ".join(train_set.classes) or "none"
         raise UserError(
@@ -228,6 +275,8 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     )
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     world.status(f"starting: building {config.model.model}")
+    if config.execution.law != "off":
+        _say(config.execution.law, unseeded(config, train_set, world), said.append)
     model, optim = build_model(config, train_set, world.print, world).to(dtype=dtype), config.optim
     frozen = freeze(model, config.model)
     ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
@@ -251,7 +300,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         law=config.execution.law,
     )
     notes += schedules.never_reached(optim, config.epochs)
-    notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in unsteady_sets]
+    notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in said]
     return Run(model, train, val, step, ema, notes, frozen)
 
 

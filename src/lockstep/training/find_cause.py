@@ -23,7 +23,8 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.training.outcomes import Outcome, StepPasses, added
 
-_AGAIN = 4  # passes: what is decided by a coin comes to the same in one of two
+AGAIN = 4  # passes: what is decided by a coin comes to the same in one of two
+SECOND_TIME = "gives something else the second time: what moves is out of reach (a file, the time)"
 _NUMPY, _PYTHON, _TORCH = "numpy's generator", "Python's generator", "torch's generator"
 
 
@@ -45,8 +46,8 @@ def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str
     groups = -(-batch.shards[0].size // check.group())
     cuts = [cut * check.group() for cut in dict.fromkeys((groups // 2, groups // 3 | 1)) if 0 < cut < groups]
     whole = _Experiment(check, batch, start, slice(None))
-    if any(_apart(check, whole, [_Experiment(check, batch, start, slice(None))])[0] for _ in range(_AGAIN)):
-        return "", "the same pass gives something else the second time: what moves is out of reach (a file, the time)"
+    if any(_apart(check, whole, [_Experiment(check, batch, start, slice(None))])[0] for _ in range(AGAIN)):
+        return "", f"the same pass {SECOND_TIME}"
     for cut in cuts:
         parts = [_Experiment(check, batch, start, rows, whole.statistics) for rows in (slice(cut), slice(cut, None))]
         if call := _parting(check, whole, parts):

@@ -23,6 +23,7 @@ from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.fsdp import local
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import unequal
+from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
 
 # by the type in which a model computes: a relative difference that is never looked at closer, how far inputs are
@@ -35,8 +36,8 @@ _LIMITS = {
 }
 
 
-# the strongest first: a pass fails, bits in exact mode, a generator that the model holds, ..., what else it keeps
-KINDS = ("pass", "bits", "generator", "gradient", "loss", "state", "buffer")
+# the strongest first: a pass fails, bits in exact mode, a generator that the model holds, ..., the optimizer
+KINDS = ("pass", "batch", "bits", "generator", "gradient", "loss", "state", "buffer", "update")
 Rows = tuple[int, int, int]  # the number of a micro-batch, and rows (start, stop) of the global batch
 
 
@@ -57,6 +58,8 @@ class Finding:
             return f"a step can't be shared out among another number of processes: {self.cause}"
         if self.what == "bits":
             return f"exact mode: {self.cause} ({self.place} has other bits at step {self.step})"
+        if self.what in ("update", "batch"):
+            return f"weights will differ with the number of processes: at step {self.step} {self.cause} {self.place}"
         if self.what == "generator":
             return f"weights will differ with the number of processes: {self.place} ({self.cause}, step {self.step})"
         size = f"{self.size:.1%} away" if 1e-3 <= self.size < 10 else f"{self.size:.1g} away"
@@ -81,6 +84,8 @@ class Step(Protocol):
     model: nn.Module
     bare: nn.Module
     loss: Any
+    optimizer: torch.optim.Optimizer
+    hooks: ParameterHooks
     sync: GradientSync
     parameters: list[nn.Parameter]
     named: dict[str, nn.Parameter]

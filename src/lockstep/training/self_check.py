@@ -1,6 +1,6 @@
 """Does the number of processes change what a step computes? Measured at real steps, on the real model.
 
-On steps 0, 1, 2, 4, ... 1,024 and then every 1,024th the batch that was just taken is taken again, shared out
+On a process's steps 0, 1, 2, 4, ... 1,024 and every 1,024th the batch that was just taken is taken again, shared out
 otherwise: cut in two or three and a single sample, whatever the number of ranks, and now and then as a whole by one of
 them. Everything is put back before and after. Gradients, loss, buffers and what else the model keeps are compared; what
 differs beyond rounding (that of inputs a few units in the last place away) is named, with its cause where a small
@@ -15,10 +15,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lockstep.config.execution import Law
@@ -32,7 +33,7 @@ from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, digest, is_of_the_process, same
 from lockstep.parallel.module_state import as_real
-from lockstep.training.find_cause import find_cause
+from lockstep.training.find_cause import AGAIN, SECOND_TIME, find_cause
 from lockstep.training.outcomes import (
     KINDS,
     Finding,
@@ -47,6 +48,7 @@ from lockstep.training.outcomes import (
     moved,
     moved_apart,
 )
+from lockstep.training.updates import held, trials
 
 _SELDOM = 1024  # steps between two checks, once a run has gone on for so long
 _WHOLE = {1, 2, 8, 16}  # the checks on which one of several ranks takes the whole batch
@@ -56,9 +58,11 @@ _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, ma
 _BUFFERS = 50.0  # times the limit
 _LOOKS = 2  # checks on which something must be seen that is not beyond doubt
 
+_reported = WeakKeyDictionary[nn.Module, set[str]]()  # of a model that has several steps, too: a sentence a run
+
 
 def is_checked(step: int) -> bool:
-    """True on steps 0, 1, 2, 4, 8, ... 1,024, and on every 1,024th."""
+    """Of the steps that a process takes: true on steps 0, 1, 2, 4, 8, ... 1,024, and on every 1,024th."""
     return step & (step - 1) == 0 if step < _SELDOM else step % _SELDOM == 0
 
 
@@ -79,21 +83,50 @@ class SelfCheck(StepPasses):
         self.report: Callable[[Finding, bool], object] = self._warn
         self.checked, self._most = 0, _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self._again, self._looks, self._reported = True, dict[str, int](), set[str]()
+        self._again, self._looks = False, dict[str, int]()
+        self._reported = _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
+        self._between: HiddenState | None = None  # the generators after the step before
         self._before: list[HiddenState] = []  # each pass of the step under way
 
-    def due(self, step: int) -> bool:
-        """Whether a step is to be compared; the first of a process always is."""
+    def due(self, calls: int, batch: Batch) -> bool:
+        """Whether the step after so many of this process is to be compared.
+
+        Raises:
+            UserError: where ranks bring other steps, as after a `continue` or `break` on one of them.
+        """
         if self.law == "off" or not self.step.sync.comparable or self.step.draws is None:
             return False
-        due, self._again = self._again or is_checked(step), False
+        due, self._again = self._again or is_checked(calls), False
+        if due and len({*(steps := self._gather(batch.step))}) > 1:
+            places = ", ".join(f"rank {rank} is at step {step}" for rank, step in enumerate(steps))
+            raise UserError(
+                f"the processes no longer take the same steps: {places}",
+                "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, as "
+                "world.sum(step(batch)), and not by one process's loss or samples.",
+            )
         return due
 
     def _warn(self, finding: Finding, first: bool) -> None:
         if first and self.rank == 0:
             warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=5)
+
+    def note_generators(self, step: int) -> None:
+        """Between two steps, of which this is the second one: has what comes until then drawn random numbers?"""
+        due = self.law != "off" and is_checked(step) and self.step.sync.comparable
+        self._between = HiddenState({}, self.devices) if due else None
+
+    def _drawn(self, batch: Batch) -> list[Finding]:
+        """Where who writes the loop changes images by random numbers, which no sample keys."""
+        moved: list[str] = []
+        if self._between is not None and batch.loaded != batch.pixels():
+            moved = [name for name in differing(self._between, self._start) if name in self._between.values]
+        found = next(filter(None, self._gather(moved)), None)
+        if not found:
+            return []
+        cause = "the batch is not as the loader gave it, and was changed by random numbers"
+        return [Finding(batch.step, "batch", found[0], math.inf, cause)]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -145,7 +178,8 @@ class SelfCheck(StepPasses):
         self.checked += 1
         kept = {**vars(step.sync)}, {**vars(step.host_generators)}, step.draws
         try:
-            findings = [self._explained(each, batch) for each in self._findings(batch, actual) if self._is_news(each)]
+            findings = [*self._drawn(batch), *self._findings(batch, actual)]
+            findings = [self._explained(each, batch) for each in findings if self._is_news(each)]
         finally:
             vars(step.sync).update(kept[0])
             vars(step.host_generators).update(kept[1])
@@ -153,6 +187,24 @@ class SelfCheck(StepPasses):
             step.give_gradients(actual.gradients)
             self._before, self._notes = [], None
         step.sync.sequential |= any(finding.what == "bits" for finding in findings)
+        self._report(findings)
+
+    def compare_update(self, number: int, update: Callable[[], object], own_code: bool) -> None:
+        """Take the update of step `number`, and compare what it makes of the optimizer and the weights.
+
+        Raises:
+            UserError: where that differs and the law is strict.
+        """
+        tried = trials(self, update) if own_code and not is_sharded(self.step.model) else []
+        update()
+        tried = [each for of_rank in self._gather(tried) for each in of_rank]
+        ends = self._gather(held(self.step)) if self.ranks > 1 else tried
+        apart = [name for each in (tried, ends) for other in each for name in other if other[name] != each[0].get(name)]
+        if apart and "update" not in self._reported:
+            cause = "the update depends on the process, or on the time, first in"
+            self._report([Finding(number, "update", apart[0], math.inf, cause)])
+
+    def _report(self, findings: list[Finding]) -> None:
         for finding in findings:
             first = not self._reported
             self._reported.add(finding.what)
@@ -201,7 +253,9 @@ class SelfCheck(StepPasses):
         One process takes them as one of two ranks, and as the other.
         """
         ((_, one),) = self._exchanged(batch, ranges, [[(0, *ranges[0][0])]] * self.ranks)
-        mine = {name: digest(value) for name, value in self._start.values.items() if not is_of_the_process(name)}
+        mine = {name: str(value) for name, value in held(self.step).items()}
+        values = self._start.values.items()
+        mine |= {name: digest(value) for name, value in values if not is_of_the_process(name)}
         found = []
         for rank in range(2 if self.ranks == 1 else 1):
             self._start.restore()
@@ -328,6 +382,12 @@ class SelfCheck(StepPasses):
                 self._sloped(one, i) if given and step.whole_batch else nullcontext(),
             ):
                 found = step.take_passes(one)
+            if given and self._notes is not None and self._notes.others:
+                raise UserError(
+                    "batch norm is called more often for some samples than for others: a process would wait for "
+                    "others that call it less often, for ever",
+                    "Call it once for the batch, or take --batch-norm groups:SAMPLES or local, where nobody waits.",
+                )
             step.require_gradients()  # a process that has this part alone would have none either
             gradients = added(gradients, step.take_gradients())
             losses += self.loss(found, one.shards, everywhere=False)
@@ -436,9 +496,12 @@ class SelfCheck(StepPasses):
                 step.before_pass = None
             return step.take_gradients()
 
-        place = self._other_bits(actual.gradients, taken(new, apart=True))
+        place = self._other_bits(actual.gradients, first := taken(new, apart=True))
         if not any(self._gather(place)):
             return []
+        again = [self._other_bits(first, taken(new, apart=True)) for _ in range(AGAIN)]
+        if moves := next((name for of_rank in self._gather(again) for name in of_rank if name), ""):
+            return [Finding(batch.step, "bits", moves, 0.0, f"the same slice {SECOND_TIME}")]
         inside = taken(batch, apart=False)
         copies = next(filter(None, self._gather(self._other_bits(actual.gradients, inside))), "")
         if copies:
