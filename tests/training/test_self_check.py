@@ -5,6 +5,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -505,7 +506,7 @@ def noisy(world: World, draws: bool) -> list[str]:
         batch = batch_of(world, n, t)
         batch.loaded = batch.pixels()
         if draws:
-            batch.images = batch.images + 0.1 * torch.randn_like(batch.images)
+            batch = replace(batch, images=batch.images + 0.1 * torch.randn_like(batch.images))
         else:
             batch.images.mul_(2)
             with torch.random.fork_rng():

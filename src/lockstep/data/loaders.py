@@ -200,9 +200,7 @@ class Batch:
     epoch: int
     step: int  # over the whole run
     samples: int  # seen by all ranks before this step
-    loaded: object = field(
-        default=None, init=False, repr=False, compare=False
-    )  # of images and labels as they were made
+    loaded: object = field(default=None, repr=False, compare=False)  # `pixels` of what the loader gave
 
     def pixels(self) -> object:
         """What is another where somebody has put other images or labels into the batch, or written into them."""
@@ -286,7 +284,7 @@ class TrainLoader:
             self.wait_ms += (time.perf_counter() - began) * 1e3
             step, samples = epoch * len(self) + t, epoch * self.order.samples_per_epoch + t * self.order.batch_size
             batch = Batch(images, labels, shards, ids, epoch, step, samples)
-            batch.loaded = batch.pixels()
+            batch.loaded = batch.pixels()  # dataclasses.replace takes it along
             yield batch
 
 

@@ -120,12 +120,12 @@ class SelfCheck(StepPasses):
     def _drawn(self, batch: Batch) -> list[Finding]:
         """Where who writes the loop changes images by random numbers, which no sample keys."""
         moved: list[str] = []
-        if self._between is not None and batch.loaded != batch.pixels():
+        if self._between is not None and batch.loaded not in (None, batch.pixels()):
             moved = [name for name in differing(self._between, self._start) if name in self._between.values]
         found = next(filter(None, self._gather(moved)), None)
         if not found:
             return []
-        cause = "the batch is not as the loader gave it, and was changed by random numbers"
+        cause = "the batch is not as the loader gave it, and was changed by random numbers of"
         return [Finding(batch.step, "batch", found[0], math.inf, cause)]
 
     @contextmanager
