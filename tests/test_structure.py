@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1346, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_153, 260
+MAX_LINES, MAX_FILES = 38_150, 260
 
 
 def module_name(path: Path) -> str:

@@ -360,9 +360,8 @@ class TrainStep:
             else:
                 own_code = bool(self.hooks) or may_draw(self.optimizer)
                 check.compare_update(batch.step, update, own_code and self.scaler is None)
-        for (
-            parameter
-        ) in self.named.values():  # what another optimizer trains too; optimizer.zero_grad takes 40 times as long
+        # what another optimizer trains too; optimizer.zero_grad takes 40 times as long
+        for parameter in self.named.values():
             parameter.grad = None
         self.check.note_generators(self.calls)
         return summed
