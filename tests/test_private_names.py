@@ -100,7 +100,7 @@ USED = {
         lambda: nn.Parameter(torch.zeros(1))._backward_hooks is None,
     ),
     "_post_accumulate_grad_hooks": Use(
-        ("training/step.py",),
+        ("parallel/exact.py", "training/step.py"),
         "the same, of the kind that gets the parameter",
         lambda: nn.Parameter(torch.zeros(1))._post_accumulate_grad_hooks is None,
     ),
@@ -127,6 +127,8 @@ USED = {
     "_version": Use(
         (
             "commands/reproduce/recorder.py",
+            "data/loaders.py",
+            "parallel/ddp.py",
             "parallel/exact.py",
             "parallel/parameter_hooks.py",
             "training/evaluation.py",
@@ -137,22 +139,22 @@ USED = {
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),
     "_optimizer_step_pre_hooks": Use(
-        ("training/step.py",),
+        ("training/updates.py",),
         "whether something that may draw runs before an optimizer's step",
         lambda: "_optimizer_step_pre_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_optimizer_step_post_hooks": Use(
-        ("training/step.py",),
+        ("training/updates.py",),
         "whether something that may draw runs after an optimizer's step",
         lambda: "_optimizer_step_post_hooks" in vars(torch.optim.SGD([torch.zeros(1)])),
     ),
     "_global_optimizer_pre_hooks": Use(
-        ("training/step.py",),
+        ("training/updates.py",),
         "whether somebody hears of every optimizer's step before it",
         lambda: hasattr(importlib.import_module("torch.optim.optimizer"), "_global_optimizer_pre_hooks"),
     ),
     "_global_optimizer_post_hooks": Use(
-        ("training/step.py",),
+        ("training/updates.py",),
         "whether somebody hears of every optimizer's step after it",
         lambda: hasattr(importlib.import_module("torch.optim.optimizer"), "_global_optimizer_post_hooks"),
     ),

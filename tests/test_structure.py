@@ -39,8 +39,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1824, "config"),
-    "data": (5302, "data"),
-    "training": (5247, "training"),
+    "data": (5304, "data"),
+    "training": (5242, "training"),
     "gradients and draws": (4367, "parallel rng"),
     "processes": (2952, "distributed"),
     "state and monitoring": (3500, "checkpoint monitoring"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1346, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_150, 260
+MAX_LINES, MAX_FILES = 38_148, 260
 
 
 def module_name(path: Path) -> str:

@@ -24,19 +24,23 @@ _rand = torch.rand  # bound before a step could key what it draws
 
 def _before_update(run: Run, change: Callable[[int], object]) -> None:
     """Call change(step, from 1) before each update: gradients are reduced and clipped by then."""
-    calls = iter(range(1, 1 << 30))
+    calls = 0  # no iterator: the comparison of steps puts a number back
 
     def hook(*_: object) -> None:
-        change(next(calls))
+        nonlocal calls
+        calls += 1
+        change(calls)
 
     run.step.optimizer.register_step_pre_hook(hook)
 
 
 def _after_update(run: Run, change: Callable[[int], object]) -> None:
-    calls = iter(range(1, 1 << 30))
+    calls = 0  # no iterator: the comparison of steps puts a number back
 
     def hook(*_: object) -> None:
-        change(next(calls))
+        nonlocal calls
+        calls += 1
+        change(calls)
 
     run.step.optimizer.register_step_post_hook(hook)
 

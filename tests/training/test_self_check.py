@@ -504,7 +504,7 @@ def noisy(world: World, draws: bool) -> list[str]:
     step.check.report = lambda finding, _: said.append(neutral(finding.message))
     for t, n in enumerate(SIZES):
         batch = batch_of(world, n, t)
-        batch.loaded = batch.pixels()
+        batch._loaded = batch._contents()
         if draws:
             batch = replace(batch, images=batch.images + 0.1 * torch.randn_like(batch.images))
         else:

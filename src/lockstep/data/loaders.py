@@ -200,11 +200,15 @@ class Batch:
     epoch: int
     step: int  # over the whole run
     samples: int  # seen by all ranks before this step
-    loaded: object = field(default=None, repr=False, compare=False)  # `pixels` of what the loader gave
+    _loaded: object = field(default=None, repr=False, compare=False)
 
-    def pixels(self) -> object:
-        """What is another where somebody has put other images or labels into the batch, or written into them."""
+    def _contents(self) -> object:
         return id(self.images), self.images._version, id(self.labels), self.labels._version
+
+    @property
+    def changed(self) -> bool:
+        """Whether other images or labels have been put into a loader's batch, or written into its own."""
+        return self._loaded not in (None, self._contents())
 
     @property
     def count(self) -> int:
@@ -284,7 +288,7 @@ class TrainLoader:
             self.wait_ms += (time.perf_counter() - began) * 1e3
             step, samples = epoch * len(self) + t, epoch * self.order.samples_per_epoch + t * self.order.batch_size
             batch = Batch(images, labels, shards, ids, epoch, step, samples)
-            batch.loaded = batch.pixels()  # dataclasses.replace takes it along
+            batch._loaded = batch._contents()  # dataclasses.replace takes it along
             yield batch
 
 

@@ -170,9 +170,8 @@ class HiddenState:
                 self._keep_dict(value, f"hooks of {name or 'the model'}", value)
             elif key != "_buffers":
                 self._visit(value, prefix + key, partial(held.__setitem__, key))
-        for p in module._parameters.values():
-            if p is not None:
-                self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
+        for p in module.parameters(recurse=False):
+            self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
         self._visit(type(module), type(module).__name__)
         for key, child in module.named_children():
             self._visit(child, prefix + key)

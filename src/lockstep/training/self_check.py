@@ -120,7 +120,7 @@ class SelfCheck(StepPasses):
     def _drawn(self, batch: Batch) -> list[Finding]:
         """Where who writes the loop changes images by random numbers, which no sample keys."""
         moved: list[str] = []
-        if self._between is not None and batch.loaded not in (None, batch.pixels()):
+        if self._between is not None and batch.changed:
             moved = [name for name in differing(self._between, self._start) if name in self._between.values]
         found = next(filter(None, self._gather(moved)), None)
         if not found:

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import optimizer as torchs
 
 from lockstep.config import Config, ModelConfig, OptimConfig, Precision, Recovery
 from lockstep.config.execution import Law
@@ -46,6 +45,7 @@ from lockstep.rng.intercept import keyed
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
 from lockstep.training.self_check import SelfCheck, is_checked
+from lockstep.training.updates import step_hooks
 
 
 class Scalars(dict[tuple[float, torch.dtype, torch.device], Tensor]):
@@ -73,12 +73,7 @@ def backward(loss: Tensor, weight: Tensor) -> None:
 def may_draw(optimizer: Any) -> bool:
     """Whether an update may draw noise: torch's optimizers by themselves don't, and seeding costs 4 us or more."""
     plain = type(optimizer).__module__.startswith("torch.optim.") and "step" not in vars(optimizer)
-    return not plain or bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torchs._global_optimizer_pre_hooks
-        or torchs._global_optimizer_post_hooks
-    )
+    return not plain or bool(step_hooks(optimizer))
 
 
 def update(optimizer: Any) -> None:
