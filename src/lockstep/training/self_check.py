@@ -51,10 +51,11 @@ from lockstep.training.outcomes import (
 from lockstep.training.updates import held, trials
 
 _SELDOM = 1024  # steps between two checks, once a run has gone on for so long
-_WHOLE = {1, 2, 8, 16}  # the checks on which one of several ranks takes the whole batch
+_WHOLE = {1, 8, 16}  # the checks on which one of several ranks takes the whole batch
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _NOISE = 32.0  # times what moved inputs do
 _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
+_FRESH = 3  # checks for which what moves have done is taken for what they would do now
 _BUFFERS = 50.0  # times the limit
 _LOOKS = 2  # checks on which something must be seen that is not beyond doubt
 
@@ -83,8 +84,9 @@ class SelfCheck(StepPasses):
         self.report: Callable[[Finding, bool], object] = self._warn
         self.checked, self._most = 0, _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self._again, self._looks = False, dict[str, int]()
+        self._again, self._second, self._looks = False, False, dict[str, int]()
         self._reported = _reported.setdefault(self.bare, set())
+        self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
         self._between: HiddenState | None = None  # the generators after the step before
@@ -98,7 +100,7 @@ class SelfCheck(StepPasses):
         """
         if self.law == "off" or not self.step.sync.comparable or self.step.draws is None:
             return False
-        due, self._again = self._again or is_checked(calls), False
+        due, self._second, self._again = self._again or is_checked(calls), self._again, False
         if due and len({*(steps := self._gather(batch.step))}) > 1:
             places = ", ".join(f"rank {rank} is at step {step}" for rank, step in enumerate(steps))
             raise UserError(
@@ -285,7 +287,7 @@ class SelfCheck(StepPasses):
                 parts[(k + 1) % self.ranks].append((i, a, b))
                 self._takers[i, a] = k, len(cuts)
         found = self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=True)
-        if 1 < self.ranks <= self._most and self.checked in _WHOLE:
+        if 1 < self.ranks <= self._most and (self._second or self.checked in _WHOLE):
             parts = [wholes, *[[]] * (self.ranks - 1)]
             found += self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=False)
         everyone = [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
@@ -546,12 +548,24 @@ class SelfCheck(StepPasses):
         if not (float(size.max()) > self.limit or loss > self.limit):
             return []
         noise, loss_noise = torch.zeros_like(size), 0.0
-        if batch.images.is_floating_point() and self.moved_by:
-            for seed in range(_TRIES * batch.step, _TRIES * (batch.step + 1)):
-                each, of_loss = self.apart(other, again(seed))
-                noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
-        for name, value, bound in zip(self.step.named, size.tolist(), (noise * _NOISE).tolist(), strict=True):
-            if value > max(bound, self.limit) or math.isinf(value):
+        if self._noise and self.checked - self._noise[0] <= _FRESH:
+            _, noise, loss_noise = self._noise
+
+        def unexplained() -> Tensor:
+            return (size > (noise * _NOISE).clamp(min=self.limit)) | size.isinf()
+
+        # a move is a pass of the whole batch: none more than it takes to explain what differs
+        seeds = range(_TRIES * batch.step, _TRIES * (batch.step + 1)) if batch.images.is_floating_point() else ()
+        for seed in seeds if self.moved_by else ():
+            if not unexplained().any() and loss <= max(self.limit, _NOISE * loss_noise):
+                break
+            each, of_loss = self.apart(other, again(seed))
+            if seed == seeds[0]:
+                noise, loss_noise = each, of_loss
+            noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
+            self._noise = self.checked, noise, loss_noise
+        for name, value, apart in zip(self.step.named, size.tolist(), unexplained().tolist(), strict=True):
+            if apart:
                 return [Finding(batch.step, "gradient", name, value)]
         differs = loss > max(self.limit, _NOISE * loss_noise) or math.isinf(loss)
         return [Finding(batch.step, "loss", "", loss)] if differs else []
