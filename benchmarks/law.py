@@ -57,7 +57,7 @@ def seconds(case: Case, steps: int, nproc: int, law: str, data: str) -> float:
             raise RuntimeError(ended.stderr[-3000:])
         lines = (Path(folder) / "run" / "journal.jsonl").read_text().splitlines()
     found = [record for record in map(json.loads, lines) if record["kind"] == "step"]
-    return sum(case.batch / record["images_per_s"] for record in found)
+    return sum(case.batch / float(record["images_per_s"]) for record in found)
 
 
 def measure(name: str, case: Case, data: str, rounds: int) -> list[tuple[str, float, float, dict[str, float], float]]:

@@ -40,11 +40,11 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1824, "config"),
     "data": (5304, "data"),
-    "training": (5242, "training"),
-    "gradients and draws": (4367, "parallel rng"),
+    "training": (5282, "training"),
+    "gradients and draws": (4398, "parallel rng"),
     "processes": (2952, "distributed"),
     "state and monitoring": (3500, "checkpoint monitoring"),
-    "models and their use": (1753, "models inference cli errors randomness __init__ __main__"),
+    "models and their use": (1760, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1346, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_148, 260
+MAX_LINES, MAX_FILES = 38_228, 260
 
 
 def module_name(path: Path) -> str:

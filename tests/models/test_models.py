@@ -183,6 +183,23 @@ def test_a_factory_gets_what_its_signature_takes(tmp_path: Path, monkeypatch: py
     assert _build("torchvision.models:resnet18").fc.out_features == 7
 
 
+def test_lazy_layers_get_their_shapes_and_keyed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lazy_models.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Dropout(0.5).eval())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append(_build("lazy_models:net"))
+    assert found[0][1].weight.shape == (4, 3 * 32 * 32)
+    assert digest(found[0]) == digest(found[1])
+    assert [module.training for module in found[0].children()] == [True, True, True, False]
+    assert found[0][2].num_batches_tracked == 0
+
+
 @pytest.mark.skipif(not TIMM, reason="timm is not installed")
 def test_timm_names_with_and_without_prefix() -> None:
     assert type(_build("resnet18")).__module__.startswith("torchvision")

@@ -1,8 +1,10 @@
 """Exact mode gives the same bits on any number of processes, and plain DDP does not."""
 
 import dataclasses
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -166,6 +168,54 @@ def configured(world: World) -> None:
 def test_ranks_that_round_differently_are_refused() -> None:
     with pytest.raises(RankFailed, match=r"device is Xeon on rank 0 and EPYC on rank 1"):
         run_ranks(configured, 2)
+
+
+class Centred(nn.Module):
+    """Calls a collective in forward, where there are several processes."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64 * in_channels, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.fc(x.flatten(1))
+        mean = h.mean(0).detach()
+        if self.training and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(mean)
+        return h - mean
+
+
+def of_first_step(world: World) -> str:
+    run = assemble(changed(model={"model": "tests.parallel.test_exact:Centred"}), world)
+    with pytest.raises(UserError) as refused:
+        run.step(next(run.train.epoch(0)))
+    return refused.value.message
+
+
+def test_a_collective_of_the_models_own_is_refused_in_the_same_words_on_any_number_of_processes() -> None:
+    said = {message for n in (1, 2, 3) for message in run_ranks(of_first_step, n)} | {of_first_step(World.single())}
+    assert said == {"--exact: forward or backward calls a collective, allreduce"}
+
+
+class Noisy(nn.Linear):
+    """Holds generators of its own, which nobody has seeded."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(64 * in_channels, num_classes)
+        self.rng, self.legacy, self.plain = np.random.default_rng(), np.random.RandomState(), random.Random()
+        self.torchs = torch.Generator()
+        self.torchs.seed()
+
+
+def of_generators(world: World) -> list[object]:
+    model: Any = assemble(changed(exact=0, model={"model": "tests.parallel.test_exact:Noisy"}), world).model
+    drawn = torch.rand(1, generator=model.torchs).item()
+    return [model.rng.random(), model.legacy.rand(), model.plain.random(), drawn]
+
+
+def test_generators_that_a_model_holds_begin_as_rank_0_has_them() -> None:
+    first, second = run_ranks(of_generators, 2)
+    assert first == second
 
 
 @pytest.mark.parametrize(

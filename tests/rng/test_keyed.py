@@ -221,6 +221,21 @@ class Stateful(nn.Module):
         return F.dropout(self.norm(x)) * np.random.rand()
 
 
+def test_a_hook_that_removes_itself_is_still_there_for_the_first_pass() -> None:
+    model, calls = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4)), list[int]()
+
+    def once(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        calls.append(len(output))
+        handle.remove()
+
+    handle = model[1].register_forward_hook(once)
+    draws, images = Draws(0), torch.ones(2, 4)
+    for step in range(2):  # the first one finds where the batch is, by passes of 3 and of 5
+        with keyed(draws, model, step, np.arange(2), images):
+            model(images)
+    assert [n for n in calls if n == len(images)] == [2]
+
+
 def test_finding_the_batch_leaves_no_trace() -> None:
     state = []
     images = torch.arange(12.0).view(3, 4)

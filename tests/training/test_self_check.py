@@ -228,7 +228,13 @@ class Fixed(Odd):
         return x
 
 
-@case("its rank, its environment, the time")
+@case("by rank, threads, environment or time")
+class ByThreads(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.1 * torch.get_num_threads())
+
+
+@case("by rank, threads, environment or time")
 class ByRank(Odd):
     def odd(self, x: Tensor) -> Tensor:
         return x * (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank()))

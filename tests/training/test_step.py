@@ -28,6 +28,20 @@ SINGLE = World.single()
 FEATURES, CLASSES = 4, 3
 
 
+def test_a_gradient_that_another_optimizer_waits_for_is_kept() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES))
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model[1].parameters(), 0.1))
+    model[0](torch.ones(2, FEATURES)).sum().backward()
+    before = {name: p.grad.clone() for name, p in model[0].named_parameters() if p.grad is not None}
+    assert len(before) == 2
+    for t in range(3):
+        step(batch_of(SINGLE, torch.randn(6, FEATURES), step=t))
+    for name, p in model[0].named_parameters():
+        assert p.grad is not None
+        assert torch.equal(p.grad, before[name])
+    assert model[1].weight.grad is None
+
+
 def pretend(rank: int, size: int) -> World:
     """One of several ranks, without the others: for what a rank does on its own."""
     return World(rank, size, rank, size, torch.device("cpu"), "none")

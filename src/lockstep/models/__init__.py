@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lockstep.config.objects import load_object
 from lockstep.errors import UserError, unknown
@@ -171,4 +172,10 @@ def _from_factory(factory: Any, name: str, in_channels: int, num_classes: int, i
             f"model {name} returned a {type(model).__name__}, not an nn.Module",
             "The factory must return the model itself.",
         )
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):  # a blank pass in evaluation gives them shapes
+        training = [module for module in model.modules() if module.training]
+        with torch.no_grad():
+            model.eval()(torch.zeros(2, in_channels, image_size, image_size))
+        for module in training:
+            module.training = True
     return model

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.distributed.devices import device_name
 from lockstep.distributed.world import World
@@ -55,6 +57,19 @@ def repeatable(slices: int) -> Iterator[None]:
             f"--exact {slices}: {str(error).splitlines()[0]}",
             "Replace that operator in the model, or train without --exact.",
         ) from error
+
+
+class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within, a collective is refused: each process would call it once for each of its own slices."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The operator, if it is none."""
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise UserError(
+                f"--exact: forward or backward calls a collective, {func._opname.strip('_')}",
+                "Leave it out, or train without --exact: a slice passes through the model by itself.",
+            )
+        return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()

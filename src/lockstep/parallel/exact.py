@@ -18,7 +18,7 @@ too; an infinity that a slice replaces counts as 0.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.determinism import own_storage, repeatable
+from lockstep.parallel.determinism import NoCollectives, own_storage, repeatable
 from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, exponents, scales, to_fixed
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing
 from lockstep.parallel.module_state import Places, as_real, copy_from_first, sum_in_order, unequal
@@ -339,7 +339,8 @@ class ExactSync(GradientSync):
         """Around a slice's passes: name what can't be repeated, or a parameter that forward changes."""
         versions = [(p._version, p.data_ptr()) for p in module.parameters()]
         values = [p.detach().clone() for p in module.parameters()] if self.overlap is None else []
-        with repeatable(self.slices):
+        alone = NoCollectives() if self.overlap is None else nullcontext()  # type: ignore[no-untyped-call]
+        with repeatable(self.slices), alone:
             yield
         same = [v == (p._version, p.data_ptr()) for v, p in zip(versions, module.parameters(), strict=True)]
         if values:  # through .data no version tells it; first batches, from which scales are set, are found here

@@ -7,7 +7,7 @@ holds a buffer's tensor over a forward pass: it is looked up by module and name 
 import copy
 import random
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -178,16 +178,17 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Within, forward passes may do to the model what they like: all is as before afterwards.
 
     Every module has copies of its buffers, of other tensors that are its attributes, and of its lists, dicts, sets and
-    deques, one level deep; afterwards the attributes are what they were. The originals are not written to, so this
-    works in the middle of a forward pass too. Parameters are the model's own. The generators of torch, numpy and
-    Python and the filters of warnings are put back. Costs a copy of the buffers.
+    deques, one level deep; afterwards the attributes are what they were, and a hook that has removed itself is there
+    again. The originals are not written to otherwise, so this works in the middle of a forward pass too. Parameters
+    are the model's own. Generators and the filters of warnings are put back. Costs a copy of the buffers.
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(same_generators({p.device for p in model.parameters()}))
         copies: dict[int, Any] = {}  # what two modules share, their copies share
         for module in model.modules():
-            stack.callback(_put_back, module, dict(module.__dict__))
+            hooks = [(value, [*value.items()]) for value in vars(module).values() if isinstance(value, OrderedDict)]
+            stack.callback(_put_back, module, dict(module.__dict__), hooks)
         for module in model.modules():
             attributes = module.__dict__
             attributes.update({k: _copied(value, copies) for k, value in attributes.items() if k not in _STRUCTURE})
@@ -195,9 +196,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _put_back(module: nn.Module, attributes: dict[str, Any]) -> None:
+def _put_back(module: nn.Module, attributes: dict[str, Any], hooks: list[tuple[Any, list[Any]]]) -> None:
     module.__dict__.clear()
     module.__dict__.update(attributes)
+    for held, items in hooks:  # a hook's handle knows this dict, and would not find a copy
+        if [*held.items()] != items:
+            held.clear()
+            held.update(items)
 
 
 def _copied(value: Any, copies: dict[int, Any]) -> Any:

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from lockstep.config import CommConfig, Config, Execution, ModelConfig, Precision, Strategy
@@ -136,6 +137,7 @@ def spread(
         twins: copies of the model, as its moving average, which go where it goes and are not trained.
         gpus: of "dp", where they are not the config's.
     """
+    require_shapes(model)
     execution = config.execution
     if execution.strategy == "single" and world.size > 1:
         raise UserError(
@@ -161,6 +163,15 @@ def spread(
     if world.size > 1 and config.statistics(world.size) == "local" and local_batch_norms(unwrap(model)):
         _LOCAL.add(unwrap(model))
     return model, sync_of(model)
+
+
+def require_shapes(model: nn.Module) -> None:
+    """Raise UserError for parameters of Lazy modules that no batch has passed through."""
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise UserError(
+            f"parameters without a shape yet: {', '.join(lazy[:5])}",
+            "Pass a batch through the Lazy modules before anything else is made of the model.",
+        )
 
 
 def _convert(model: nn.Module, world: World, config: Config) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from lockstep import models
 from lockstep.checkpoint.foreign import load_foreign
@@ -34,7 +33,7 @@ from lockstep.errors import UserError, unknown
 from lockstep.parallel import determinism
 from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
 from lockstep.parallel.fsdp import is_sharded
-from lockstep.parallel.hidden_state import HiddenState, digest
+from lockstep.parallel.hidden_state import HiddenState, digest, packed, unpacked
 from lockstep.parallel.module_state import eval_mode, untouched
 from lockstep.parallel.strategy import spread
 from lockstep.randomness import stream
@@ -200,7 +199,7 @@ def _weights(make: Callable[[], nn.Module], dtype: torch.dtype) -> dict[str, lis
     state = HiddenState({"": model})
     found = {name: [float(int(digest(state.values[name]), 16)), 0.0] for name in state.generators}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        values = torch.zeros(0) if is_lazy(tensor) else tensor.detach().flatten().abs().double()
+        values = tensor.detach().flatten().abs().double()
         found[name] = [float(values.norm()), float((values * torch.linspace(0.5, 1.5, len(values))).norm())]
     return found
 
@@ -224,6 +223,14 @@ def unseeded(config: Config, images: ImageSet, world: World) -> str:
         f"weights will differ with every run: {place} of {name} is another one each time it is made. Draw by "
         "torch's, numpy's or Python's own functions, whose generators are seeded"
     )
+
+
+def _share_generators(model: nn.Module, world: World) -> None:
+    """Make rank 0's states of the generators that a model holds everyone's, as its weights are."""
+    state = HiddenState({"": model})
+    theirs = world.gather({name: packed(state.values[name]) for name in sorted(state.generators)})[0]
+    for name, value in theirs.items():
+        state.give(name, unpacked(value))
 
 
 def build_model(
@@ -278,6 +285,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     if config.execution.law != "off":
         _say(config.execution.law, unseeded(config, train_set, world), said.append)
     model, optim = build_model(config, train_set, world.print, world).to(dtype=dtype), config.optim
+    _share_generators(model, world)
     frozen = freeze(model, config.model)
     ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())

@@ -20,6 +20,7 @@ from lockstep.data.order import Shard
 from lockstep.distributed.world import pretended_rank, shard_of
 from lockstep.parallel.batchnorm import GroupBatchNorm, without_ranks
 from lockstep.parallel.data_parallel import driven, is_compiled
+from lockstep.parallel.determinism import NoCollectives
 from lockstep.parallel.fsdp import local
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.module_state import unequal
@@ -35,6 +36,10 @@ _LIMITS = {
     torch.bfloat16: (5e-2, 2.0**-7, 1e-2, math.inf),
 }
 
+
+_NOISE = 32.0  # times what moved inputs do
+_TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
+_FRESH = 3  # checks for which what moves have done is taken for what they would do now
 
 # the strongest first: a pass fails, bits in exact mode, a generator that the model holds, ..., the optimizer
 KINDS = ("pass", "batch", "bits", "generator", "gradient", "loss", "state", "buffer", "update")
@@ -118,6 +123,8 @@ class StepPasses:
         dtypes = {p.dtype for p in step.parameters}
         kind = step.autocast_dtype or (torch.float64 if torch.float64 in dtypes else torch.float32)
         self.limit, self.moved_by, self.least, self.sure = _LIMITS[kind]
+        self.checked = 0  # steps so far
+        self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self.compiled = any(map(is_compiled, step.bare.modules()))
         self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
         self.versions: dict[str, int] = {}  # of the parameters that nothing has written into since
@@ -151,6 +158,23 @@ class StepPasses:
         finally:
             step.model, step.sync = kept
 
+    @contextmanager
+    def as_rank(self, rank: int, ranks: int) -> Iterator[None]:
+        """`by_itself`; odd ranks have another number of threads too, as processes have that share cores otherwise."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads if rank % 2 == 0 else threads - 1 or 2)
+        try:
+            with self.by_itself(rank, ranks):
+                yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def refuse_collectives(self, batch: Batch) -> None:
+        """Raise UserError for a model that calls a collective where it finds itself one of two, as exact mode does."""
+        # no backward pass: the slices' hooks would take its gradients
+        with self.by_itself(0, 2), NoCollectives():  # type: ignore[no-untyped-call]
+            self.bare(batch.images[: batch.shards[0].size])
+
     def apart(self, a: Outcome, b: Outcome) -> tuple[Tensor, float]:
         """float64 [parameters] on the host: each gradient's relative difference; and the loss's. Of NaN: infinite."""
         difference = self.norms([_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True)])
@@ -161,6 +185,34 @@ class StepPasses:
         largest = max(map(abs, values))
         loss = abs(values[0] - values[1]) / largest if largest else 0.0
         return size.nan_to_num(nan=math.inf), math.inf if math.isnan(loss) else loss
+
+    def compared(self, batch: Batch, actual: Outcome, other: Outcome, again: Callable[[int], Outcome]) -> list[Finding]:
+        """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order."""
+        size, loss = self.apart(actual, other)
+        if not (float(size.max()) > self.limit or loss > self.limit):
+            return []
+        noise, loss_noise = torch.zeros_like(size), 0.0
+        if self._noise and self.checked - self._noise[0] <= _FRESH:
+            _, noise, loss_noise = self._noise
+
+        def unexplained() -> Tensor:
+            return (size > (noise * _NOISE).clamp(min=self.limit)) | size.isinf()
+
+        # a move is a pass of the whole batch: none more than it takes to explain what differs
+        tries = _TRIES if batch.images.is_floating_point() and self.moved_by else 0
+        for number in range(tries):
+            if not unexplained().any() and loss <= max(self.limit, _NOISE * loss_noise):
+                break
+            each, of_loss = self.apart(other, again(_TRIES * batch.step + number))
+            if not number:
+                noise, loss_noise = each, of_loss
+            noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
+            self._noise = self.checked, noise, loss_noise
+        for name, value, apart in zip(self.step.named, size.tolist(), unexplained().tolist(), strict=True):
+            if apart:
+                return [Finding(batch.step, "gradient", name, value)]
+        differs = loss > max(self.limit, _NOISE * loss_noise) or math.isinf(loss)
+        return [Finding(batch.step, "loss", "", loss)] if differs else []
 
     def norms(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """float64 [parameters] on the host; of sharded ones over all ranks."""

@@ -53,9 +53,6 @@ from lockstep.training.updates import held, trials
 _SELDOM = 1024  # steps between two checks, once a run has gone on for so long
 _WHOLE = {1, 8, 16}  # the checks on which one of several ranks takes the whole batch
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
-_NOISE = 32.0  # times what moved inputs do
-_TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
-_FRESH = 3  # checks for which what moves have done is taken for what they would do now
 _BUFFERS = 50.0  # times the limit
 _LOOKS = 2  # checks on which something must be seen that is not beyond doubt
 
@@ -82,11 +79,10 @@ class SelfCheck(StepPasses):
         self.rank, self.ranks = dist.get_rank() if several else 0, step.sync.ranks
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
-        self.checked, self._most = 0, _MOST
+        self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
         self._again, self._second, self._looks = False, False, dict[str, int]()
         self._reported = _reported.setdefault(self.bare, set())
-        self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
         self._between: HiddenState | None = None  # the generators after the step before
@@ -261,7 +257,7 @@ class SelfCheck(StepPasses):
         found = []
         for rank in range(2 if self.ranks == 1 else 1):
             self._start.restore()
-            with self.by_itself(rank or self.rank, max(2, self.ranks)):
+            with self.as_rank(rank or self.rank, max(2, self.ranks)):
                 self.step.take_passes(one)
             found += self._gather(self.norms(self.step.take_gradients()).tolist())
         first, *others = map(torch.tensor, found)
@@ -271,7 +267,7 @@ class SelfCheck(StepPasses):
         names = [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]
         if names:
             return f"the processes hold different values of {names[0].removeprefix(LENGTH)}"
-        return "the same samples give something else on another process: by its rank, its environment, the time"
+        return "the same samples give something else on another process: by rank, threads, environment or time"
 
     def _shared_out(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """Parts of the micro-batches pass by themselves, each from the state in which its micro-batch found the model:
@@ -326,7 +322,7 @@ class SelfCheck(StepPasses):
                 dist.all_reduce(loss)
             return Outcome(self._summed(), actual.loss if sloped else loss, actual.state)
 
-        found = self._compared(
+        found = self.compared(
             batch, actual, outcome(loss), lambda seed: outcome(self._passed(shares, given, None, seed))
         )
         for i, each in enumerate(states):
@@ -379,7 +375,7 @@ class SelfCheck(StepPasses):
                 one = replace(one, images=one.images * (1 + (signs.to(one.images.device) * 2 - 1) * self.moved_by))
             step.checks_mean = self.checked == 1 and not step.whole_batch
             with (
-                self.by_itself(*self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)),
+                self.as_rank(*self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)),
                 self._notes.given(i) if given and self._notes is not None else nullcontext(),
                 self._sloped(one, i) if given and step.whole_batch else nullcontext(),
             ):
@@ -479,12 +475,14 @@ class SelfCheck(StepPasses):
                 found = step.take_passes(replace(new, images=images * (1 + signs.to(images.device) * by)))
             return Outcome(step.take_gradients(), self.loss(found, new.shards), actual.state)
 
-        return self._compared(batch, actual, again(None), again)
+        return self.compared(batch, actual, again(None), again)
 
     # Exact mode: slices by themselves, one after the other, on other ranks; the same bits.
 
     def _exact(self, batch: Batch, actual: Outcome) -> list[Finding]:
         step, sync = self.step, self.step.sync
+        if self.ranks == 1 and self.checked == 1:
+            self.refuse_collectives(batch)
         new = self._rotated(batch) if self.ranks > 1 else batch
 
         def taken(some: Batch, apart: bool) -> list[Tensor | None]:
@@ -513,7 +511,7 @@ class SelfCheck(StepPasses):
                 return [Finding(batch.step, "bits", copies, 0.0, cause)]
         where = next(filter(None, self._gather(place)))
         if not any(self._gather(self._other_bits(actual.gradients, taken(batch, apart=True)))):
-            cause = "the same slice gives something else on another process: by its rank, its environment, the time"
+            cause = "the same slice gives something else on another process: by rank, threads, environment or time"
             return [Finding(batch.step, "bits", where, 0.0, cause)]
         cause = "what a slice gives depends on the slices before it"
         own = {*self.step.named, *(name for name, _ in self.bare.named_buffers())}
@@ -537,38 +535,6 @@ class SelfCheck(StepPasses):
             if (a is None) != (b is None) or (a is not None and b is not None and not same(local(a), local(b))):
                 return name
         return ""
-
-    # What two outcomes have in common.
-
-    def _compared(
-        self, batch: Batch, actual: Outcome, other: Outcome, again: Callable[[int], Outcome]
-    ) -> list[Finding]:
-        """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order."""
-        size, loss = self.apart(actual, other)
-        if not (float(size.max()) > self.limit or loss > self.limit):
-            return []
-        noise, loss_noise = torch.zeros_like(size), 0.0
-        if self._noise and self.checked - self._noise[0] <= _FRESH:
-            _, noise, loss_noise = self._noise
-
-        def unexplained() -> Tensor:
-            return (size > (noise * _NOISE).clamp(min=self.limit)) | size.isinf()
-
-        # a move is a pass of the whole batch: none more than it takes to explain what differs
-        seeds = range(_TRIES * batch.step, _TRIES * (batch.step + 1)) if batch.images.is_floating_point() else ()
-        for seed in seeds if self.moved_by else ():
-            if not unexplained().any() and loss <= max(self.limit, _NOISE * loss_noise):
-                break
-            each, of_loss = self.apart(other, again(seed))
-            if seed == seeds[0]:
-                noise, loss_noise = each, of_loss
-            noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
-            self._noise = self.checked, noise, loss_noise
-        for name, value, apart in zip(self.step.named, size.tolist(), unexplained().tolist(), strict=True):
-            if apart:
-                return [Finding(batch.step, "gradient", name, value)]
-        differs = loss > max(self.limit, _NOISE * loss_noise) or math.isinf(loss)
-        return [Finding(batch.step, "loss", "", loss)] if differs else []
 
     def _buffers(self, normed: bool) -> list[str]:
         """The names of the buffers that are compared: of batch norms none that follows a rank's own samples."""

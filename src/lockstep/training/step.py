@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from lockstep.config import Config, ModelConfig, OptimConfig, Precision, Recovery
 from lockstep.config.execution import Law
@@ -36,7 +35,7 @@ from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
 from lockstep.parallel.hidden_state import put_back
 from lockstep.parallel.module_state import Kept, keep_gradients
 from lockstep.parallel.parameter_hooks import hooks_of
-from lockstep.parallel.strategy import sync_of, unwrap
+from lockstep.parallel.strategy import require_shapes, sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.rng.draws import Draws, NotPlanned
@@ -133,11 +132,7 @@ def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             "the batch",
             "Use an optimizer that steps by the gradient at hand, as SGD or AdamW.",
         )
-    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
-        raise UserError(
-            f"parameters without a shape yet: {', '.join(lazy[:5])}",
-            "Pass a batch through the Lazy modules before anything else is made of the model.",
-        )
+    require_shapes(model)
 
 
 def require_sound(
@@ -280,7 +275,9 @@ class TrainStep:
         require_ready(self.bare, optimizer)
         self.clip_norm, self.schedule, self.seed, self.whole_batch = clip_norm, schedule, seed, whole_batch
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.named = dict(self.bare.named_parameters())
+        self.named, own = dict(self.bare.named_parameters()), {*map(id, self.parameters)}
+        # of another optimizer, perhaps: no gradient of theirs goes into a step, none is lost, and none is left by it
+        self._others = [p for p in self.named.values() if id(p) not in own]
         self.hooks = hooks_of(self.bare, wrapped=model is not self.bare)
         device = next(model.parameters()).device
         self.sync: GradientSync = sync or sync_of(model)
@@ -323,6 +320,9 @@ class TrainStep:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
+        theirs = [parameter.grad for parameter in self._others]
+        for parameter in self._others:
+            parameter.grad = None
         before = self._skipping.before(self.model)
         first = self.passes_write is None
         versions = [p._version for p in self.named.values()] if first else []
@@ -355,9 +355,10 @@ class TrainStep:
             else:
                 own_code = bool(self.hooks) or may_draw(self.optimizer)
                 check.compare_update(batch.step, update, own_code and self.scaler is None)
-        # what another optimizer trains too; optimizer.zero_grad takes 40 times as long
-        for parameter in self.named.values():
+        for parameter in self.parameters:  # optimizer.zero_grad takes 40 times as long
             parameter.grad = None
+        for parameter, gradient in zip(self._others, theirs, strict=True):
+            parameter.grad = gradient
         self.check.note_generators(self.calls)
         return summed
 
