@@ -92,9 +92,8 @@ def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(
 
 
 def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "recipes").splitlines()
-    assert [line.split()[0] for line in lines] == list(RECIPES)
-    assert all(len(line) <= 140 and len(line.split()) > 3 for line in lines)
+    lines = said(capsys, "recipes").splitlines()  # a recipe's name, or what goes on from the line above
+    assert [line.split()[0] for line in lines if line[2] != " "] == list(RECIPES)
     for name in RECIPES:
         text, whole = said(capsys, f"show {name}"), said(capsys, f"show {name} --all")
         assert text.startswith("# ")
@@ -203,7 +202,7 @@ def test_eval_repeats_the_last_evaluation_on_any_number_of_processes(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = [record for record in read(trained / "journal.jsonl") if record["kind"] == "eval"][-1]
-    metrics = Metrics(**{field.name: last[field.name] for field in dataclasses.fields(Metrics)})
+    metrics = Metrics(**{field.name: last[field.name] for field in dataclasses.fields(Metrics) if field.name in last})
     expected = said(capsys, f"eval {trained} --weights final --nproc 1")
     first, by_class, end = expected.split("\n")
     assert (first, end) == (f"final weights of {trained}: {metrics}", "")

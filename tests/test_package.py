@@ -49,6 +49,17 @@ def test_all_has_every_extra_but_the_developers_tools() -> None:
     assert set(re.findall(r"[\w-]+", named)) - {"lockstep-torch"} == set(EXTRAS) - {"all", "dev", "docs"}
 
 
+def test_extras_with_a_package_of_this_tree_are_installed_with_its_folder() -> None:
+    """An index need not have it."""
+    folders = {f"./packages/{path.parent.name}" for path in ROOT.glob("packages/*/pyproject.toml")}
+    own = {tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["name"] for folder in folders}
+    asking = {name for name, needs in EXTRAS.items() if own & set(needs)} | {"all"}
+    commands = [line for path in sources() for line in re.findall(r"pip install[^`\n]*", path.read_text())]
+    commands = [line for line in commands if extras_in(line) & asking]
+    assert len(commands) >= 2
+    assert not [line for line in commands if not folders <= set(line.split())]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the wheel and the source distribution; they are built from a copy, the wheel from the other."""

@@ -27,7 +27,7 @@ def main(world: ls.World) -> list[float]:
     for epoch in train.epochs(5):
         for batch in epoch:
             step(batch)  # batch.labels: float32 [b, 4]
-        metrics = ls.evaluate(model, val, world)  # top-1: the likeliest label is one of the picture's
+        metrics = ls.evaluate(model, val, world)  # mAP; top-1: the likeliest label is one of the picture's
         world.print(metrics)
         losses.append(metrics.loss)
     return losses

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import lockstep as ls
 from lockstep.checkpoint.weights import digest
@@ -59,6 +60,43 @@ def test_it_goes_on_where_it_was(tmp_path: Path, ranks: int) -> None:
         "step-000000015",
         "step-000000020",
     ]
+
+
+def averaged(folder: Path, stop: int) -> tuple[int, str, str, float]:
+    """fp16 and a moving average; the steps before, the digests of weights and average, and the gradients' scale."""
+    torch.manual_seed(0)
+    loader, _ = ls.loaders("digits", ALONE, batch_size=128, seed=0, workers=0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    step = ls.TrainStep(net, F.cross_entropy, optimizer, precision="fp16")
+    assert step.scaler is not None
+    step.scaler.set_growth_interval(4)
+    checkpoints = ls.Checkpoints(folder, net, optimizer, ALONE, ema=average)
+    began = done = checkpoints.resume()
+    for batch in loader.epoch(0, done):
+        if done - began == stop:
+            break
+        step(batch)
+        average.update_parameters(net)
+        done += 1
+        checkpoints.save(done)
+    checkpoints.close()
+    return began, digest(net), digest(average), step.scaler.get_scale()
+
+
+def test_a_moving_average_and_the_scale_of_fp16_go_on_too(tmp_path: Path) -> None:
+    whole = averaged(tmp_path / "whole", 99)
+    assert whole[-1] > 2.0**16
+    averaged(tmp_path / "stopped", 7)
+    assert averaged(tmp_path / "stopped", 99) == (7, *whole[1:])
+
+
+def test_a_scale_that_no_step_would_take_is_told(tmp_path: Path) -> None:
+    averaged(tmp_path, 1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    with pytest.raises(UserError, match=r"(?s)no step with this optimizer takes one yet.*before resume\(\)"):
+        ls.Checkpoints(tmp_path, net, torch.optim.AdamW(net.parameters(), lr=3e-3), ALONE).resume()
 
 
 def refused(world: ls.World, folder: Path) -> str:

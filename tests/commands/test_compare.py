@@ -244,7 +244,7 @@ def test_what_is_to_be_doubted_is_said_beside_the_row() -> None:
     assert [line.partition(" meanwhile")[0] for line in lines if "busy" in line] == [
         "ddp x1: others kept 1.2 cores busy"
     ]
-    assert any("3 round(s): no interval of a median can hold it with more than 75%" in line for line in lines)
+    assert any("3 rounds: no interval of a median can hold it with more than 75%" in line for line in lines)
 
 
 def test_another_order_of_samples_is_said_loudly() -> None:
@@ -368,3 +368,10 @@ def test_the_real_command_compares_and_goes_on(tmp_path: Path) -> None:
     run_lockstep(*words, cwd=tmp_path, timeout=60)
     assert json.loads((tmp_path / "found" / "results.json").read_text()) == found
     assert (tmp_path / "found/ddp-x2-r1/result.json").stat().st_mtime_ns == kept
+
+
+def test_of_one_round_no_median_is_told_and_of_no_row_no_order() -> None:
+    lines = command.explanations(results([row("dp x1", {}, "why"), row("dp x2", {}, "why")], repeats=1))
+    assert lines[1].endswith("; one round, no interval.")
+    assert lines[-1] == "No row could be measured here."
+    assert not any("median" in line or "same order" in line for line in lines)

@@ -51,6 +51,18 @@ def test_nothing_breaks_inside_a_word(columns: int, capsys: Any, monkeypatch: py
         assert flag.help in whole, flag.name
 
 
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_recipes_and_what_they_are_fit_too(columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    whole = said(capsys, "recipes")
+    for name, make in RECIPES.items():
+        about = (make.__doc__ or "").split()
+        shown = said(capsys, f"show {name}").partition("\nlockstep train")[0]
+        assert shown.replace("\n#", "").split()[1 : len(about) + 1] == about
+        for line in (*whole.splitlines(), *shown.splitlines()):
+            assert len(line) <= columns or len(line.split()[-1]) > columns / 4, line
+
+
 def test_a_section_has_its_flags_and_all_have_each_once(capsys: pytest.CaptureFixture[str]) -> None:
     found: list[str] = []
     for section in SECTIONS:

@@ -125,6 +125,12 @@ def test_heic_is_turned_upright(orientation: int) -> None:
     assert min(decode(data, 24).shape[1:]) == 24
 
 
+def test_heic_without_exif_is_upright() -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    found = decode(encoded(photo(64, 48), "HEIF", quality=95), 99)
+    assert (found.float() - pixels(photo(64, 48)).float()).abs().mean() < 6
+
+
 def test_heic_without_its_package_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folders(tmp_path)
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 99

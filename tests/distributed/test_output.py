@@ -1,5 +1,6 @@
 """Output that breaks ends no training, and is noted in the journal; it fails a command whose product it is."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.cells import cell_len
 
-from lockstep.distributed.output import take_broken, unbreakable_output
+from lockstep.distributed.output import for_people, take_broken, unbreakable_output
 from tests.subprocesses import Command
 
 
@@ -35,6 +37,23 @@ def test_training_goes_on_without_its_output(tmp_path: Path, how: str, nproc: st
     (told,) = [record for record in records if record["kind"] == "fault"]
     assert told["fault"] == "output"
     assert told["cause"] in ("<stdout>: Broken pipe", "<stdout>: No space left on device")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [20, 60])
+def test_lines_break_between_words_where_a_terminal_would_break_inside_them(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = f"{'of the classes 郁金香 and daisy, ' * 5}\n\n  a second line"
+    lines = for_people(text, Terminal()).split("\n")
+    assert max(map(cell_len, lines)) <= columns
+    assert {word for line in lines for word in line.split()} == set(text.split())
+    assert for_people(text, io.StringIO()) == text
 
 
 # each prints a product: what is lost of it is no success

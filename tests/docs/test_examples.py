@@ -98,7 +98,7 @@ def _module(path: Path) -> Any:
 def test_recipes_for_own_loops_have_the_same_losses_on_two_processes() -> None:
     names = sorted(path.stem for path in (EXAMPLES / "own_loops").glob("*.py"))
     page = (ROOT / "docs/own-loop.md").read_text()
-    assert len(names) == page.count("```python") == 6
+    assert len(names) == page.count("```python") == 7
     alone = _own_loops(ls.World.single(), names)
     for found in run_ranks(_own_loops, 2, names):
         for name in names:

@@ -30,6 +30,7 @@ PAGES = sorted(
 # of the command itself, switches, and what is taken from habit
 BESIDE = {"--help", "--version", "--config", "--trust-code", "--toml", "--all", *SHORT, *HABITS}
 _COMMAND = re.compile(r"lockstep (?:train|eval|predict|export)\b[^`\n]*|`(--[^`\n]*)`")
+_PATH = re.compile(r"(?<![\w/.~-])(?:\.ci|\.github|benchmarks|docs|examples|packages|src|tests)/[\w./*-]*[\w*]")
 _NAME = re.compile(r"(?<!tool\.)\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 
 
@@ -92,6 +93,22 @@ def broken_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
 def test_links_lead_somewhere(page: Path) -> None:
     assert not broken_links(page)
+
+
+def missing_paths(page: Path) -> list[str]:
+    """What a page names as a file or folder of this tree, anywhere in it, and what is not there."""
+    return [path for path in _PATH.findall(page.read_text()) if not any(ROOT.glob(path))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    assert not missing_paths(page)
+
+
+def test_a_file_that_is_not_there_would_be_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`python benchmarks/gone.py`, tests/docs/test_*.py, ~/docs/none, src/lockstep. docs/zh/no/x.md.\n")
+    assert missing_paths(page) == ["benchmarks/gone.py", "docs/zh/no/x.md"]
 
 
 def test_pictures_are_small() -> None:

@@ -165,7 +165,20 @@ def in_a_loop(world: World, loss: Any) -> Any:
         rows = torch.cat([torch.arange(batch.count)[shard.rows] for shard in batch.shards])
         assert torch.equal(batch.labels, targets[torch.from_numpy(batch.ids)[rows]])
         step(batch)
-    return ls.evaluate(spread, val, world).loss, next(model.parameters()).detach().double().numpy()
+    metrics = ls.evaluate(spread, val, world)
+    with torch.no_grad():
+        scores = model(images[30:].to(world.device)).cpu()
+    assert metrics.map == pytest.approx(mean_average_precision(scores, targets[30:]))
+    assert str(metrics).startswith(f"mAP {metrics.map:.2%}  top-1 ")
+    return metrics.loss, next(model.parameters()).detach().double().numpy()
+
+
+def mean_average_precision(scores: torch.Tensor, truth: torch.Tensor) -> float:
+    """By definition: over the samples of a class, the share of its samples among those that score as high or higher."""
+    found = []
+    for own, has in zip(scores.T, truth.T.bool(), strict=True):
+        found.append(torch.stack([has[own >= score].double().mean() for score in own[has]]).mean().item())
+    return sum(found) / len(found)
 
 
 @pytest.mark.parametrize("loss", [F.binary_cross_entropy_with_logits, torch.nn.BCEWithLogitsLoss(reduction="none")])

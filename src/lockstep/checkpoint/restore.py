@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -330,20 +331,32 @@ def _uncast(live: Any, ours: Any, key: str) -> Any:
     return ours
 
 
+SCALERS = WeakKeyDictionary[torch.optim.Optimizer, torch.amp.GradScaler]()  # those of steps with fp16
+
+
 class Checkpoints:
     """Checkpoints of a loop of your own. All ranks make one and call its methods together; rank 0 writes.
 
     Args:
         folder: where they lie; it is made where it is not there.
-        model, optimizer: what is kept, also of a model in DDP or FSDP.
+        model, optimizer: what is kept, also of a model in DDP or FSDP; and of fp16 the scale of the optimizer's step.
         keep: how many of the newest stay.
+        ema: a moving average of the weights, as torch's AveragedModel: kept and restored too.
     """
 
     def __init__(
-        self, folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, keep: int = 2
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        keep: int = 2,
+        *,
+        ema: nn.Module | None = None,
     ) -> None:
         require_local(str(folder))
         self.folder, self.model, self.optimizer, self.world = Path(folder), model, optimizer, world
+        self.ema = ema
         self.state: dict[str, Any] = {}  # what `resume` found beside them
         self._writer = Writer(self.folder, keep)
 
@@ -364,8 +377,11 @@ class Checkpoints:
             raise failure or PeerError(f"rank 0: {reason}")
         if theirs is None:
             return 0
-        loaded = Loaded.from_dict(theirs)
-        self.state = restore(loaded, self.model, self.optimizer)["own"]
+        loaded, scaler = Loaded.from_dict(theirs), SCALERS.get(self.optimizer)
+        if loaded.document["scaler"] and scaler is None:
+            what = f"{loaded.path} has the scale of fp16's gradients, and no step with this optimizer takes one yet"
+            raise UserError(what, 'Make the TrainStep, with precision="fp16", before resume().')
+        self.state = restore(loaded, self.model, self.optimizer, scaler, self.ema)["own"]
         return loaded.step
 
     def save(self, step: int, **state: Any) -> None:
@@ -374,10 +390,11 @@ class Checkpoints:
         The disk is written while training goes on. Raises UserError where this write or the one before fails.
         """
         if self.world.rank:
-            contribute(self.model, self.optimizer)
+            contribute(self.model, self.optimizer, self.ema)
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._writer.save(step, self.model, self.optimizer, state={"own": state})
+        scaler = SCALERS.get(self.optimizer)
+        self._writer.save(step, self.model, self.optimizer, scaler, self.ema, {"own": state})
         if (failure := self._writer.failure()) is not None:
             raise failure
 

@@ -302,20 +302,23 @@ def columns(results: Mapping[str, Any]) -> list[Column]:
 def explanations(results: Mapping[str, Any]) -> list[str]:
     """Lines under the table: what was compared, how to read it, a note on each row that has one."""
     rounds, place, config = results["repeats"], results["environment"], results["config"]
-    how = f"medians of {rounds} interleaved rounds [95 % bootstrap intervals]" if rounds > 1 else "one round"
+    many = f"medians of {rounds} interleaved rounds [95 % bootstrap intervals]"
+    how = many if rounds > 1 else "one round, no interval"
     lines = [
         f"{config['recipe']}: {config['model']['model']} on {config['data']['dataset']}, batch {config['batch_size']}, "
         f"{config['epochs']} epoch(s), seed {config['seed']}; {place['cores']} cores of {place['cpu']}, "
         f"{place['gpus']} GPU(s), {place['device']}, torch {place['torch']}",
         f"Speed-up and efficiency against {results['baseline']}; {how}.",
     ]
-    if rounds < _ENOUGH:  # the median lies outside all of n values with probability 2^(1 - n)
+    if 1 < rounds < _ENOUGH:  # the median lies outside all of n values with probability 2^(1 - n)
         most = 1 - 2.0 ** (1 - rounds)
-        lines.append(f"{rounds} round(s): no interval of a median can hold it with more than {most:.0%}.")
+        lines.append(f"{rounds} rounds: no interval of a median can hold it with more than {most:.0%}.")
     if not place["gpus"] and not config["execution"]["threads"]:
         share = f"All rows share {place['cores']} CPU threads, so more processes add no hardware"
         lines.append(f"{share}: an efficiency of 1 / processes is as good as the baseline.")
     lines += [f"{row['name']}: {row['note']}" for row in results["rows"] if row["note"]]
+    if not results["ledgers"]:
+        return [*lines, "No row could be measured here."]
     if results["fair"]:
         return [*lines, "All rows trained on the same samples in the same order."]
     ledgers = [f"  ledger {digest[:12]}: {', '.join(names)}" for digest, names in results["ledgers"].items()]

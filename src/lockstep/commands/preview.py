@@ -1,5 +1,6 @@
 """`lockstep preview`: a picture of what the network sees, before and after augmentation."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,6 +62,7 @@ def main(args: list[str]) -> int:
 def draw(chosen: Preview) -> None:
     """Write the picture, and say what it shows."""
     from lockstep.distributed.files import atomic_write, write_error
+    from lockstep.distributed.output import for_people
     from lockstep.training.run_folder import check
 
     check(chosen.config)
@@ -72,12 +74,10 @@ def draw(chosen: Preview) -> None:
     except OSError as error:
         raise write_error(path, error) from error
     height, width = seen.before.shape[2:]
-    print(f"{path}: {len(seen.titles)} pictures of {width}x{height}, as they are and in {chosen.views} epoch(s)")
-    print(f"  {_settings(chosen.config.data)}")
-    for title in seen.titles:
-        print(f"  {title}")
-    if note:
-        print(note)
+    first = f"{path}: {len(seen.titles)} pictures of {width}x{height}, as they are and in {chosen.views} epoch(s)"
+    for line in (first, f"  {_settings(chosen.config.data)}", *(f"  {title}" for title in seen.titles), note):
+        if line:
+            print(for_people(line, sys.stdout))
 
 
 def _settings(data: DataConfig) -> str:

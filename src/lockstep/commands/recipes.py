@@ -1,8 +1,10 @@
 """`lockstep recipes` and `lockstep show`: what can be trained without writing anything, and how a run was trained."""
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.commands.shared import help
 from lockstep.commands.shared.arguments import NoFlags, one_name, parse
 from lockstep.config import Config
 from lockstep.config.changes import flags_for
@@ -27,9 +29,8 @@ def main(args: list[str]) -> int:
     names, _ = parse(NoFlags(), args, "List the recipes; `lockstep show RECIPE` prints one, to copy and change.")
     if names:
         raise UserError(f"recipes takes no arguments, got {' '.join(names)}", "`lockstep show RECIPE` prints one.")
-    width = max(map(len, RECIPES))
-    for name, function in RECIPES.items():
-        print(f"{name:<{width}}  {(function.__doc__ or '').splitlines()[0]}")
+    first = {name: (function.__doc__ or "").splitlines()[0] for name, function in RECIPES.items()}
+    print("\n".join(help.rows([*first.items()], max(map(len, RECIPES)) + 4)))
     return 0
 
 
@@ -44,11 +45,11 @@ def show(args: list[str]) -> int:
     if how.toml:
         print(to_toml(config), end="")
         return 0
-    for line in ((RECIPES[name].__doc__ or "") if name in RECIPES else name).strip().splitlines():
-        print(f"# {line.strip()}".rstrip())
+    about = inspect.cleandoc((RECIPES[name].__doc__ or "") if name in RECIPES else name).split("\n\n")
     usual = config.recipe if of_run and config.recipe in RECIPES else ""
     flags = written(config) if how.all else flags_for(config, recipe(usual) if usual else Config())
     if not how.all:
-        print(f"# what differs from {f'the recipe {usual}' if usual else 'the defaults'}; --all prints every flag")
+        about.append(f"what differs from {f'the recipe {usual}' if usual else 'the defaults'}; --all prints every flag")
+    print(shown("\n#\n".join(map(help.remark, about)), keep="\n"))
     print(shown(as_command(f"lockstep train {config.recipe}", flags), keep="\n"))
     return 0

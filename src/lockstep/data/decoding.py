@@ -61,7 +61,7 @@ def shrunk(image: Image.Image, short: int, data: bytes = b"") -> Tensor:
         pixels = _rgb(image, data)
     if not is_jpeg:  # a TIFF is turned by being read
         size = short_side_to(short, *pixels.shape[1:])
-    return packed(upright(resized(pixels, *size), _orientation(image.info.get("exif", b""))))
+    return packed(upright(resized(pixels, *size), _orientation(image.info.get("exif") or b"")))
 
 
 def opened(data: bytes) -> Image.Image:

@@ -37,6 +37,17 @@ def status(what: str) -> None:
     _waiting = True
 
 
+def for_people(text: str, stream: TextIO | None) -> str:
+    """Text whose lines a terminal would break inside words, broken between them; elsewhere as it is."""
+    if stream is None or not stream.isatty():
+        return text
+    from rich.console import Console
+    from rich.text import Text
+
+    columns = shutil.get_terminal_size().columns  # of which a Chinese character takes two
+    return "\n".join(line.plain.rstrip() for line in Text(text).wrap(Console(width=columns), columns))
+
+
 def print_to(path: Path) -> None:
     """Append standard output and error to a file from now on."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -22,7 +22,7 @@ from lockstep.config import Execution
 from lockstep.distributed.devices import keep_freed, rank_device
 from lockstep.distributed.environment import launcher_ranks
 from lockstep.distributed.failures import is_peer_gone
-from lockstep.distributed.output import status
+from lockstep.distributed.output import for_people, status
 from lockstep.distributed.proc import threads_each
 from lockstep.distributed.rendezvous import choose_interface, different, keep_to_loopback, open_store, versions
 from lockstep.errors import PeerError, UserError, reason, shown
@@ -103,7 +103,7 @@ class World:
     def print(self, *values: object) -> None:
         """Print on rank 0 alone; names of classes and files as a terminal may show them."""
         if self.rank == 0:
-            print(*(shown(str(value), keep="\n") for value in values), flush=True)
+            print(for_people(" ".join(shown(str(value), keep="\n") for value in values), sys.stdout), flush=True)
 
     def status(self, what: str) -> None:
         """Say on rank 0's terminal what is being waited for, until anything is printed."""

@@ -37,16 +37,18 @@ class Metrics:
 
     Of samples with several labels: one of them is the likeliest class, or among the five likeliest; the loss is the
     binary cross-entropy, its mean over the classes. A sample without a label is right where no class reaches 0.5.
+    Of them `map` is the mean average precision; None of samples with one label.
     """
 
     top1: float
     top5: float
     loss: float
     count: int
+    map: float | None = None
 
     def to_dict(self) -> Scores:
-        """Plain values, ready for the journal."""
-        return cast(Scores, asdict(self))
+        """Plain values, ready for the journal, which has `map` with the means over classes."""
+        return cast(Scores, {name: value for name, value in asdict(self).items() if name != "map"})
 
     def __str__(self) -> str:
         return self.described(1000)
@@ -54,7 +56,8 @@ class Metrics:
     def described(self, classes: int) -> str:
         """For people; of five classes or fewer without top-5, which is always right."""
         top5 = f"  top-5 {self.top5:.2%}" if classes > 5 else ""
-        return f"top-1 {self.top1:.2%}{top5}  loss {self.loss:.4f}  ({self.count:,} images)"
+        ranked = "" if self.map is None else f"mAP {self.map:.2%}  "
+        return f"{ranked}top-1 {self.top1:.2%}{top5}  loss {self.loss:.4f}  ({self.count:,} images)"
 
 
 def evaluate(
@@ -65,7 +68,7 @@ def evaluate(
     tick: Callable[[], None] = lambda: None,
     tta: str = "none",
     synchronized: bool = False,
-    observe: Callable[[Tensor, Tensor], None] = lambda *_: None,
+    observe: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Metrics:
     """Top-1, top-5 and mean loss of `model` over the whole set, the same on every rank and for every number of ranks.
 
@@ -77,15 +80,20 @@ def evaluate(
         tick: called before each chunk, so that a long evaluation can show that it is alive.
         tta: "none", "mirror" or "shift", as `averaged` has them.
         synchronized: buffers are the same on all ranks already, as after `sync.synchronize()`: no need to average them.
-        observe: called with each of this rank's chunks: logits [b, classes] and labels [b].
+        observe: called with each of this rank's chunks: logits [b, classes] and labels [b]. Then mAP is the caller's.
     """
+    if observe is None and ranks_all(loader.images):
+        counts = ClassCounts(loader.images, world.device)
+        found = evaluate(model, loader, world, precision, tick, tta, synchronized, counts.add)
+        return replace(found, map=counts.scores(loader.images.classes, world).means()["map"])
     device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
     sets = table_on(loader.images, device)
-    sums = torch.zeros(loader.chunks, len(fields(Metrics)), dtype=torch.float64, device=device)
+    sums = torch.zeros(loader.chunks, len(fields(Metrics)) - 1, dtype=torch.float64, device=device)
     for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, synchronized):
         logits, labels = logits.to(device), labels.to(device)
         sums[chunk] = _sums(logits, labels) if sets is None else _sums_of_sets(logits, sets[labels])
-        observe(logits, labels)
+        if observe is not None:
+            observe(logits, labels)
     # all other ranks hold zeros in a chunk's row, so this sum rounds nothing
     top1, top5, loss, count = world.sum(sums).sum(dim=0).tolist()
     return Metrics(top1 / count, top5 / count, loss / count, int(count))

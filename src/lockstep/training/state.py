@@ -12,6 +12,7 @@ from lockstep.config import Config, SelectionConfig
 from lockstep.config.fields import require
 from lockstep.config.optim import SMALLER_IS_BETTER
 from lockstep.data.order import Ledger
+from lockstep.monitoring.journal import Scores
 from lockstep.training.evaluation import Metrics
 
 
@@ -38,7 +39,8 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {**asdict(self), "ledger": self.ledger.digest.hex()}
+        metrics = self.metrics and self.metrics.to_dict()
+        return {**asdict(self), "metrics": metrics, "ledger": self.ledger.digest.hex()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], per_epoch: int) -> "State":
@@ -68,7 +70,7 @@ def require_whole(saved: dict[str, Any]) -> None:
 
 
 def _metrics(values: Any) -> Metrics:
-    _require(isinstance(values, dict) and set(values) == {f.name for f in fields(Metrics)}, "metrics")
+    _require(isinstance(values, dict) and set(values) == set(Scores.__annotations__), "metrics")
     _require(_is_share(values["top1"]) and _is_share(values["top5"]) and _is_count(values["count"]), "metrics")
     _require(type(values["loss"]) in (int, float), "metrics")
     return Metrics(**values)

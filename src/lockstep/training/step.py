@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.checkpoint.restore import SCALERS
 from lockstep.config import Config, ModelConfig, OptimConfig, Precision, Recovery
 from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch
@@ -285,6 +286,8 @@ class TrainStep:
         self.autocast_dtype = LOW.get(precision)
         self.autocast = autocast(precision, device, cache=not self.sync.exact)
         self.scaler = scaler(precision, device)
+        if self.scaler is not None:
+            SCALERS[optimizer] = self.scaler
         self._divides: bool | None = None  # whether the loss has denominators: known after the first passes
         self._divisor: Tensor | None = None  # their mean over the batch's samples
         self.checks_mean = not whole_batch  # in the next pass of several samples

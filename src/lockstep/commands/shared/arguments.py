@@ -20,7 +20,7 @@ from lockstep.config.flags import Parsed, parse_words
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.distributed.failures import WorkerFailed
 from lockstep.distributed.files import named, require_local
-from lockstep.distributed.output import output_is_required, with_required_output
+from lockstep.distributed.output import for_people, output_is_required, with_required_output
 from lockstep.errors import UserError, is_url, redacted, shown
 
 _PRINTING_S = 10.0  # that a silent process lives on: when one ends, torchrun ends the others, also the one that prints
@@ -78,7 +78,8 @@ def print_error(message: str, once_a_host: bool = False) -> None:
     if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and _another_prints():
         time.sleep(_PRINTING_S)
         return
-    print("lockstep:", shown(redacted(message), keep="\n"), file=sys.stderr, flush=True)
+    text = shown(redacted(message), keep="\n")
+    print(for_people(f"lockstep: {text}", sys.stderr), file=sys.stderr, flush=True)
 
 
 def local_run(args: list[str]) -> list[str]:

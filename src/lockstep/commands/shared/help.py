@@ -43,6 +43,12 @@ def rows(pairs: Sequence[tuple[str, str]], indent: int = _INDENT) -> Iterator[st
         yield from (" " * indent + line for line in wrapped)
 
 
+def remark(text: str) -> str:
+    """A paragraph as a shell's remark, for what stands above a command."""
+    lines = textwrap.wrap(text, width() - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"# {line}" for line in lines)
+
+
 def command_lines(examples: Sequence[str]) -> Iterator[str]:
     """Commands, one after the other; a long one goes on behind a backslash."""
     for example in examples:
