@@ -36,8 +36,8 @@ def main(args: list[str]) -> int:
 
 def show(args: list[str]) -> int:
     """Print a recipe, or a run's config, as a command or as TOML."""
-    about = "Print a recipe, or what a run was trained by, as a command or a file, to copy and change."
-    names, how = parse(Show(), args, about)
+    purpose = "Print a recipe, or what a run was trained by, as a command or a file, to copy and change."
+    names, how = parse(Show(), args, purpose)
     name = one_name("show", "recipe or run folder", names) or "digits"
     file = Path(name, "config.json")
     of_run = name not in RECIPES and file.is_file()

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def _trace(world: World, job: Job) -> Trace:
     run.synchronize()
     recorder.finish()
     metrics = evaluate(run.evaluated, run.val, world, config.precision, tta=config.tta, synchronized=True)
-    trace.metrics = dict(metrics.to_dict())
+    trace.metrics = {name: value for name, value in asdict(metrics).items() if value is not None}
     trace.weights_sha256 = weights.digest(run.model)
     return trace
 
