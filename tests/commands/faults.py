@@ -74,25 +74,6 @@ def one_parameter_not_reduced(run: Run, world: World, config: Config) -> None:
     _scale_gradients(run, 1 + 0.1 * world.rank, ("1.bias",))
 
 
-def divided_twice(run: Run, world: World, config: Config) -> None:
-    _scale_gradients(run, 1 / world.size)
-
-
-def clipped_by_share(run: Run, world: World, config: Config) -> None:
-    """Clipped before the ranks' gradients are added: by the norm of a share."""
-    if config.optim.clip_norm and world.size == 2:
-        _scale_gradients(run, 0.9)
-
-
-def half_precision_sum(run: Run, world: World, config: Config) -> None:
-    def narrow(_: int) -> None:
-        for parameter in run.model.parameters():
-            if parameter.grad is not None and world.size == 2:
-                parameter.grad.copy_(parameter.grad.to(torch.bfloat16))
-
-    _before_update(run, narrow)
-
-
 def nan_on_two(run: Run, world: World, config: Config) -> None:
     if world.size == 2:
         _scale_gradients(run, float("nan"), step=3)
@@ -222,13 +203,6 @@ def overlapping_shares(run: Run, world: World, config: Config) -> None:
     _recut(run, early)
 
 
-def missing_sample(run: Run, world: World, config: Config) -> None:
-    def late(pieces: tuple[Shard, ...]) -> tuple[Shard, ...]:
-        return tuple(replace(p, rows=slice(p.rows.start + world.rank, p.rows.stop)) for p in pieces)
-
-    _recut(run, late)
-
-
 def slices_by_size(run: Run, world: World, config: Config) -> None:
     """Exact mode that cuts a rank's share where it should take whole slices."""
 
@@ -239,27 +213,6 @@ def slices_by_size(run: Run, world: World, config: Config) -> None:
         return (replace(pieces[0], rows=slice(start, start + 1)), replace(pieces[1], rows=slice(start + 1, stop)))
 
     _recut(run, halves)
-
-
-def shifted_labels(run: Run, world: World, config: Config) -> None:
-    read = run.train.read
-
-    def shifted(requests: Any) -> Any:
-        for images, labels, ids in read(requests):
-            yield images, (labels + world.rank) % 3, ids
-
-    run.train.read = shifted
-
-
-def normalised_by_share(run: Run, world: World, config: Config) -> None:
-    """Each process subtracts its own share's mean when it augments."""
-    right = run.train.augment
-
-    def augment(images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
-        out = right(images, ids, epoch)
-        return out - out.mean()
-
-    run.train.augment = augment  # type: ignore[assignment]
 
 
 class _WithinTheShare(Mixing):
@@ -274,32 +227,7 @@ def mixed_within_the_share(run: Run, world: World, config: Config) -> None:
     run.train.mixing = _WithinTheShare(**vars(run.train.mixing))
 
 
-def warmup_by_share(run: Run, world: World, config: Config) -> None:
-    """The schedule counts the samples of one process."""
-    schedule = run.step.schedule
-    assert schedule is not None
-    run.step.schedule = lambda samples: schedule(samples // world.size)
-
-
-def epoch_of_its_own(run: Run, world: World, config: Config) -> None:
-    """Two processes take another subset."""
-    step = run.train.order.step
-    run.train.order.step = lambda epoch, t: (step(epoch, t) + (world.size == 2)) % 90  # type: ignore[method-assign]
-
-
 # Forward passes
-
-
-def own_noise(run: Run, world: World, config: Config) -> None:
-    """A draw from a generator that nobody seeds by step."""
-    generator = torch.Generator().manual_seed(5 + world.size)
-    run.model.register_forward_pre_hook(
-        lambda module, args: (
-            (args[0] * (0.9 + 0.2 * torch.rand(len(args[0]), 1, 1, 1, generator=generator)),)
-            if module.training
-            else None
-        )
-    )
 
 
 def forgotten_seed(run: Run, world: World, config: Config) -> None:
@@ -311,11 +239,6 @@ def forgotten_seed(run: Run, world: World, config: Config) -> None:
         return (args[0] * _rand(len(args[0]), 1, 1, 1).add(0.5),) if module.training else None
 
     run.model.register_forward_pre_hook(unseeded)
-
-
-def centred_by_share(run: Run, world: World, config: Config) -> None:
-    """Statistics over what one process has, in no layer that anybody knows."""
-    run.model.register_forward_pre_hook(lambda module, args: (args[0] - args[0].mean(0),) if module.training else None)
 
 
 class _Averaging(nn.Module):

@@ -50,11 +50,6 @@ def reshuffle_by_size(run: Run, world: World, config: Config) -> None:
     run.train.order.step = lambda epoch, t: step(epoch * world.size, t)  # type: ignore[method-assign]
 
 
-def order_by_rank(run: Run, world: World, config: Config) -> None:
-    step = run.train.order.step
-    run.train.order.step = lambda epoch, t: np.roll(step(epoch, t), world.rank)  # type: ignore[method-assign]
-
-
 def rank_seeded_augmentation(run: Run, world: World, config: Config) -> None:
     """Flips and shifts drawn from a generator of each process's own."""
     right = run.train.augment
@@ -73,22 +68,6 @@ def rate_times_size(run: Run, world: World, config: Config) -> None:
     """The learning rate multiplied by the number of processes, though the batch is global already."""
     for group in run.step.optimizer.param_groups:
         group["initial_lr"] *= world.size
-
-
-def two_bugs(run: Run, world: World, config: Config) -> None:
-    rate_times_size(run, world, config)
-    rank_seeded_augmentation(run, world, config)
-
-
-def evaluate_one_part(run: Run, world: World, config: Config) -> None:
-    """Rank 0 evaluates its own part and takes it for the whole."""
-    whole = run.val
-
-    class OnePart(EvalLoader):
-        def __iter__(self) -> Any:
-            return iter(whole) if world.rank == 0 else iter(())
-
-    run.val = OnePart(whole.images, whole.augment, world, whole.read, whole.batch_size)
 
 
 class _Means(EvalLoader):
@@ -117,39 +96,10 @@ def float_all_reduce(run: Run, world: World, config: Config) -> None:
     run.step.check.law = "off"
 
 
-def sum_for_average(run: Run, world: World, config: Config) -> None:
-    """The factor that undoes DDP's division, applied twice."""
-
-    def add_up(*_: object) -> None:
-        for parameter in run.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(world.size)
-
-    run.step.optimizer.register_step_pre_hook(add_up)
-
-
 def dropout_by_rank(run: Run, world: World, config: Config) -> None:
     """Masks seeded by process."""
     assert run.step.draws is not None
     run.step.draws.seed += world.rank
-
-
-class _Drifting:
-    """A step after which each rank moves one tensor in its own way."""
-
-    def __init__(self, run: Run, world: World) -> None:
-        self.step, self.optimizer, self.sync, self.world = run.step, run.step.optimizer, run.step.sync, world
-        self.weight: Tensor = next(run.model.parameters())
-
-    def __call__(self, batch: Batch) -> Tensor:
-        loss = self.step(batch)
-        with torch.no_grad():
-            self.weight += 1e-3 * self.world.rank
-        return loss
-
-
-def drifting_replicas(run: Run, world: World, config: Config) -> None:
-    run.step = _Drifting(run, world)  # type: ignore[assignment]
 
 
 def bare_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:

@@ -66,7 +66,9 @@ def test_every_picture_is_where_the_index_says(
     assert read_back(path) == (held, ("a", "b", "c"))
 
 
-@pytest.mark.parametrize("kinds", [PLAIN, SNAPPY, PAGES], ids=["plain", "snappy", "pages"])
+@pytest.mark.parametrize(
+    "kinds", [PLAIN, pytest.param(SNAPPY, marks=pytest.mark.slow), PAGES], ids=["plain", "snappy", "pages"]
+)
 def test_the_pictures_are_those_of_tar_files(tmp_path: Path, kinds: dict[str, Any]) -> None:
     write_set(tmp_path / "tars")
     write_parquet_set(tmp_path / "files/data", **kinds)
@@ -228,7 +230,9 @@ def test_what_can_not_be_used_is_refused_by_file_and_row(tmp_path: Path, case: s
     assert len(message.splitlines()) == 2
 
 
-@pytest.mark.parametrize("kinds", [PLAIN, SNAPPY, PAGES], ids=["plain", "snappy", "pages"])
+@pytest.mark.parametrize(
+    "kinds", [PLAIN, pytest.param(SNAPPY, marks=pytest.mark.slow), PAGES], ids=["plain", "snappy", "pages"]
+)
 def test_damaged_files_give_an_error_or_what_was_written(tmp_path: Path, kinds: dict[str, Any]) -> None:
     held, path = [(picture(k % 3, k), k % 3) for k in range(9)], tmp_path / "x.parquet"
     write_parquet(

@@ -276,7 +276,7 @@ def test_a_rank_that_is_stopped_where_no_other_one_watches_it(tmp_path: Path, mo
     assert again.endswith("; restart 1 of 1 on 3 process(es)"), again
 
 
-@pytest.mark.parametrize("hang_timeout", ["0", "0.1"])
+@pytest.mark.parametrize("hang_timeout", [pytest.param("0", marks=pytest.mark.slow), "0.1"])
 def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_timeout: str) -> None:
     (tmp_path / "script.py").write_text(STOPPED)
     command = Command(sys.executable, "script.py", "end", "0", hang_timeout, cwd=tmp_path, warm=True)

@@ -131,6 +131,7 @@ def test_resizes_and_a_kill_change_no_bit_and_leave_nothing(tmp_path: Path) -> N
     assert not (folder / REQUEST).exists()
 
 
+@pytest.mark.slow
 def test_without_exact_mode_it_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
     plain = ("--optimizer", "sgd", "--lr", "0.01", "--loader", "streaming", "--workers", "1")
     command = lockstep(*FLAGS, *ENDLESS, *plain, "--nproc", "2:2", cwd=tmp_path)

@@ -155,14 +155,14 @@ def plain(accumulate: int = 1, spread: bool = False, steps: int = 6) -> dict[str
     return {"losses": losses, **{name: value.numpy().copy() for name, value in model.state_dict().items()}}
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_by_default_batch_norm_is_that_of_the_whole_micro_batch(n: int) -> None:
     for rank in ranks_of(n):
         assert_agree(rank["auto", 1], plain(), 1e-8)
         assert_agree(rank["auto", 2], plain(2, steps=2), 1e-8)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_groups_are_the_same_for_any_accumulation_and_number_of_ranks(n: int) -> None:
     expected = ranks_of(1)[0]["groups", 1]
     assert np.abs(expected["norm.running_mean"]).max() > 0.01
@@ -171,7 +171,7 @@ def test_groups_are_the_same_for_any_accumulation_and_number_of_ranks(n: int) ->
             assert_agree(rank["groups", accumulate], expected, 1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_model_that_divides_by_its_inputs_spread_trains_on_ranks_without_a_sample(n: int) -> None:
     expected = plain(spread=True)
     for rank in ranks_of(n):
@@ -180,13 +180,13 @@ def test_a_model_that_divides_by_its_inputs_spread_trains_on_ranks_without_a_sam
         assert np.isfinite(rank["spread"]["center"]).all()
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_batch_without_a_spread_is_refused_on_any_number_of_ranks(n: int) -> None:
     for rank in ranks_of(n):
         assert "batch norm has a single value for a channel" in rank["one sample"]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_equal_buffers_keep_their_bits(n: int) -> None:
     assert all(rank["averaged"] == [True, True, True] for rank in ranks_of(n))
 

@@ -89,7 +89,7 @@ def both(world: World) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, list[dict[str, Any]]]]:
-    return run_ranks(both, request.param, timeout=180)
+    return run_ranks(both, request.param, timeout=180, law=request.param == 3)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -338,7 +338,7 @@ def alone() -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, list[float]]]:
-    return run_ranks(everything, request.param)
+    return run_ranks(everything, request.param, law=request.param == 2)
 
 
 def test_all_ranks_end_with_what_one_process_ends_with(

@@ -27,7 +27,7 @@ from lockstep.training import optimizers, schedules
 from lockstep.training.step import TrainStep
 from tests.ranks import run_ranks
 
-WORLDS = (1, 2, 3, 4)
+WORLDS = (1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow))
 SAMPLES, BATCH, EPOCHS = 42, 10, 4  # 20 steps; each epoch's last batch has 2 samples, fewer than 3 ranks
 SEED, CLASSES = 3, 5
 EMA = 0.9
@@ -176,7 +176,7 @@ def everything(world: World) -> dict[str, Any]:
 
 @cache
 def ranks_of(n: int) -> list[dict[str, Any]]:
-    return run_ranks(everything, n, timeout=240)
+    return run_ranks(everything, n, timeout=240, law=n in (2, 4))
 
 
 @cache
@@ -184,7 +184,7 @@ def plain(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
     return plain_training(name, norm, accumulate)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", WORLDS)
 def test_the_ledger_and_the_samples_behind_it_are_the_same_on_any_number_of_ranks(n: int) -> None:
     ranks = ranks_of(n)
     cases: list[Any] = [key for key in ranks[0] if key[0] == "data"]
@@ -208,7 +208,7 @@ def test_the_ledger_and_the_samples_behind_it_are_the_same_on_any_number_of_rank
                 assert sum(sizes) == part.stop - part.start, (case, step)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", WORLDS)
 def test_a_sample_is_augmented_alike_on_any_rank_worker_and_loader(n: int) -> None:
     images = numbered()
     expected = {}
