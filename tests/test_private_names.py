@@ -44,6 +44,11 @@ USED = {
         "the module of torch's default device, which a pretended GPU can be",
         lambda: importlib.util.find_spec("torch.utils._device") is not None,
     ),
+    "_python_dispatch": Use(
+        ("parallel/determinism.py",),
+        "each operator before it runs: collectives in forward or backward",
+        lambda: importlib.util.find_spec("torch.utils._python_dispatch") is not None,
+    ),
     "_device_constructors": Use(
         ("commands/audit/pretended/tensors.py",),
         "which of torch's functions make tensors on a device",

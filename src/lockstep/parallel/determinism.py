@@ -66,7 +66,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The operator, if it is none."""
         if func.namespace in ("c10d", "_c10d_functional"):
             raise UserError(
-                f"--exact: forward or backward calls a collective, {func._opname.strip('_')}",
+                f"--exact: forward or backward calls a collective, {func.name().rpartition('::')[2].strip('_')}",
                 "Leave it out, or train without --exact: a slice passes through the model by itself.",
             )
         return func(*args, **(kwargs or {}))
