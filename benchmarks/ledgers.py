@@ -55,7 +55,16 @@ def lockstep(world: World, folder: Path, batch: int, workers: int, state: Any) -
 
     loader, _ = ls.loaders(f"shards:{folder}", world, batch_size=batch, seed=0, workers=workers)
     done = int(state or 0)
-    return (batch.ids.tolist() for batch in loader.epoch(0, done)), lambda steps: done + steps
+
+    def own() -> Iterator[list[int]]:  # a batch knows the ids of all processes
+        for batch in loader.epoch(0, done):
+            yield [int(k) for shard in batch.shards for k in batch.ids[shard.rows]]
+
+    return own(), lambda steps: done + steps
+
+
+def _label(sample: dict[str, Any]) -> tuple[int]:
+    return (int(sample["cls"]),)
 
 
 def webdataset(world: World, folder: Path, batch: int, workers: int, state: Any) -> tuple[Iterator[list[int]], Any]:
@@ -64,9 +73,9 @@ def webdataset(world: World, folder: Path, batch: int, workers: int, state: Any)
 
     files = sorted(map(str, folder.glob("train-*.tar")))
     found = webdataset.WebDataset(files, shardshuffle=len(files), nodesplitter=webdataset.split_by_node, seed=0)
-    found = found.shuffle(100, seed=0).map(lambda sample: int(sample["cls"])).batched(batch // world.size)
+    found = found.shuffle(100, seed=0).map(_label).batched(batch // world.size)
     loader = DataLoader(found, batch_size=None, num_workers=workers)
-    return (list(ids) for ids in islice(loader, int(state or 0), None)), lambda _: 0
+    return ([int(k) for k in ids] for (ids,) in islice(loader, int(state or 0), None)), lambda _: 0
 
 
 def webdataset_skipping(world: World, folder: Path, batch: int, workers: int, state: Any) -> tuple[Any, Any]:
@@ -145,6 +154,12 @@ def counted(batches: list[tuple[int, ...]], samples: int) -> str:
     return f"{sum(times.values()) - len(times)} / {samples - len(times)}"
 
 
+def same(epochs: list[list[tuple[int, ...]]]) -> str:
+    """How many steps have the same global batch in all epochs."""
+    number = sum(len({*batches}) == 1 for batches in zip(*epochs, strict=False))
+    return f"{number} of {max(map(len, epochs))}"
+
+
 def measure(name: str, samples: int, batch: int, stop: int, workers: int) -> list[str]:
     """A side's row."""
     with tempfile.TemporaryDirectory(prefix="lockstep-ledgers-") as place:
@@ -162,12 +177,12 @@ def measure(name: str, samples: int, batch: int, stop: int, workers: int) -> lis
             epochs.append(batches)
             row.append(counted(batches, samples))
             notes += [f"N = {ranks}: {note}"] if note else []
-        row.append("the same" if epochs[0] == epochs[1] == epochs[2] else "another")
+        row.append(same(epochs))
         first = run(2, None, stop)
         try:
             second, note = together(run(3, first[0][1], 10**9))
             whole = together(first)[0] + second
-            row += [counted(whole, samples), "the same" if whole == epochs[0] else "another"]
+            row += [counted(whole, samples), same([epochs[0], whole])]
             notes += [f"going on: {note}"] if note else []
         except RankFailed as error:
             row += ["refused", str(error).strip().splitlines()[-1][:100]]
@@ -189,7 +204,7 @@ def main() -> None:
             rows.append(measure(name, args.samples, args.batch, args.stop, args.workers))
         except ModuleNotFoundError as missing:
             print(f"{name}: not measured: {missing}")
-    columns = ["side", "N = 1", "N = 2", "N = 3", "order of N = 1, 2, 3", "2 -> 3", "order then", ""]
+    columns = ["side", "N = 1", "N = 2", "N = 3", "same batches", "2 -> 3", "same then", ""]
     notes = [
         f"{args.samples:,} samples, shards of {EACH}, global batch {args.batch}, {args.workers} workers; "
         f"stopped after {args.stop} steps. Samples that come again / that never come."
