@@ -1,12 +1,13 @@
-"""Shards: what a run over an index of ImageNet's shape takes to start, and images a second beside webdataset.
+"""Shards: what a run over an index of ImageNet's shape takes to start, and images a second beside other loaders.
 
     python benchmarks/shards.py [--samples 1281167] [--shards 1282] [--images 2000] [--workers 2] [--rounds 5]
         [--link MS]
 
 The index is made up over a few real shards, which stand there under many names. The start is measured in a process of
 its own: seconds and memory from the import on until the first and a middle batch of an epoch are known. For the speed,
-the same JPEGs of 500x375 pixels are decoded, cropped and resized by the same functions on both sides. `--link`: from a
-local HTTP server, each answer so many ms late. Prints its tables, writes no file.
+the same JPEGs of 500x375 pixels are decoded, cropped and resized by the same functions on all sides: webdataset's, and
+from the disk LitData's and Streaming's in their own formats, where they are installed. `--link`: from a local HTTP
+server, each answer so many ms late. Prints its tables, writes no file.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +135,8 @@ def _pair(sample: dict[str, Any]) -> tuple[Tensor, int]:
     return _sample(sample["jpg"]), int(sample["cls"])
 
 
-def write_shards(root: Path, count: int, each: int = 50) -> None:
-    """JPEGs of 500x375 pixels in shards."""
+def write_shards(root: Path, count: int, each: int = 50) -> list[bytes]:
+    """JPEGs of 500x375 pixels in shards; returns their files, which come again and again."""
     with tempfile.TemporaryDirectory() as folder:
         write_pictures(Path(folder), min(count, 200))
         files = [path.read_bytes() for path in sorted(Path(folder).rglob("train/*/*.jpg"))]
@@ -142,6 +144,45 @@ def write_shards(root: Path, count: int, each: int = 50) -> None:
         with webdataset.ShardWriter(str(root / f"{split}-%06d.tar"), maxcount=each, encoder=False, verbose=0) as out:
             for k in range(total):
                 out.write({"__key__": f"{k:08}", "jpg": files[k % len(files)], "cls": str(k % 2).encode()})
+    return files
+
+
+def _decoded(sample: dict[str, Any]) -> tuple[Tensor, int]:
+    return _sample(sample["jpg"]), int(sample["cls"])
+
+
+def litdata_epochs(root: Path, files: list[bytes], count: int, workers: int) -> Callable[[], Iterable[Any]]:
+    """LitData's epochs over its own format, in chunks as long as the shards."""
+    import litdata
+    from litdata.streaming.writer import BinaryWriter
+
+    class Pictures(litdata.StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> tuple[Tensor, int]:
+            return _decoded(super().__getitem__(index))
+
+    writer = BinaryWriter(str(root), chunk_size=50)
+    for k in range(count):
+        writer[k] = {"jpg": files[k % len(files)], "cls": k % 2}
+    writer.done()
+    writer.merge()
+    found = Pictures(str(root), shuffle=True, seed=0)
+    return lambda: litdata.StreamingDataLoader(found, batch_size=32, num_workers=workers, prefetch_factor=4)
+
+
+def streaming_epochs(root: Path, files: list[bytes], count: int, workers: int) -> Callable[[], Iterable[Any]]:
+    """Streaming's epochs over its own format, in shards as long as ours."""
+    from streaming import MDSWriter, StreamingDataset
+
+    class Pictures(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> tuple[Tensor, int]:
+            return _decoded(super().__getitem__(index))
+
+    limit = 50 * sum(map(len, files)) // len(files)
+    with MDSWriter(out=str(root), columns={"jpg": "bytes", "cls": "int"}, size_limit=limit) as out:
+        for k in range(count):
+            out.write({"jpg": files[k % len(files)], "cls": k % 2})
+    found = Pictures(local=str(root), shuffle=True, shuffle_seed=0, batch_size=32)
+    return lambda: DataLoader(found, 32, num_workers=workers, prefetch_factor=4)
 
 
 def measure_speed(count: int, workers: int, rounds: int, link_ms: float) -> None:
@@ -149,7 +190,7 @@ def measure_speed(count: int, workers: int, rounds: int, link_ms: float) -> None
     from tests.data.store import serving  # the server of the tests
 
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as store:
-        write_shards(Path(folder), count)
+        files = write_shards(Path(folder), count)
         store.slow_s = link_ms / 1e3
         base = store.address if link_ms else folder
         shards = -(-count // 50)
@@ -179,15 +220,31 @@ def measure_speed(count: int, workers: int, rounds: int, link_ms: float) -> None
             assert seen == count
             return (time.perf_counter() - began) / count
 
-        sides = {"webdataset": theirs, "window 8": lambda: lockstep(8), "no window": lambda: lockstep(0)}
+        def other(make: Callable[..., Callable[[], Iterable[Any]]], name: str) -> Callable[[], float]:
+            (root := Path(folder, name)).mkdir()
+            epochs = make(root, files, count, workers)
+
+            def run() -> float:
+                began = time.perf_counter()
+                assert sum(len(labels) for _, labels in epochs()) == count
+                return (time.perf_counter() - began) / count
+
+            return run
+
+        sides: dict[str, Callable[[], float]] = {"webdataset": theirs, "window 8": lambda: lockstep(8)}
+        sides["no window"] = lambda: lockstep(0)
+        peers = {} if link_ms else {"LitData": litdata_epochs, "Streaming": streaming_epochs}
+        for name, make in peers.items():
+            try:
+                sides[name] = other(make, name)
+            except ModuleNotFoundError as missing:
+                print(f"{name}: not measured: {missing}")
         seconds = interleave(sides, rounds)
         rows = [
             [name, round(1 / statistics.median(values)), show(ratio(seconds["webdataset"], values))]
             for name, values in seconds.items()
         ]
-        note = (
-            f"{count:,} JPEGs of 500x375, {workers} workers, {rounds} rounds; webdataset starts its workers each time"
-        )
+        note = f"{count:,} JPEGs of 500x375, {workers} workers, {rounds} rounds; others start their workers each time"
         print_table(
             table(
                 f"Images a second, {'from the disk' if not link_ms else f'{link_ms:g} ms away'}",
