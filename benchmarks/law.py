@@ -88,7 +88,8 @@ def main() -> None:
     rows: list[list[Any]] = []
     kept: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-photos-") as photos:
-        write_photos(Path(photos), 512, SMALL, args.data_dir or "made")
+        if "photos" in args.only.split(","):
+            write_photos(Path(photos), 512, SMALL, args.data_dir or "made")
         for name, case in CASES.items():
             if (recipe := name.split(",")[0]) not in args.only.split(","):
                 continue

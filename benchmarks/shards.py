@@ -147,12 +147,18 @@ def write_shards(root: Path, count: int, each: int = 50) -> list[bytes]:
     return files
 
 
+KEPT: dict[str, Any] = {
+    "prefetch_factor": 4,
+    "persistent_workers": True,
+}  # the first epoch, which starts them, is left out
+
+
 def _decoded(sample: dict[str, Any]) -> tuple[Tensor, int]:
     return _sample(sample["jpg"]), int(sample["cls"])
 
 
-def litdata_epochs(root: Path, files: list[bytes], count: int, workers: int) -> Callable[[], Iterable[Any]]:
-    """LitData's epochs over its own format, in chunks as long as the shards."""
+def litdata_loader(root: Path, files: list[bytes], count: int, workers: int) -> Iterable[Any]:
+    """LitData's loader over its own format, in chunks as long as the shards."""
     import litdata
     from litdata.streaming.writer import BinaryWriter
 
@@ -166,11 +172,12 @@ def litdata_epochs(root: Path, files: list[bytes], count: int, workers: int) -> 
     writer.done()
     writer.merge()
     found = Pictures(str(root), shuffle=True, seed=0)
-    return lambda: litdata.StreamingDataLoader(found, batch_size=32, num_workers=workers, prefetch_factor=4)
+    loader: Iterable[Any] = litdata.StreamingDataLoader(found, batch_size=32, num_workers=workers, **KEPT)
+    return loader
 
 
-def streaming_epochs(root: Path, files: list[bytes], count: int, workers: int) -> Callable[[], Iterable[Any]]:
-    """Streaming's epochs over its own format, in shards as long as ours."""
+def streaming_loader(root: Path, files: list[bytes], count: int, workers: int) -> Iterable[Any]:
+    """Streaming's loader over its own format, in shards as long as ours."""
     from streaming import MDSWriter, StreamingDataset
 
     class Pictures(StreamingDataset):  # type: ignore[misc]
@@ -182,7 +189,7 @@ def streaming_epochs(root: Path, files: list[bytes], count: int, workers: int) -
         for k in range(count):
             out.write({"jpg": files[k % len(files)], "cls": k % 2})
     found = Pictures(local=str(root), shuffle=True, shuffle_seed=0, batch_size=32)
-    return lambda: DataLoader(found, 32, num_workers=workers, prefetch_factor=4)
+    return DataLoader(found, 32, num_workers=workers, **KEPT)
 
 
 def measure_speed(count: int, workers: int, rounds: int, link_ms: float) -> None:
@@ -211,29 +218,30 @@ def measure_speed(count: int, workers: int, rounds: int, link_ms: float) -> None
             assert seen == count
             return (time.perf_counter() - began) / count
 
+        source = urls if not link_ms else f"pipe:curl -s -f {urls}"
+        found = webdataset.WebDataset(source, shardshuffle=shards, nodesplitter=None, seed=0).shuffle(1000)
+        loader = DataLoader(found.map(_pair), 32, num_workers=workers, **KEPT)
+
         def theirs() -> float:
-            source = urls if not link_ms else f"pipe:curl -s -f {urls}"
-            found = webdataset.WebDataset(source, shardshuffle=shards, nodesplitter=None, seed=0).shuffle(1000)
-            loader = DataLoader(found.map(_pair), 32, num_workers=workers, prefetch_factor=4)
             began = time.perf_counter()
             seen = sum(len(labels) for _, labels in loader)
             assert seen == count
             return (time.perf_counter() - began) / count
 
-        def other(make: Callable[..., Callable[[], Iterable[Any]]], name: str) -> Callable[[], float]:
+        def other(make: Callable[..., Iterable[Any]], name: str) -> Callable[[], float]:
             (root := Path(folder, name)).mkdir()
-            epochs = make(root, files, count, workers)
+            loader = make(root, files, count, workers)
 
             def run() -> float:
                 began = time.perf_counter()
-                assert sum(len(labels) for _, labels in epochs()) == count
+                assert sum(len(labels) for _, labels in loader) == count
                 return (time.perf_counter() - began) / count
 
             return run
 
         sides: dict[str, Callable[[], float]] = {"webdataset": theirs, "window 8": lambda: lockstep(8)}
         sides["no window"] = lambda: lockstep(0)
-        peers = {} if link_ms else {"LitData": litdata_epochs, "Streaming": streaming_epochs}
+        peers = {} if link_ms else {"LitData": litdata_loader, "Streaming": streaming_loader}
         for name, make in peers.items():
             try:
                 sides[name] = other(make, name)
@@ -244,7 +252,7 @@ def measure_speed(count: int, workers: int, rounds: int, link_ms: float) -> None
             [name, round(1 / statistics.median(values)), show(ratio(seconds["webdataset"], values))]
             for name, values in seconds.items()
         ]
-        note = f"{count:,} JPEGs of 500x375, {workers} workers, {rounds} rounds; others start their workers each time"
+        note = f"{count:,} JPEGs of 500x375, {workers} workers, {rounds} rounds"
         print_table(
             table(
                 f"Images a second, {'from the disk' if not link_ms else f'{link_ms:g} ms away'}",
