@@ -159,15 +159,17 @@ class StepPasses:
             step.model, step.sync = kept
 
     @contextmanager
-    def as_rank(self, rank: int, ranks: int) -> Iterator[None]:
-        """`by_itself`; odd ranks have another number of threads too, as processes have that share cores otherwise."""
+    def as_rank(self, rank: int, ranks: int, other_threads: bool = True) -> Iterator[None]:
+        """`by_itself`; odd ranks may have another number of threads, as processes have that share cores otherwise."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(threads if rank % 2 == 0 else threads - 1 or 2)
+        if other_threads and rank % 2:
+            torch.set_num_threads(threads - 1 or 2)
         try:
             with self.by_itself(rank, ranks):
                 yield
         finally:
-            torch.set_num_threads(threads)
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
 
     def refuse_collectives(self, batch: Batch) -> None:
         """Raise UserError for a model that calls a collective where it finds itself one of two, as exact mode does."""
@@ -236,7 +238,8 @@ class StepPasses:
 def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
-    return local(a).double() - local(b).double()
+    a, b = (each.float() if each.dtype in (torch.float16, torch.bfloat16) else each for each in (local(a), local(b)))
+    return a - b  # of float32 in float64 it takes five times as long, for a digit that no limit asks for
 
 
 def added(some: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -270,11 +273,16 @@ def moved(ranges: list[list[tuple[int, int]]], group: int) -> list[list[tuple[in
     return [[shards[(rank + 1) % ranks] for shards in found] for rank in range(ranks)]
 
 
-def cut(start: int, stop: int, group: int, number: int) -> list[tuple[int, int]]:
-    """Rows (start, stop) in so many parts and a single group of samples, as a process may have one; none is empty."""
+def cut(start: int, stop: int, group: int, number: int, single: bool) -> list[tuple[int, int]]:
+    """Rows (start, stop) in so many parts, unlike processes' shares; none is empty.
+
+    `single`: a single group of samples by itself too, as a process may have one; else the last part is larger.
+    """
     groups = -(-(stop - start) // group)
-    parts = [*(shard_of(groups - 1, k, number) for k in range(number)), slice(groups - 1, groups)]
-    return [(start + p.start * group, min(start + p.stop * group, stop)) for p in parts if p.start < p.stop]
+    rest = 1 if single else max(1, groups // 16)
+    parts = [shard_of(groups - rest, k, number) for k in range(number)]
+    last = slice(groups - rest if single else parts.pop().start, groups)
+    return [(start + p.start * group, min(start + p.stop * group, stop)) for p in (*parts, last) if p.start < p.stop]
 
 
 def all_rows(mine: Tensor, ranks: int) -> Tensor:

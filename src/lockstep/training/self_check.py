@@ -1,11 +1,12 @@
 """Does the number of processes change what a step computes? Measured at real steps, on the real model.
 
 On a process's steps 0, 1, 2, 4, ... 1,024 and every 1,024th the batch that was just taken is taken again, shared out
-otherwise: cut in two or three and a single sample, whatever the number of ranks, and now and then as a whole by one of
-them. Everything is put back before and after. Gradients, loss, buffers and what else the model keeps are compared; what
-differs beyond rounding (that of inputs a few units in the last place away) is named, with its cause where a small
-experiment tells (find_cause.py). A run says one sentence, in the same words on any number of processes: the strongest
-kind of difference, the first of that kind in the model's order, and the cause that the same samples show on rank 0.
+otherwise: cut in two or three, whatever the number of ranks; now and then with a single sample by itself, with other
+numbers of threads, and as a whole by one of them. Everything is put back before and after. Gradients, loss, buffers
+and what else the model keeps are compared; what differs beyond rounding (that of inputs a few units in the last place
+away) is named, with its cause where a small experiment tells (find_cause.py). A run says one sentence, in the same
+words on any number of processes: the strongest kind of difference, the first of that kind in the model's order, and
+the cause that the same samples show on rank 0.
 """
 
 import math
@@ -51,7 +52,7 @@ from lockstep.training.outcomes import (
 from lockstep.training.updates import held, trials
 
 _SELDOM = 1024  # steps between two checks, once a run has gone on for so long
-_WHOLE = {1, 8, 16}  # the checks on which one of several ranks takes the whole batch
+_THOROUGH = {1, 8, 16}  # the checks that pass a single sample, change threads, and have one of several ranks take all
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS = 50.0  # times the limit
 _LOOKS = 2  # checks on which something must be seen that is not beyond doubt
@@ -82,6 +83,7 @@ class SelfCheck(StepPasses):
         self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
         self._again, self._second, self._looks = False, False, dict[str, int]()
+        self._thorough = False
         self._reported = _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
@@ -277,13 +279,13 @@ class SelfCheck(StepPasses):
         self._first = [start for _, start, _ in wholes]
         number = 2 + self.checked % 2 if self.ranks <= self._most else max(2, self.ranks - 1)
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
-        self._takers = {}
+        self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
         for i, start, stop in wholes:
-            for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number)):
+            for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, self._thorough)):
                 parts[(k + 1) % self.ranks].append((i, a, b))
                 self._takers[i, a] = k, len(cuts)
         found = self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=True)
-        if 1 < self.ranks <= self._most and (self._second or self.checked in _WHOLE):
+        if self._thorough and 1 < self.ranks <= self._most:
             parts = [wholes, *[[]] * (self.ranks - 1)]
             found += self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=False)
         everyone = [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
@@ -374,8 +376,9 @@ class SelfCheck(StepPasses):
                 signs = torch.randint(0, 2, one.images.shape, generator=torch.Generator().manual_seed(seed))
                 one = replace(one, images=one.images * (1 + (signs.to(one.images.device) * 2 - 1) * self.moved_by))
             step.checks_mean = self.checked == 1 and not step.whole_batch
+            taker = self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)
             with (
-                self.as_rank(*self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)),
+                self.as_rank(*taker, other_threads=self._thorough),
                 self._notes.given(i) if given and self._notes is not None else nullcontext(),
                 self._sloped(one, i) if given and step.whole_batch else nullcontext(),
             ):
@@ -417,10 +420,13 @@ class SelfCheck(StepPasses):
         found = self.step.take_gradients()
         if self.ranks == 1:
             return found
+        pending = []
         for i, p in enumerate(self.step.named.values()):
             if p.requires_grad:
-                dist.all_reduce(whole := torch.zeros_like(p) if found[i] is None else found[i])  # type: ignore[arg-type]
-                found[i] = whole
+                found[i] = whole = torch.zeros_like(p) if (own := found[i]) is None else own
+                pending.append(dist.all_reduce(whole, async_op=True))
+        for work in pending:
+            work.wait()
         return found
 
     def _compared_buffers(

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import optimizer as torchs
 
-from lockstep.monitoring.desync import digests
+from lockstep.monitoring import desync
 from lockstep.parallel.data_parallel import driven
 from lockstep.parallel.fsdp import is_part
-from lockstep.parallel.hidden_state import put_back
+from lockstep.parallel.hidden_state import digest, put_back
 from lockstep.training.outcomes import Step, StepPasses
 
 
@@ -26,7 +25,7 @@ def step_hooks(optimizer: Any) -> list[Any]:
     return [hook for hooks in (*own, *everyones) for hook in hooks.values()]
 
 
-def held(step: Step) -> dict[str, int]:
+def held(step: Step) -> dict[str, Any]:
     """Digests of what an update moves: numbers of the parameter groups first, then parameters."""
     values: dict[str, Any] = {
         f"{key} of parameter group {g}": value
@@ -35,10 +34,13 @@ def held(step: Step) -> dict[str, int]:
         if isinstance(value, Tensor | int | float)
     }
     values |= {name: p for name, p in step.named.items() if not is_part(p)}
-    return dict(zip(values, digests([*values.values()], torch.device("cpu")).tolist(), strict=True))
+    return {
+        name: int(desync.digest(v)) if isinstance(v, Tensor) and v.device.type != "cpu" else digest(v)
+        for name, v in values.items()
+    }
 
 
-def trials(passes: StepPasses, update: Callable[[], object]) -> list[dict[str, int]]:
+def trials(passes: StepPasses, update: Callable[[], object]) -> list[dict[str, Any]]:
     """What each of two ranks holds after the update; nothing of it is left."""
     found = []
     for rank in range(2):
