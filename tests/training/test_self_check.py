@@ -1,5 +1,6 @@
 """What makes a step another one on another number of processes is said, with its place and cause; nothing else is."""
 
+import itertools
 import random
 import time
 import warnings
@@ -18,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as early
 
 from lockstep.distributed.failures import is_peer_gone
-from lockstep.distributed.world import World
+from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
 from lockstep.parallel.strategy import parallelize
-from lockstep.training.outcomes import Finding
+from lockstep.training.outcomes import Finding, cut
 from lockstep.training.step import TrainStep
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
@@ -564,3 +565,15 @@ def test_a_loop_of_ones_own_gets_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step(batch_of(World.single(), 12, 1))
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("number", [2, 3])
+def test_parts_cover_the_batch_and_are_not_the_shares_of_so_many_processes(number: int, single: bool) -> None:
+    for size, group in itertools.product(range(1, 70), (1, 4)):
+        parts = cut(5, 5 + size, group, number, single)
+        assert [row for part in parts for row in range(*part)] == [*range(5, 5 + size)]
+        assert all(a < b for a, b in parts) and all((b - a) % group == 0 for a, b in parts[:-1])
+        assert len(parts) > 1 or size <= group
+        shares = [shard_of(size, k, number) for k in range(number)]
+        assert group > 1 or size < 4 or parts != [(5 + share.start, 5 + share.stop) for share in shares]

@@ -279,7 +279,7 @@ def cut(start: int, stop: int, group: int, number: int, single: bool) -> list[tu
     `single`: a single group of samples by itself too, as a process may have one; else the last part is larger.
     """
     groups = -(-(stop - start) // group)
-    rest = 1 if single else max(1, groups // 16)
+    rest = min(1 if single else max(2, groups // 16), groups - 1)
     parts = [shard_of(groups - rest, k, number) for k in range(number)]
     last = slice(groups - rest if single else parts.pop().start, groups)
     return [(start + p.start * group, min(start + p.stop * group, stop)) for p in (*parts, last) if p.start < p.stop]
