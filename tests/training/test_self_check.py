@@ -573,7 +573,8 @@ def test_parts_cover_the_batch_and_are_not_the_shares_of_so_many_processes(numbe
     for size, group in itertools.product(range(1, 70), (1, 4)):
         parts = cut(5, 5 + size, group, number, single)
         assert [row for part in parts for row in range(*part)] == [*range(5, 5 + size)]
-        assert all(a < b for a, b in parts) and all((b - a) % group == 0 for a, b in parts[:-1])
+        assert all(a < b for a, b in parts)
+        assert all((b - a) % group == 0 for a, b in parts[:-1])
         assert len(parts) > 1 or size <= group
         shares = [shard_of(size, k, number) for k in range(number)]
         assert group > 1 or size < 4 or parts != [(5 + share.start, 5 + share.stop) for share in shares]
