@@ -40,8 +40,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1826, "config"),
     "data": (5304, "data"),
-    "training": (5295, "training"),
-    "gradients and draws": (4398, "parallel rng"),
+    "training": (5311, "training"),
+    "gradients and draws": (4399, "parallel rng"),
     "processes": (2963, "distributed"),
     "state and monitoring": (3517, "checkpoint monitoring"),
     "models and their use": (1760, "models inference cli errors randomness __init__ __main__"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1355, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_283, 260
+MAX_LINES, MAX_FILES = 38_300, 260
 
 
 def module_name(path: Path) -> str:

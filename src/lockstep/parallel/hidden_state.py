@@ -375,8 +375,9 @@ def digest(value: Any) -> str:
     """A text that two values of a state have in common where they are the same."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().contiguous()
-        value = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.zeros(0)
-    content = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else repr(value).encode()
+        content = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
+    else:
+        content = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()  # processors have instructions for it
 
 
