@@ -96,33 +96,21 @@ class StepBatchNorm(_BatchNorm):
     alone: bool = False  # what passes is a whole batch, without other ranks
     rows: int = 0  # samples that pass, 0 where nobody said
     members: int = 0  # samples of the micro-batch that they belong to, over all ranks
+    activates: bool = False  # it is one of timm's, which hold a dropout and an activation too
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [b, C, ...] -> the same shape and dtype."""
-        if x.ndim < 2 or x.shape[1] != self.num_features:
-            raise ValueError(f"expected [batch, {self.num_features}, ...], got {list(x.shape)}")
-        if self.training:
-            return self.finish(self.alone_normalised(x) if self.alone else self.normalise(x))
-        by_batch = self.running_mean is None  # then there is nothing else to normalise by, as in torch's own
-        y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0, self.eps)
-        return self.finish(y)
+        self._check_input_dim(x)
+        y = self.normalise(x) if self.training and not self.alone else super().forward(x)
+        return self.act(self.drop(y)) if self.activates else y  # type: ignore[no-any-return]
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2 or input.shape[1] != self.num_features:
+            raise ValueError(f"expected [batch, {self.num_features}, ...], got {list(input.shape)}")
 
     def normalise(self, x: Tensor) -> Tensor:
         """x normalised by the statistics of training."""
         raise NotImplementedError
-
-    def alone_normalised(self, x: Tensor) -> Tensor:
-        """As torch's own layer has it."""
-        momentum = self.momentum
-        if self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum
-        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        return F.batch_norm(x, *running, self.weight, self.bias, True, momentum or 0.0, self.eps)
-
-    def finish(self, y: Tensor) -> Tensor:
-        """What follows in the same module; nothing here."""
-        return y
 
     def track(self, mean: Tensor, variance: Tensor) -> None:
         """Move the running statistics towards a batch's."""
@@ -353,24 +341,6 @@ class GroupBatchNorm(StepBatchNorm):
         return F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
 
 
-class _Activated(StepBatchNorm):
-    """With the dropout and activation that timm puts into its normalisation layers."""
-
-    drop: nn.Module
-    act: nn.Module
-
-    def finish(self, y: Tensor) -> Tensor:
-        return self.act(self.drop(y))  # type: ignore[no-any-return]
-
-
-class _SyncBatchNormAct(_Activated, SyncBatchNorm):
-    pass
-
-
-class _GroupBatchNormAct(_Activated, GroupBatchNorm):
-    pass
-
-
 def convert_sync_batchnorm(module: nn.Module, world: World, skip_unknown: bool = False) -> nn.Module:
     """Make every batch normalisation in `module` a SyncBatchNorm, in place: objects, parameters and hooks stay.
 
@@ -378,35 +348,31 @@ def convert_sync_batchnorm(module: nn.Module, world: World, skip_unknown: bool =
         UserError: for a subclass with a forward of its own, whose meaning can't be known, unless they are skipped.
     """
     for layer in local_batch_norms(module):
-        if (own := own_forward(layer)) and skip_unknown:
-            continue
-        _become(layer, _SyncBatchNormAct if own is None else SyncBatchNorm, own, "global")
-        layer.world = world  # type: ignore[assignment]
+        if not (skip_unknown and own_forward(layer)):
+            _become(layer, SyncBatchNorm, "global", world=world)
     return module
 
 
-def convert_group_batchnorm(module: nn.Module, group: int) -> nn.Module:
+def convert_group_batchnorm(module: nn.Module, group: int) -> None:
     """As `convert_sync_batchnorm`: a GroupBatchNorm of so many samples of each."""
     for layer in local_batch_norms(module):
-        own = own_forward(layer)
-        _become(layer, _GroupBatchNormAct if own is None else GroupBatchNorm, own, f"groups:{group}")
-        layer.group, layer.waiting = group, []  # type: ignore[assignment]
-    return module
+        _become(layer, GroupBatchNorm, f"groups:{group}", group=group, waiting=[])
 
 
-def own_forward(layer: _BatchNorm) -> bool | None:
-    """True where a subclass computes what nobody can know; None for timm's, which add a known end to torch's."""
-    if type(layer) in _PLAIN or type(layer).forward is _BatchNorm.forward:
-        return False
-    return None if hasattr(layer, "drop") and hasattr(layer, "act") else True
+def own_forward(layer: _BatchNorm) -> bool:
+    """Whether a subclass computes what nobody can know; timm's add a known end to torch's."""
+    known = type(layer) in _PLAIN or type(layer).forward is _BatchNorm.forward
+    return not known and not (hasattr(layer, "drop") and hasattr(layer, "act"))
 
 
-def _become(layer: _BatchNorm, kind: type[StepBatchNorm], own_forward: bool | None, how: str) -> None:
-    """Change a layer's class, and nothing else of it."""
-    if own_forward:
+def _become(layer: _BatchNorm, kind: type[StepBatchNorm], how: str, **attributes: Any) -> None:
+    """Change a layer's class, and give it what the new one needs."""
+    if own_forward(layer):
         name = type(layer).__name__
         raise UserError(f"--batch-norm {how} can't convert {name}: its forward is its own", "Use --batch-norm local.")
+    activates = type(layer) not in _PLAIN and type(layer).forward is not _BatchNorm.forward
     layer.__class__ = kind
+    vars(layer).update(attributes, activates=activates)
 
 
 @contextmanager
