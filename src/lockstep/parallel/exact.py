@@ -7,13 +7,6 @@ integer addition has no order, so ring, bucket and N can't change a bit, and the
 
 Memory beyond plain DDP's: the gradients once more for each further slice of this rank, and 8 bytes a parameter for the
 sums.
-
-Buffers in exact mode: every slice starts from the step's, and the average of their changes is added, exactly.
-
-A buffer is known by module and name, and each slice gets copies in memory of their own: forward may write into them or
-replace them. Floating-point ones, complex ones included, move by the mean change over all slices; integers by the
-floor of it; a truth value is flipped where any slice has flipped it. What no slice changes keeps its bits, infinities
-too; an infinity that a slice replaces counts as 0.
 """
 
 import threading
@@ -33,7 +26,7 @@ from lockstep.errors import UserError
 from lockstep.parallel.determinism import NoCollectives, own_storage, repeatable
 from lockstep.parallel.fixed_point import ZERO, Bucket, buckets_of, exponents, scales, to_fixed
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing
-from lockstep.parallel.module_state import Places, as_real, copy_from_first, sum_in_order, unequal
+from lockstep.parallel.module_state import Places, as_real, copy_from_first, unequal
 from lockstep.parallel.slices import Replicas, generators
 from lockstep.parallel.sync import GradientSync, Reseed, Take
 
@@ -42,7 +35,13 @@ _CHANGED = ZERO + 1  # in the place of an exponent, for what is no floating-poin
 
 
 class ExactBuffers:
-    """The buffers of one step: `enter` before a slice, `leave` after it, `finish` at the end."""
+    """The buffers of one step: `enter` before a slice, `leave` after it, `finish` at the end.
+
+    Every slice starts from the step's, in memory of its own: forward may write into them or replace them. Afterwards
+    floats, complex ones included, move by the mean change over all slices; integers by the floor of it; a truth value
+    is flipped where any slice has flipped it. What no slice changes keeps its bits; an infinity that a slice replaces
+    counts as 0.
+    """
 
     def __init__(self, model: nn.Module, world: World, slices: int) -> None:
         self.model, self.world, self.slices = model, world, slices
@@ -51,15 +50,8 @@ class ExactBuffers:
     def begin(self) -> None:
         """Before the first slice: what is there now is where each starts."""
         self.places = Places(self.model.modules())
-        self.names = _names(self.model)
-        found = {
-            id(t): (self.names[id(module), name], t)
-            for module, held in zip(self.places.modules, self.places.held, strict=True)
-            for name, t in held.items()
-            if t is not None
-        }
-        self.starts = [t for _, t in found.values()]
-        self.labels = [name for name, _ in found.values()]
+        found = {id(t): t for held in self.places.held for t in held.values() if t is not None}
+        self.starts = list(found.values())
         self.index = {key: i for i, key in enumerate(found)}
         self.sums: list[list[Tensor]] = [[] for _ in self.starts]  # changes of each, by slice
         self.count = 0
@@ -80,16 +72,15 @@ class ExactBuffers:
                 if before is None and after is None:
                     continue
                 if before is None or after is None or (before.shape, before.dtype) != (after.shape, after.dtype):
+                    path = next(path for path, each in self.model.named_modules() if each is master)
+                    full = f"{path}.{name}" if path else name
                     raise UserError(
-                        f"--exact {self.slices}: forward made the buffer {self._name(master, name)} another one, "
+                        f"--exact {self.slices}: forward made the buffer {full} another one, "
                         f"{_described(before)} before and {_described(after)} after",
                         "Give it its final shape and type in __init__, or keep it as a plain attribute.",
                     )
                 changes[self.index[id(before)]] = _change(as_real(before), as_real(after.detach()))
         return changes
-
-    def _name(self, module: nn.Module, name: str) -> str:
-        return self.names.get((id(module), name), name)
 
     def add(self, changes: list[Tensor | None]) -> None:
         """Count a slice's changes in."""
@@ -115,7 +106,7 @@ class ExactBuffers:
         starts = [as_real(self.starts[i]) for i in moved]
         parts, out_of = [torch.full((1,), self.count, dtype=torch.int64, device=device)], []
         for start, i in zip(starts, moved, strict=True):
-            into, out = scales(exponent[i], self.slices, _wide(start))
+            into, out = scales(exponent[i], self.slices, start.dtype if start.is_floating_point() else torch.float64)
             out_of.append(out)
             summed = torch.zeros(start.shape, dtype=torch.int64, device=device)
             for change in self.sums[i]:
@@ -134,10 +125,6 @@ class ExactBuffers:
             for sums in self.sums
         ]
         return torch.stack(found).to(torch.int32)
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype if tensor.is_floating_point() else torch.float64
 
 
 def _change(before: Tensor, after: Tensor) -> Tensor | None:
@@ -164,15 +151,6 @@ def _move(start: Tensor, total: Tensor, out: Tensor, count: Tensor) -> None:
 
 def _described(tensor: Tensor | None) -> str:
     return "none" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _names(model: nn.Module) -> dict[tuple[int, str], str]:
-    """(id of a module, name in it) -> the buffer's full name."""
-    return {
-        (id(module), name): f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name in module._buffers
-    }
 
 
 class Counters:
@@ -248,9 +226,8 @@ class ExactSync(GradientSync):
         # over the gradient of a layer that is used twice in two parts, and a bucket must not leave between them.
         self.overlap: bool | None = None
         self.in_parts = self.sequential = False
-        self.fired = WeakKeyDictionary[
-            nn.Module, set[int]
-        ]()  # parameters whose gradient has come, of the slice under way
+        # of each copy the parameters whose gradient has come, of the slice under way
+        self.fired = WeakKeyDictionary[nn.Module, set[int]]()
         self.at_once = min(threads, slices) if world.device.type == "cpu" else 1
         self.replicas = Replicas(model, self.at_once, self._listen)
 
@@ -446,7 +423,9 @@ class ExactSync(GradientSync):
 
     def total(self, amounts: Tensor, samples: int, count: int) -> Tensor:  # noqa: ARG002
         """In the order of the slices, whoever takes them."""
-        return sum_in_order(self.world, amounts, min(self.slices, count))
+        table = amounts.new_zeros(min(self.slices, count))  # the other ranks' zeros round nothing
+        table[self.world.shard(len(table))] = amounts
+        return self.world.sum(table).sum()
 
     def waited_ms(self) -> float | None:
         """The mean over the steps since the last call. A GPU's host does not wait, so there nobody can tell."""

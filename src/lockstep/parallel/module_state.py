@@ -5,19 +5,18 @@ holds a buffer's tensor over a forward pass: it is looked up by module and name 
 """
 
 import copy
-import random
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.distributed.world import World
+from lockstep.parallel.hidden_state import put_back
 
 # bytes; kernels choose their paths, and with them the order of their sums, by the address of what they read
 _ALIGNED, _ALIGNED_DEVICE = 64, 512
@@ -42,13 +41,6 @@ def write_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
         tensor.copy_(values.view(tensor.shape))
 
 
-def sum_in_order(world: World, mine: Tensor, count: int) -> Tensor:
-    """The sum [] of `count` numbers of which each rank has its share, the same bits on any number of ranks."""
-    table = mine.new_zeros(count)  # the other ranks' zeros round nothing
-    table[world.shard(count)] = mine
-    return world.sum(table).sum()
-
-
 def as_real(tensor: Tensor) -> Tensor:
     """A complex tensor [...] seen as its real and imaginary parts [..., 2]; any other one as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -63,13 +55,6 @@ def all_finite(tensors: Sequence[Tensor], device: torch.device) -> bool:
     """Whether all elements are finite. Waits for the device once; the memory of one truth value an element."""
     flags = [torch.isfinite(tensor).all().to(device) for tensor in tensors]
     return not flags or bool(torch.stack(flags).all())
-
-
-def keep_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Copy gradients that another pass will add to: the next replay of a CUDA graph writes into its own ones."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad = parameter.grad.clone()
 
 
 class Places:
@@ -184,7 +169,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(same_generators({p.device for p in model.parameters()}))
+        stack.enter_context(put_back({}, {p.device for p in model.parameters()}))
         copies: dict[int, Any] = {}  # what two modules share, their copies share
         for module in model.modules():
             hooks = [(value, [*value.items()]) for value in vars(module).values() if isinstance(value, OrderedDict)]
@@ -209,20 +194,3 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         return copies.setdefault(id(value), value.detach().clone())
     return copies.setdefault(id(value), copy.copy(value)) if type(value) in _CONTAINERS else value
-
-
-@contextmanager
-def same_generators(devices: set[torch.device]) -> Iterator[None]:
-    """Put the generators of torch (the host's and those of `devices`), numpy and Python back afterwards."""
-    python, numpys = random.getstate(), np.random.get_state()
-    with ExitStack() as stack:
-        for kind in {device.type for device in devices} - {"cpu", "meta"}:
-            indices = [device.index for device in devices if device.type == kind]
-            stack.enter_context(torch.random.fork_rng(indices, device_type=kind))
-        host = torch.get_rng_state()
-        try:
-            yield
-        finally:
-            torch.set_rng_state(host)
-            random.setstate(python)
-            np.random.set_state(numpys)

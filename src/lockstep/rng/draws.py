@@ -277,7 +277,7 @@ class Stream:
         return self.fill(partial(keep, p=p)), 1 / rate if rate else 0.0
 
 
-here = threading.local()  # .keys: who is asked in this thread; .off: nobody, though a backward pass be under way
+here = threading.local()  # .keys: who is asked in this thread
 active: list[Keys | Recorder] = []  # of all threads
 
 
@@ -289,35 +289,9 @@ def current() -> Keys | Recorder | None:
     if torch.compiler.is_compiling():
         return None
     mine: Keys | Recorder | None = getattr(here, "keys", None)
-    if mine is None and len(active) == 1 and not getattr(here, "off", False) and _in_backward():
+    if mine is None and len(active) == 1 and torch._C._current_graph_task_id() != -1:
         return active[0]
     return mine
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-class asking:
-    """Within, this thread's draws come from `keys`; None: from torch."""
-
-    def __init__(self, keys: Keys | Recorder | None) -> None:
-        self.keys = keys
-
-    def __enter__(self) -> None:
-        self.before = getattr(here, "keys", None)
-        here.keys = self.keys
-        if self.keys is None:
-            here.off = True
-        else:
-            active.append(self.keys)
-
-    def __exit__(self, *_: object) -> None:
-        here.keys = self.before
-        if self.keys is None:
-            here.off = False
-        else:
-            active.remove(self.keys)
 
 
 class Draws:
@@ -361,13 +335,18 @@ class NotPlanned(Exception):
 def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
     """The calls of a forward pass over so many of the images, repeated where they are fewer. Raises NotPlanned."""
     recorder = Recorder()
-    with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"), asking(recorder):
+    with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")  # untouched puts the filters back
         for layer in batch_norms(model):
             layer.training = False
+        before, here.keys = getattr(here, "keys", None), recorder
+        active.append(recorder)
         try:
             model(images[torch.arange(count, device=images.device) % len(images)])
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             first = (str(error).splitlines() or [""])[0]
             raise NotPlanned(f"{count} images: {type(error).__name__}: {first}") from error
+        finally:
+            here.keys = before
+            active.remove(recorder)
     return recorder.calls

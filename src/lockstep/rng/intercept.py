@@ -35,10 +35,6 @@ def _asked(kind: str, shape: Sequence[int], device: torch.device) -> Stream | No
     return None if keys is None else keys.call(kind, shape, device)
 
 
-def _everywhere(x: Tensor) -> Sequence[int]:
-    return x.shape
-
-
 def _by_channel(batched: int) -> Callable[[Tensor], Sequence[int]]:
     """The shape of one draw for each channel, of an input that has `batched` dimensions with its batch."""
 
@@ -266,11 +262,11 @@ def _set_rng_state(new_state: Tensor) -> None:
 _HOST = torch.device("cpu")
 _get_state, _set_state = torch.get_rng_state, torch.set_rng_state
 FUNCTIONAL: dict[str, _Function] = {
-    "dropout": _dropout(F.dropout, _everywhere),
+    "dropout": _dropout(F.dropout, Tensor.size),
     "dropout1d": _dropout(F.dropout1d, _by_channel(3)),
     "dropout2d": _dropout(F.dropout2d, _by_channel(3)),
     "dropout3d": _dropout(F.dropout3d, _by_channel(5)),
-    "alpha_dropout": _dropout(F.alpha_dropout, _everywhere, alpha=True),
+    "alpha_dropout": _dropout(F.alpha_dropout, Tensor.size, alpha=True),
     "feature_alpha_dropout": _dropout(F.feature_alpha_dropout, _by_channel(2), alpha=True),
     "scaled_dot_product_attention": _attention(F.scaled_dot_product_attention),
     "rrelu": _rrelu(F.rrelu),
@@ -393,8 +389,8 @@ def held(draws: Draws | None) -> Iterator[None]:
 class keyed:
     """Around forward and backward of one piece: its draws are those of its samples in this step.
 
-    A class that spells out what `asking` does: a generator's context, and each call of a function more, cost a step
-    microseconds, for all of this is out of the processor's caches after a backward pass.
+    A class: a generator's context, and each call of a function more, cost a step microseconds, for all of this is out
+    of the processor's caches after a backward pass.
 
     Args:
         draws: of the run.

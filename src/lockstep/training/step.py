@@ -1,15 +1,7 @@
 """One optimizer step over a global batch: forward, backward, clip, update.
 
-A backward pass and an update without the Python that torch puts around them: a quarter of a tiny step's time.
-
-What torch's own functions do beyond this is left out where nobody would notice, and they are called where somebody
-would: a profiler, a hook, a tensor of a class of its own.
-
-Steps that are left out because a gradient is not finite: found, undone, and counted.
-
-What a step can't be taken with, said by name before or in the first one.
-
-What a rank without a sample passes through the model, as the other ranks' collectives wait for it.
+Backward and update do without the Python that torch puts around them, a quarter of a tiny step's time, where nobody
+would notice; torch's own functions are called where somebody would: a profiler, a hook, a tensor of a class of its own.
 """
 
 import inspect
@@ -34,7 +26,7 @@ from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
 from lockstep.parallel.hidden_state import put_back
-from lockstep.parallel.module_state import Kept, keep_gradients
+from lockstep.parallel.module_state import Kept
 from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.strategy import require_shapes, sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
@@ -83,33 +75,6 @@ def update(optimizer: Any) -> None:
         step.__wrapped__(optimizer)
     else:
         optimizer.step()
-
-
-class Skipping:
-    """What a step needs to be left out.
-
-    Args:
-        asked: by `skip_nonfinite`; else nothing is kept and nothing is looked at.
-        device: where the steps left out are counted, so that counting waits for nothing.
-    """
-
-    def __init__(self, asked: bool, device: torch.device) -> None:
-        self.asked = asked
-        self.count = torch.zeros((), dtype=torch.int64, device=device)
-
-    def before(self, model: nn.Module) -> Kept | None:
-        """A copy of the buffers, which forward is about to write into; None where a step is not to be left out."""
-        return Kept(model.modules()) if self.asked else None
-
-    def undone(self, before: Kept | None, parameters: Iterable[nn.Parameter]) -> bool:
-        """Whether a gradient is not finite, and the buffers are as they were before the step again.
-
-        Waits for the device. The same on all ranks, as gradients are after their reduction.
-        """
-        if before is None or bool(finite(parameters)):
-            return False
-        before.restore()
-        return True
 
 
 def finite(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -205,7 +170,6 @@ class StandIns:
 
     def __init__(self) -> None:
         self.kept: tuple[Tensor, Tensor] | None = None  # images and labels
-        self.complete = False  # two are kept: a piece with samples has nothing to ask for here
 
     def filled(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The same images [b, C, H, W] and labels; for b = 0 two of each.
@@ -215,7 +179,6 @@ class StandIns:
         if len(images):
             if self.kept is None or len(self.kept[0]) < min(2, len(images)):
                 self.kept = images[:2].clone(), labels[:2].clone()
-                self.complete = len(images) > 1
             return images, labels
         if self.kept is None:
             ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)
@@ -305,7 +268,8 @@ class TrainStep:
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
         self.calls = 0
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
-        self._skipping = Skipping(skip_nonfinite, device)
+        self._skips = skip_nonfinite
+        self._skipped = torch.zeros((), dtype=torch.int64, device=device)  # there, so that counting waits for nothing
         self.before_pass: Callable[[int], object] | None = None
         self.check = SelfCheck(self, law)
         if schedule is not None:
@@ -326,7 +290,7 @@ class TrainStep:
         theirs = [parameter.grad for parameter in self._others]
         for parameter in self._others:
             parameter.grad = None
-        before = self._skipping.before(self.model)
+        buffers = Kept(self.model.modules()) if self._skips else None
         first = self.passes_write is None
         versions = [p._version for p in self.named.values()] if first else []
         if is_checked(self.calls):
@@ -348,9 +312,12 @@ class TrainStep:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     local(parameter.grad).div_(self._divisor)
-        self.left_out = self._skipping.undone(before, self.parameters)
+        # the same on all ranks, as gradients are after their reduction; waits for the device
+        self.left_out = buffers is not None and not finite(self.parameters)
+        if self.left_out and buffers is not None:
+            buffers.restore()
         if self.left_out and self.scaler is None:
-            self._skipping.count += 1
+            self._skipped += 1
         else:  # fp16's scaler leaves the step out as well, and lowers its scale
             update = partial(self._update, batch.step)
             if check is None:
@@ -368,16 +335,18 @@ class TrainStep:
     @property
     def skipped(self) -> int:
         """Steps left out because a gradient was not finite, the scaler's of fp16 among them; waits for the device."""
-        return int(self._skipping.count)
+        return int(self._skipped)
 
     def _update(self, step: int) -> None:
         draws = may_draw(self.optimizer)
         if draws or self.hooks:  # the same on every rank
-            self._seed_all(stream(self.seed, "update", step))
+            seed = stream(self.seed, "update", step)
+            self._reseed(seed)
+            seed_host(seed)
         if self.scaler is not None:
             # after the all-reduce an overflow of one rank is in every rank's gradients, so all skip the same step
             self.scaler.unscale_(self.optimizer)
-            self._skipping.count += ~finite(self.parameters)
+            self._skipped += ~finite(self.parameters)
         self.hooks.run(self.named)
         if self.clip_norm:
             self.sync.clip(self.parameters, self.clip_norm)
@@ -388,10 +357,6 @@ class TrainStep:
             self.optimizer.step()
         else:
             update(self.optimizer)
-
-    def _seed_all(self, seed: int) -> None:
-        self._reseed(seed)
-        seed_host(seed)
 
     def require_gradients(self) -> None:
         """Raise UserError where passes of this rank (in exact mode, of any) left a parameter without its gradient."""
@@ -422,17 +387,19 @@ class TrainStep:
 
         def take(model: nn.Module, i: int) -> Tensor:
             try:
-                return take_unguarded(model, i)
+                found = take_unguarded(model, i)
             except Exception as error:
                 if refusal := refusal_of(error, batch.shards[i], alone=self.model is self.bare):
                     raise refusal from error
                 raise
+            if self._replays and i < len(sizes) - 1:  # the next replay of a CUDA graph writes into its own gradients
+                for p in self.parameters:
+                    p.grad = None if p.grad is None else p.grad.clone()
+            return found
 
         def take_unguarded(model: nn.Module, i: int) -> Tensor:
             shard = batch.shards[i]
-            some, theirs = images[i], labels[i]
-            if not (sizes[i] and self._stand_ins.complete):
-                some, theirs = self._stand_ins.filled(some, theirs)
+            some, theirs = self._stand_ins.filled(images[i], labels[i])
             if self.draws is None:
                 return self._pass(model, some, theirs, shard, batch.count)
             ids = batch.ids[shard.rows] if sizes[i] else np.zeros(len(some), np.int64)
@@ -443,13 +410,7 @@ class TrainStep:
                         require_planned(self.draws, model, some)
                 return self._pass(model, some, theirs, shard, batch.count)
 
-        def take_and_keep(model: nn.Module, i: int) -> Tensor:
-            found = take(model, i)
-            if i < len(sizes) - 1:
-                keep_gradients(self.parameters)
-            return found
-
-        return self.sync.passes(self.model, batch.shards, reseed, take_and_keep if self._replays else take)
+        return self.sync.passes(self.model, batch.shards, reseed, take)
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
