@@ -97,11 +97,9 @@ class DDPSync(BackwardSync):
         layers are frozen for some epochs, it does not reduce, and `finish` does.
         """
         self.by_hand = self._trained() != self.reduced
-        self.marks = self._marks() if last and not self.ddp.find_unused_parameters else []
+        before = [None if p.grad is None else (p.grad, p.grad._version) for p in self.every]
+        self.marks = before if last and not self.ddp.find_unused_parameters else []
         return nullcontext() if last and not self.by_hand else self.ddp.no_sync()
-
-    def _marks(self) -> list[tuple[Tensor, int] | None]:
-        return [None if p.grad is None else (p.grad, p.grad._version) for p in self.every]
 
     def without_gradient(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Also those that an earlier shard alone has used: DDP has waited for them in the last one."""
@@ -135,14 +133,10 @@ class DDPSync(BackwardSync):
         if not all(name in clocks for name in names):
             return None
         reduction, hidden = (float(clocks[name]) for name in names)
-        read = _clocks_read(int(clocks["iteration"]), self.rate)
+        steps = int(clocks["iteration"])
+        read = min(steps, _FIRST) + max(0, steps // self.rate - _FIRST // self.rate)
         total, (read_before, before) = (reduction - hidden) * read, self.noted
         if read > read_before:
             self.waited = max(0.0, (total - before) / (read - read_before)) / 1e6
             self.noted = read, total
         return self.waited
-
-
-def _clocks_read(steps: int, rate: int) -> int:
-    """In how many of DDP's first steps it read its clocks."""
-    return min(steps, _FIRST) + max(0, steps // rate - _FIRST // rate)

@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -145,15 +145,12 @@ def _opened(path: str, token: bytes, size: int) -> Tensor | None:
 def write_sum(parts: Sequence[Tensor], out_of: Tensor, into: Tensor) -> None:
     """Write the sum of all ranks' integers [n], taken off its scale, to the n floats of `into`, in memory's order."""
     flat = into.as_strided((into.numel(),), (1,))
-    for rows in _chunks(len(flat)):
+    for start in range(0, len(flat), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
         some = torch.add(parts[0][rows], parts[1][rows])
         for part in parts[2:]:
             some.add_(part[rows])
         from_fixed(some, out_of, flat[rows])
-
-
-def _chunks(count: int) -> Iterator[slice]:
-    return (slice(start, start + _AT_ONCE) for start in range(0, count, _AT_ONCE))
 
 
 _BYTES = 25 << 20  # of gradients, as in DDP: large enough to hide latency, small enough to start during backward

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lockstep.errors import UserError
 from lockstep.parallel.fsdp import sequence
@@ -74,7 +75,7 @@ def _used(model: nn.Module, example: Tensor, samples: int) -> tuple[list[nn.Modu
     def note(part: nn.Module, layer: nn.Module, args: Any, output: Any) -> None:
         del layer, args
         order.setdefault(part, 0)
-        order[part] += sum(t.nbytes for t in _tensors(output)) * samples // len(example)
+        order[part] += sum(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor)) * samples // len(example)
 
     for part in sequence(model):
         for layer in part.modules():
@@ -90,23 +91,13 @@ def _used(model: nn.Module, example: Tensor, samples: int) -> tuple[list[nn.Modu
     return list(order), [w + a for w, a in zip(weights, order.values(), strict=True)]
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for each in value for t in _tensors(each)] if isinstance(value, list | tuple) else []
-
-
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_moved(each, device) for each in value)
-    return value
+    return tree_map(lambda each: each.to(device, non_blocking=True) if isinstance(each, Tensor) else each, value)
 
 
 def _bring(device: torch.device, part: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     del part
-    return _moved(args, device), {name: _moved(value, device) for name, value in kwargs.items()}
+    return _moved((args, kwargs), device)
 
 
 def _send_back(device: torch.device, model: nn.Module, args: Any, output: Any) -> Any:

@@ -39,7 +39,8 @@ class Replicas:
         self.reason = ""
         self.copies: list[nn.Module] = []
         self.looks: list[Any] = []
-        self.pool: ThreadPoolExecutor | None = None
+        # the setting holds for the thread that makes it: a new one would begin with a thread for each core
+        self.pool = ThreadPoolExecutor(max(1, most - 1), "slices", initializer=torch.set_num_threads, initargs=(1,))
         made(master)
 
     def alone(self, reason: str) -> None:
@@ -72,6 +73,7 @@ class Replicas:
         """
         modules, results = self.modules(jobs), dict[int, _T]()
         waiting, lock, failures = iter(range(jobs)), threading.Lock(), list[tuple[int, BaseException]]()
+        grad = torch.is_grad_enabled()
 
         def take_turns(module: nn.Module) -> None:
             while True:
@@ -80,24 +82,12 @@ class Replicas:
                 if i is None:
                     return
                 try:
-                    results[i] = work(module, i)
+                    with torch.set_grad_enabled(grad):
+                        results[i] = work(module, i)
                 except BaseException as error:
                     failures.append((i, error))
 
-        grad = torch.is_grad_enabled()
-
-        def in_thread(module: nn.Module) -> None:
-            with torch.set_grad_enabled(grad):
-                take_turns(module)
-
-        if len(modules) > 1 and self.pool is None:
-            # the setting holds for the thread that makes it: a new one would begin with a thread for each core
-            self.pool = ThreadPoolExecutor(self.most - 1, "slices", initializer=torch.set_num_threads, initargs=(1,))
-        others = [
-            self.pool.submit(contextvars.copy_context().run, in_thread, module)
-            for module in modules[1:]
-            if self.pool is not None
-        ]
+        others = [self.pool.submit(contextvars.copy_context().run, take_turns, module) for module in modules[1:]]
         take_turns(modules[0])
         for other in others:
             other.result()

@@ -6,7 +6,7 @@ norm's running statistics twice.
 
 import typing
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 from weakref import WeakSet
@@ -55,14 +55,10 @@ def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
         own = partial(kind.forward, self)
         if not torch.is_grad_enabled():
             return own(*args, **kwargs)
-        return checkpoint(own, *args, use_reentrant=False, context_fn=partial(_contexts, self), **kwargs)
+        contexts = lambda: (nullcontext(), untouched(self))  # noqa: E731 - of the first pass and of the second
+        return checkpoint(own, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Of the first pass and of the second."""
-    return nullcontext(), untouched(block)
 
 
 def parallelize(
