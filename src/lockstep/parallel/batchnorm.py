@@ -147,7 +147,7 @@ class SyncBatchNorm(StepBatchNorm):
                 self.track(mean, squares / (count - 1).clamp(min=1))
             r = torch.rsqrt(variance + self.eps)
             call = None if self.watcher is None else self.watcher.of_all_ranks(mean, variance, r, count)
-        y: Tensor = _Normalise.apply(
+        y: Tensor = Normalise.apply(
             x, self.weight, self.bias, mean, variance, r, count, self.eps, self.world, self.ghost, call
         )
         return y
@@ -163,24 +163,18 @@ def without_ranks() -> Iterator[None]:
         SyncBatchNorm.alone = False
 
 
-class _Normalise(torch.autograd.Function):
-    """y = weight (x - mean) / sqrt(variance + eps) + bias, where mean and variance are functions of all ranks' x."""
+class Normalise(torch.autograd.Function):
+    """y = weight (x - mean) / sqrt(variance + eps) + bias, where mean and variance are functions of all ranks' x.
+
+    `call`: notes the sums of backward. Without a world it has them: x is a part of a batch that has passed as a whole.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor,
-        variance: Tensor,
-        r: Tensor,
-        count: Tensor,
-        eps: float,
-        world: World,
-        ghost: bool,
-        call: Any,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, r: Tensor,
+        count: Tensor, eps: float, world: World | None, ghost: bool, call: Any,
+    ) -> Tensor:  # fmt: skip
+        """y: [b, C, ...]."""
         ctx.save_for_backward(x, weight, bias, mean, r, count)
         ctx.world, ctx.ghost, ctx.eps, ctx.call = world, ghost, eps, call
         scale, shift = (None if parameter is None else parameter.to(mean.dtype) for parameter in (weight, bias))
@@ -191,6 +185,8 @@ class _Normalise(torch.autograd.Function):
         """The gradients; d_x by all ranks' sums, the parameters' by this rank's."""
         x, weight, bias, mean, r, count = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody wants the gradients' gradients
+            if ctx.world is None:
+                raise RuntimeError("batch norm by given statistics is once_differentiable")
             return _differentiable(ctx, x, weight, bias, count, dy)
         sums, finish = backward(dy, x, mean, r, weight)
         if ctx.ghost:  # not by a factor of 0, which would let a dummy's inf or nan through
@@ -199,7 +195,7 @@ class _Normalise(torch.autograd.Function):
         d_bias = sums[0].to(bias.dtype) if ctx.needs_input_grad[2] else None
         d_x = None
         if ctx.needs_input_grad[0]:
-            total = ctx.world.sum(sums.clone())
+            total = ctx.call.sums if ctx.world is None else ctx.world.sum(sums.clone())
             if ctx.call is not None:
                 ctx.call.sums = total
             # a dummy moves no statistic, and its own loss counts for nothing
@@ -223,7 +219,7 @@ class _Sum(torch.autograd.Function):
 def _differentiable(
     ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, count: Tensor, dy: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `_Normalise` by operators that can be differentiated again, as a gradient penalty does."""
+    """The gradients of `Normalise` by operators that can be differentiated again, as a gradient penalty does."""
     dims, shape = channels(x)
     there = torch.tensor(not ctx.ghost, device=x.device)  # not a factor of 0, which would let a dummy's nan through
     dy = torch.where(there, dy, 0.0)

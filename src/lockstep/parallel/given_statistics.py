@@ -14,12 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from lockstep.parallel.batchnorm import (
     GroupBatchNorm,
+    Normalise,
     SyncBatchNorm,
-    backward,
     batch_norms,
     channels,
     own_forward,
@@ -57,32 +56,6 @@ class Call:
         if y.requires_grad:
             y.register_hook(note)  # type: ignore[no-untyped-call]
         return made
-
-
-class _Given(torch.autograd.Function):
-    """Batch norm of x by the statistics of a call, and d_x by its sums."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: Call, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.call = call
-        scale, shift = (None if parameter is None else parameter.to(call.mean.dtype) for parameter in (weight, bias))
-        return F.batch_norm(x, call.mean, call.variance, scale, shift, False, 0.0, eps)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
-        call: Call = ctx.call
-        sums, finish = backward(dy, x, call.mean, call.r, weight)
-        d_x = finish(call.sums, call.count.to(sums.dtype)).to(x.dtype)
-        return (
-            d_x,
-            None if weight is None else (sums[1] * call.r).to(weight.dtype),
-            None if bias is None else sums[0].to(bias.dtype),
-            None,
-            None,
-        )
 
 
 class GivenStatistics:
@@ -130,7 +103,10 @@ class GivenStatistics:
         def give(normalised: Callable[[], Tensor], x: Tensor, eps: float, weight: Any, bias: Any) -> Tensor:
             call = next(calls, None)
             self.others |= call is None
-            y: Tensor = normalised() if call is None else _Given.apply(x, weight, bias, call, eps)
+            if call is None:
+                return normalised()
+            seen = call.mean, call.variance, call.r, call.count
+            y: Tensor = Normalise.apply(x, weight, bias, *seen, eps, None, False, call)
             return y
 
         with self._instead(give):
