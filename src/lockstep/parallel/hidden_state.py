@@ -87,9 +87,9 @@ class HiddenState:
             self._state(name, state, put_back)
         for device in set(devices):
             if device.type not in ("cpu", "meta"):
-                module, which = torch.get_device_module(device), () if device.type == "mps" else (device,)
-                put_back = partial(_set_device, module, which)
-                self._state(f"the generator of {device}", module.get_rng_state(*which), put_back)
+                module, which = torch.get_device_module(device), {} if device.type == "mps" else {"device": device}
+                put_back = partial(module.set_rng_state, **which)
+                self._state(f"the generator of {device}", module.get_rng_state(**which), put_back)
 
     def _state(self, name: str, state: Any, put_back: Callable[[Any], object], holder: Any = None) -> None:
         self.values[name], self._setters[name] = state, put_back
@@ -245,10 +245,6 @@ def _content(cell: Any) -> Any:
 def _set_attribute(kind: type, key: str, value: Any) -> None:
     if vars(kind).get(key, _MISSING) is not value:
         setattr(kind, key, value)
-
-
-def _set_device(module: Any, which: tuple[torch.device, ...], state: Tensor) -> None:
-    module.set_rng_state(state, *which)
 
 
 def _set_tensor(tensor: Tensor, copy: Tensor) -> None:

@@ -141,12 +141,7 @@ class Entry:
 
 
 class Plan:
-    """The calls of a forward pass, in their order.
-
-    Args:
-        first: the calls of a pass over PASSES[0] samples.
-        second: those of one over PASSES[1].
-    """
+    """The calls of a forward pass in their order, of those of passes over PASSES[0] and over PASSES[1] samples."""
 
     def __init__(self, first: Sequence[Call], second: Sequence[Call]) -> None:
         same = [kind for kind, _ in first] == [kind for kind, _ in second]
@@ -199,15 +194,7 @@ class Recorder:
 
 
 class Keys:
-    """The keys of one piece's passes.
-
-    Args:
-        draws: whose pass it is.
-        model: the module that takes it: the bare one, or a replica.
-        step: over the whole run.
-        ids: int64 [b], the piece's samples.
-        images: what the model is given, for a plan.
-    """
+    """The keys of one shard's passes: of samples `ids`, int64 [b], in a step of the run, through a bare model."""
 
     def __init__(self, draws: "Draws", model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> None:
         self.draws, self.model, self.step, self.ids, self.images = draws, model, step, ids, images
@@ -261,10 +248,7 @@ class Stream:
 
     def fill(self, fill: Fill) -> Tensor:
         """The values of the call, in its shape."""
-        total = 1
-        for length in self.shape:
-            total *= length
-        flat = fill(self.keys, total // len(self.keys))
+        flat = fill(self.keys, math.prod(self.shape) // len(self.keys))
         if self.layout is None or self.layout.dim == 0:
             return flat.view(self.shape)
         dim = self.layout.dim
@@ -295,12 +279,7 @@ def current() -> Keys | Recorder | None:
 
 
 class Draws:
-    """What a model draws in its training passes, keyed by sample.
-
-    Args:
-        seed: the run's.
-        compiled: parts of the model are torch.compile's.
-    """
+    """What a model, parts of which may be torch.compile's, draws in its training passes, keyed by sample."""
 
     def __init__(self, seed: int, compiled: bool = False) -> None:
         self.seed, self.compiled = seed, compiled

@@ -69,9 +69,6 @@ class HostGenerators:
     Most models never draw from them, and seeding would cost a small step a tenth of its time. So in a process's first
     step they are seeded; if nothing has drawn by its end, they get a seed of the run alone and are left, until a glance
     at their memory shows that something has drawn.
-
-    Args:
-        seed: the run's.
     """
 
     def __init__(self, seed: int) -> None:

@@ -12,9 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
-from operator import itemgetter
 from types import ModuleType
 from typing import Any
 
@@ -299,42 +297,19 @@ PLACES: tuple[tuple[ModuleType, dict[str, Callable[..., Any]]], ...] = ((F, FUNC
 _DRAWING = {"torchvision.ops.stochastic_depth": "stochastic_depth", "timm.layers.drop": "drop_path"}
 _lock = threading.Lock()
 _users = 0
-_taken: tuple["_Names", ...] = ()  # what `_users` have replaced
-
-
-@dataclass(slots=True)
-class _Names:
-    """Some names of one namespace, replaced by `update` alone: all else would cost each step microseconds more."""
-
-    namespace: dict[str, Any]
-    ours: dict[str, Callable[..., Any]]
-    read: Callable[[dict[str, Any]], tuple[Any, ...]] = field(init=False)
-    stood: tuple[Any, ...] = ()
-    theirs: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        names = list(self.ours)
-        self.read = itemgetter(*names) if len(names) > 1 else lambda namespace: (namespace[names[0]],)
-
-    def take(self) -> None:
-        found = self.read(self.namespace)
-        if found != self.stood:  # at first, and where somebody else has replaced one since
-            self.stood, self.theirs = found, dict(zip(self.ours, found, strict=True))
-        self.namespace.update(self.ours)
-
-    def give_back(self) -> None:
-        self.namespace.update(self.theirs)
+_Functions = dict[str, Callable[..., Any]]
+_taken: list[tuple[dict[str, Any], _Functions]] = []  # namespaces, and what stood there before `_users`
 
 
 @cache
-def _names(compiled: bool) -> tuple[_Names, ...]:
-    """What to replace by what. Compiled code is left at each of the functions, where it would else draw by piece."""
+def _ours(compiled: bool) -> list[tuple[dict[str, Any], _Functions]]:
+    """What to put into which namespace. Compiled code is left at each function, where it would else draw by piece."""
     if not compiled:
-        return tuple(_Names(place.__dict__, functions) for place, functions in PLACES)
+        return [(vars(place), functions) for place, functions in PLACES]
     off: Any = torch.compiler.disable
-    ours = [_Names(place.__dict__, {k: off(f) for k, f in functions.items()}) for place, functions in PLACES]
+    ours = [(vars(place), {name: off(f) for name, f in functions.items()}) for place, functions in PLACES]
     others = [(sys.modules[module], name) for module, name in _DRAWING.items() if module in sys.modules]
-    return (*ours, *(_Names(place.__dict__, {name: off(getattr(place, name))}) for place, name in others))
+    return [*ours, *((vars(place), {name: off(getattr(place, name))}) for place, name in others)]
 
 
 @cache
@@ -349,14 +324,14 @@ def _replace_methods() -> None:
 
 def _intercept(compiled: bool) -> None:
     """From here on, in all threads, torch's random functions ask for keys, until as many `_release`s."""
-    global _users, _taken
+    global _users
     _replace_methods()
     with _lock:
         _users += 1
         if _users == 1:
-            _taken = _names(compiled)
-            for names in _taken:
-                names.take()
+            for namespace, ours in _ours(compiled):
+                _taken.append((namespace, {name: namespace[name] for name in ours}))
+                namespace.update(ours)
 
 
 def _release() -> None:
@@ -364,8 +339,9 @@ def _release() -> None:
     with _lock:
         _users -= 1
         if _users == 0:
-            for names in _taken:
-                names.give_back()
+            while _taken:
+                namespace, theirs = _taken.pop()
+                namespace.update(theirs)
 
 
 @contextmanager
@@ -387,17 +363,14 @@ def held(draws: Draws | None) -> Iterator[None]:
 
 
 class keyed:
-    """Around forward and backward of one piece: its draws are those of its samples in this step.
+    """Around forward and backward of one shard: its draws are those of its samples in this step of the run.
 
     A class: a generator's context, and each call of a function more, cost a step microseconds, for all of this is out
     of the processor's caches after a backward pass.
 
     Args:
-        draws: of the run.
         model: the bare module, without DDP or what torch.compile returned around it.
-        step: over the whole run.
-        ids: int64 [b], the piece's samples.
-        images: float [b, ...], what the model is given.
+        ids, images: int64 [b], the shard's samples, and what the model is given, [b, ...].
     """
 
     __slots__ = ("before", "keys", "takes")
