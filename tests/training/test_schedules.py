@@ -117,3 +117,4 @@ def test_what_lies_beyond_a_run_s_end_is_noted() -> None:
         "note: --warmup-epochs 5 of 5: --lr is never reached"
     ]
     assert never_reached(_config("multistep"), 5) == ["note: --milestones 5: there is no such drop in 5 epoch(s)"]
+    assert never_reached(_config("multistep"), 2) == ["note: --milestones 2,5: there is no such drop in 2 epoch(s)"]

@@ -1,7 +1,4 @@
-"""A run from outside: its folder, its checks before anything starts, and what each process does.
-
-The one gate for code that a file names: no config that was read runs any, unless its reader is told to.
-"""
+"""A run from outside: its folder, its checks before anything starts, what each process does, and whose code may run."""
 
 import dataclasses
 import hashlib
@@ -50,12 +47,6 @@ def check(config: Config) -> None:
         all(before < after for before, after in itertools.pairwise((0.0, *drops))),
         f"--milestones {','.join(f'{epoch:g}' for epoch in drops)} do not rise from above 0",
         "Give epochs in their order, as 100,150.",
-    )
-    require(
-        not drops or drops[0] < config.epochs,
-        f"--schedule multistep never drops: its first milestone is {next(iter(drops), 0):g}, and the run has "
-        f"{config.epochs} epoch(s)",
-        "Give --milestones within the run, or use --schedule constant.",
     )
     require(
         bool(config.model.init) or not config.model.adapt_init,
@@ -164,7 +155,6 @@ def require_same_config(world: World, config: Config) -> None:
     """
     if world.size == 1:
         return
-
     values = {path.rpartition(".")[2]: printed(value) for path, value in flattened(config.to_dict()).items()}
     mine = {f"--{name.replace('_', '-')}": value for name, value in values.items() if name not in OF_A_MACHINE}
     world.require_same(mine | sources_named(config))
