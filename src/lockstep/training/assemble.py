@@ -1,7 +1,4 @@
-"""From a config to the parts of a run: data, model, optimizer, step.
-
-The loaders of a config for who writes the loop.
-"""
+"""From a config to the parts of a run: data, model, optimizer, step; and the loaders for who writes the loop."""
 
 import warnings
 from collections.abc import Callable
@@ -154,21 +151,15 @@ def train_loader(config: Config, images: ImageSet, world: World) -> TrainLoader:
 
 def _order(config: Config, images: ImageSet) -> Order:
     given = len(images), config.batch_size, config.seed, config.data.fraction, config.data.drop_last
-    plain, samples = Order(*given), config.samples
+    samples, classes, windows = config.samples, None, None
     if width := config.data.shuffle_window:
         if not isinstance(images, ShardSet):
             raise UserError(f"--shuffle-window {width}: {images.name} is not in shards", "Leave it out.")
         windows = Windows(images.source.shard_sizes, width, config.seed, config.data.fraction)
-        return Order(*given, samples.aug_repeats, windows=windows)
-    if samples.balance == "none" and samples.aug_repeats == 1:
-        return plain
-    classes = None
     if samples.balance != "none":
-        labels = labels_of(images, f"--balance {samples.balance}")
-        classes = Classes(
-            labels, plain.members(), len(images.classes), config.seed, samples.balance, samples.aug_repeats
-        )
-    return Order(*given, samples.aug_repeats, classes)
+        labels, members = labels_of(images, f"--balance {samples.balance}"), Order(*given).members()
+        classes = Classes(labels, members, len(images.classes), config.seed, samples.balance, samples.aug_repeats)
+    return Order(*given, samples.aug_repeats, classes, windows)
 
 
 def seen(config: Config, images: ImageSet) -> tuple[int, int, int]:
@@ -300,7 +291,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         optimizer,
         precision=config.precision,
         clip_norm=optim.clip_norm,
-        schedule=_schedule(config, train),
+        schedule=lambda seen: schedules.factor(optim, seen, train.order.samples_per_epoch, config.epochs),
         seed=config.seed,
         sync=sync,
         find_unused_parameters=config.model.find_unused_parameters,
@@ -310,11 +301,6 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     notes += schedules.never_reached(optim, config.epochs)
     notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in said]
     return Run(model, train, val, step, ema, notes, frozen)
-
-
-def _schedule(config: Config, train: TrainLoader) -> Callable[[int], float]:
-    order = train.order
-    return lambda samples: schedules.factor(config.optim, samples, order.samples_per_epoch, config.epochs)
 
 
 _ORDER = (
@@ -390,17 +376,13 @@ def refuse_single_values(config: Config, world: World, run: Run) -> None:
     for count in counts:
         parts = min(config.exact or config.accumulate, count)
         together = {count // parts, -(-count // parts)}  # samples of a micro-batch, or of a slice
-        shares = together if config.exact else {n for all_ in together for n in _shares(all_, world.size)}
+        ranks = 1 if config.exact else world.size
+        shares = {n for samples in together for n in (samples // ranks, -(-samples // ranks))}
         layers: list[nn.Module] = list(local_batch_norms(run.model)) if 1 in shares else []
         layers += [m for m in run.model.modules() if isinstance(m, SyncBatchNorm)] if 1 in together else []
         layers = [layer for layer in layers if layer.training]
         if layers and not world.rank and not is_sharded(run.model):
             _refuse(config, run, layers, count)
-
-
-def _shares(samples: int, ranks: int) -> set[int]:
-    """How many of so many samples a rank may have; sizes differ by one at most."""
-    return {samples // ranks, -(-samples // ranks)}
 
 
 def _refuse(config: Config, run: Run, layers: list[nn.Module], count: int) -> None:

@@ -165,9 +165,7 @@ def compare(live: Session) -> None:
     model = live.run.model
     same = model.modules() if live.config.exact else (m for m in model.modules() if isinstance(m, SyncBatchNorm))
     buffers = {id(buffer) for module in same for buffer in module.buffers(recurse=False)}
-    step = live.run.step
-    compared: Callable[[Tensor], bool] = lambda buffer: id(buffer) in buffers  # noqa: E731
-    desync.check(live.world, live.state.steps, model, step.optimizer, compared)
+    desync.check(live.world, live.state.steps, model, live.run.step.optimizer, lambda buffer: id(buffer) in buffers)
 
 
 def finish_epoch(live: Session) -> None:
@@ -225,15 +223,6 @@ def evaluate_and_keep(live: Session) -> None:
     if out_of_patience(config, state) and state.epochs + 1 < config.epochs:
         live.note_end("patience", state.epochs)
     card = replace(Card.of(config, run.val.images, origin(config)), thresholds=tuple(scores.thresholds or ()))
+    note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(metrics.top1)} | card.to_metadata()
     for name in ("final", "best") if best else ("final",):
-        save_weights(run, state, card, live.folder / "weights" / f"{name}.safetensors", here=live.world.rank == 0)
-
-
-def save_weights(run: Run, state: State, card: Card, path: Path, here: bool) -> None:
-    """Write the weights that were evaluated last, with where the run was and how they are to be used.
-
-    `here`: on this rank (weights.save).
-    """
-    assert state.metrics is not None
-    note = {"epoch": str(state.epochs), "step": str(state.steps), "top1": repr(state.metrics.top1)}
-    weights.save(run.evaluated, path, note | card.to_metadata(), here=here)
+        weights.save(run.evaluated, live.folder / "weights" / f"{name}.safetensors", note, here=live.world.rank == 0)

@@ -34,14 +34,7 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative; others are 
 
 
 def terms_of(loss: Loss) -> Callable[[Any, Tensor], Terms]:
-    """What a loss gives for a shard, as a scalar and what its sum is divided by.
-
-    Args:
-        loss: one of torch's modules, or a function.
-
-    Raises:
-        UserError: for a module that adds up instead of averaging.
-    """
+    """What a loss gives for a shard, as a scalar and what its sum is divided by. Raises UserError for a sum."""
     if isinstance(loss, partial) and loss.func in _WEIGHTED and not loss.args:
         return terms_of(_WEIGHTED[loss.func](**loss.keywords))
     if getattr(loss, "reduction", None) == "sum":

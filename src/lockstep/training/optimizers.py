@@ -87,8 +87,8 @@ def depths(model: nn.Module) -> tuple[dict[str, int], str]:
     blocks, how = units(model), "blocks"
     names = [name for name, _ in model.named_parameters()]
     if 2 * sum(len(list(block.parameters())) for block in blocks) <= len(names):
-        holding = [module for module in model.modules() if list(module.parameters(recurse=False))]
-        blocks, how = [module for module in holding if not _is_norm(module)][1:], "layers"  # the first one is the stem
+        holding = [module for module in model.modules() if any(p.ndim > 1 for p in module.parameters(recurse=False))]
+        blocks, how = holding[1:], "layers"  # no norms; the first one is the stem
     heads = head(model)
     number = {id(p): k for k, block in enumerate(blocks, 1) for p in block.parameters()}
     found, here = dict[str, int](), 0
@@ -97,10 +97,6 @@ def depths(model: nn.Module) -> tuple[dict[str, int], str]:
             here = number.get(id(parameter), here)
             found[name] = here
     return found | dict.fromkeys(heads, max(found.values(), default=-1) + 1), how
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return all(p.ndim <= 1 for p in module.parameters(recurse=False))
 
 
 def lines(model: nn.Module, optim: OptimConfig, lr: float) -> list[str]:

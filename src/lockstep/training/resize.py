@@ -5,7 +5,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from lockstep.checkpoint.store import Snapshot, folder_name, write
 from lockstep.checkpoint.writer import Writer
@@ -126,13 +125,3 @@ def keep(taken: Snapshot) -> Path:
             failed = error
             shutil.rmtree(place, ignore_errors=True)
     raise failed
-
-
-def to_carry(world: World, seconds: float, duplicates: list[str]) -> dict[str, Any]:
-    """What the processes to come should know beside a checkpoint's state."""
-    return {
-        "before": world.size,
-        "stopped": time.monotonic(),  # the same clock in all processes of a machine
-        "seconds": seconds,
-        "duplicates": duplicates,
-    }

@@ -1,9 +1,4 @@
-"""A run under way on one rank: its parts, where it is, and those who watch it.
-
-From where a run resumes to its journal's `end` record: the session's parts are opened, watched and closed here.
-
-The numbers of the steps since the last log step: they stay on the device until somebody reads them.
-"""
+"""A run under way on one rank, from where it resumes to its journal's `end` record: its parts, and who watches it."""
 
 import math
 import time
@@ -70,7 +65,7 @@ class NonFinite(UserError):
 
 
 class Window:
-    """The steps since the last log step."""
+    """The steps since the last log step; their losses stay on the device until somebody reads them."""
 
     def __init__(self, world: World, run: Run, config: Config) -> None:
         self.world, self.run, self.config = world, run, config
@@ -201,7 +196,10 @@ class Session:
         self._prepare_to_save("resize")
         main, step, said = self.world.rank == 0, self.run.step, ("", "", 0.0)
         if main:
-            carried = resize.to_carry(self.world, time.monotonic() - self.began, self.duplicates)
+            now = time.monotonic()  # the same clock in all processes of a machine
+            carried = {
+                "before": self.world.size, "stopped": now, "seconds": now - self.began, "duplicates": self.duplicates
+            }  # fmt: skip
             saved, model, ema = self._saved() | {"resize": carried}, self.run.model, self.run.ema
             taken = snapshot(self.state.steps, model, step.optimizer, step.scaler, ema, saved)
             try:
@@ -422,7 +420,8 @@ def session(
         live.before, live.duplicates, run.step.check.report = before, found, live.note_law
         printed = [line for line in notes if execution.verbose or line not in details]
         _note_its_start(live, notes, [*summary(config, world, run), *printed, *resumed.splitlines()], lost)
-        yield from _until_its_end(live)
+        stack.push(partial(_note_its_end, live))
+        yield live
 
 
 def _note_its_start(live: Session, notes: list[str], lines: list[str], lost: str) -> None:
@@ -439,24 +438,12 @@ def _note_its_start(live: Session, notes: list[str], lines: list[str], lost: str
         live.bar.write(line)
 
 
-def _until_its_end(live: Session) -> Iterator[Session]:
-    """Hand the session to the loop, and write the `end` record whatever becomes of it."""
-    raised = None
-    try:
-        yield live
-    except BaseException as error:
-        raised = error
-        raise
-    finally:
-        if raised is not None and live.writer is not None:
-            with suppress(UserError):  # the first error is the one to tell; a write under way gets a moment to end well
-                live.writer.close(_LAST_WRITE_S)
-            live.note_written()
-        _note_its_end(live, raised)
-
-
-def _note_its_end(live: Session, raised: BaseException | None) -> None:
-    """Write the `end` record; none where other processes go on."""
+def _note_its_end(live: Session, _: object, raised: BaseException | None, __: object) -> None:
+    """Write the `end` record, whatever becomes of the session; none where other processes go on."""
+    if raised is not None and live.writer is not None:
+        with suppress(UserError):  # the first error is the one to tell; a write under way gets a moment to end well
+            live.writer.close(_LAST_WRITE_S)
+        live.note_written()
     if live.resize is not None and raised is None:
         live.journal.leave()
         return

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import torch
@@ -46,26 +47,18 @@ def versions() -> dict[str, str]:
     }
 
 
-def _spread(config: Config, world: World) -> list[str]:
-    """Where parts of the model are, if not all of it is everywhere."""
-    stages = config.execution.model_parallel
-    if stages > 1:
-        on = ", ".join(map(str, own_devices(config.execution, world.local_rank)))
-        return [f"the model is cut into {stages} stages on {on}; while one computes the others wait"]
-    if config.execution.strategy == "fsdp" and world.size > 1:
-        return [f"each process holds 1/{world.size} of weights, gradients and optimizer state"]
-    return []
-
-
-def _gives_up(config: Config, world: World) -> list[str]:
-    """What a slow link's settings cost of the promise that the number of processes changes nothing."""
-    if config.execution.strategy == "dp":
-        return ["note: each GPU's copy draws dropout for itself, so masks depend on the number of GPUs; ddp's don't"]
-    if world.size > 1 and config.comm.compress != "none":
-        return [
-            f"note: gradients are sent as {config.comm.compress}: results differ by that rounding, also with --nproc"
-        ]
-    return []
+def _strategy(config: Config, world: World) -> Iterator[str]:
+    """Where parts of the model are, if not all of it is everywhere, and what of the law a strategy gives up."""
+    execution, compress = config.execution, config.comm.compress
+    if execution.model_parallel > 1:
+        on = ", ".join(map(str, own_devices(execution, world.local_rank)))
+        yield f"the model is cut into {execution.model_parallel} stages on {on}; while one computes the others wait"
+    if execution.strategy == "fsdp" and world.size > 1:
+        yield f"each process holds 1/{world.size} of weights, gradients and optimizer state"
+    if execution.strategy == "dp":
+        yield "note: each GPU's copy draws dropout for itself, so masks depend on the number of GPUs; ddp's don't"
+    if world.size > 1 and compress != "none":
+        yield f"note: gradients are sent as {compress}: results differ by that rounding, also with --nproc"
 
 
 def summary(config: Config, world: World, run: Run) -> list[str]:
@@ -81,18 +74,16 @@ def summary(config: Config, world: World, run: Run) -> list[str]:
         f"{config.precision}"
     ]
     reachable = listening(world.size, world.local_size, os.environ)
-    if reachable and (
-        config.execution.verbose or world.size > world.local_size
-    ):  # who else may reach it is for every user to know
+    # who else may reach it is for every user to know
+    if reachable and (config.execution.verbose or world.size > world.local_size):
         lines.append(reachable)
     for images in (run.train.images, run.val.images):
         if left_out := getattr(images, "left_out", ""):
             lines.append(f"note: in {images.name} these files were taken for no images: {left_out}")
     if config.exact:
-        lines.append(
-            f"exact mode: {config.exact} slices; the same weights, bit by bit, on 1 to {config.exact} processes"
-        )
-    lines += _spread(config, world) + _gives_up(config, world)
+        v = config.exact
+        lines.append(f"exact mode: {v} slices; the same weights, bit by bit, on 1 to {v} processes")
+    lines += _strategy(config, world)
     if optim.scale_lr != "none":
         lines.append(
             f"learning rate {optim.lr:g} scaled {optim.scale_lr} by batch {config.batch_size} / "
