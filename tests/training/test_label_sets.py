@@ -367,10 +367,3 @@ def test_average_precision_is_that_of_the_definition_on_any_number_of_ranks(ties
     assert [float(row["average_precision"]) for row in rows] == alone.average_precision
     assert json.loads((tmp_path / "scores.json").read_text())["average_precision"] == alone.average_precision
     assert alone.record(0, 1)["average_precision"] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_there_is_no_confusion_matrix_to_draw(tmp_path: Path) -> None:
-    images: Any = Labelled(("a", "b"), np.eye(2, dtype=bool), 2)
-    scores = ClassCounts(images, torch.device("cpu")).scores(images.classes, World.single())
-    with pytest.raises(UserError, match="no confusion matrix"):
-        write_scores(scores, tmp_path / "report.png")

@@ -200,7 +200,7 @@ class Evaluation:
     follow_links: bool = False
     """Follow symbolic links that lead out of that folder, or the table's."""
     report: Annotated[str, Arg(unset="none")] = ""
-    """Scores by class as a file: .csv (precision, recall, F1), .json (and the confusion matrix), .png (its picture)."""
+    """Scores by class as a file: .csv (precision, recall, F1) or .json (and the confusion matrix)."""
     trust_code: bool = False
     """Import and call the code that the folder's config.json names, as --model package.module:factory did."""
     execution: Execution = field(default_factory=Execution, metadata={"hidden": _NOT_EVALUATIONS})

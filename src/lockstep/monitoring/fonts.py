@@ -1,6 +1,6 @@
 """Names of classes and files in pictures, in the letters of any script: which of this machine's fonts has them.
 
-matplotlib draws a letter by the first font of a list that has it. Pillow takes one font: `draw_text` changes it.
+Pillow takes one font: `draw_text` changes it.
 """
 
 import os
@@ -101,20 +101,6 @@ def _installed() -> Iterator[str]:
         return odd, "serif" in name and "sans" not in name, path
 
     return map(str, sorted((path for path in files if path.suffix.lower() in _ENDINGS), key=order))
-
-
-def matplotlib_lettering(names: Sequence[str]) -> tuple[Lettering, list[str]]:
-    """What a figure needs to show these names, and the families of fonts to draw them by."""
-    from matplotlib import font_manager
-    from PIL import ImageFont
-
-    own = font_manager.findfont("DejaVu Sans")  # comes with matplotlib
-    found = lettering(names, ImageFont.truetype(own, 14))
-    families = ["DejaVu Sans"]
-    for path in found.files:  # by file: matplotlib's list of fonts is as old as its cache
-        font_manager.fontManager.addfont(path)
-        families.append(font_manager.FontProperties(fname=path).get_name())
-    return found, families
 
 
 def fonts_of(found: Lettering, own: "Font", size: int) -> list["Font"]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from lockstep.data.image_sets import ImageSet, label_sets, table_on
 from lockstep.data.loaders import EvalLoader
-from lockstep.distributed.files import atomic_write, new_file, write_error, write_text
+from lockstep.distributed.files import new_file, write_text
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, cell
-from lockstep.monitoring.fonts import Lettering, matplotlib_lettering
 from lockstep.monitoring.journal import ClassesRecord, ClassMeans, Scores
 from lockstep.parallel.batchnorm import without_ranks
 from lockstep.parallel.buffers import average_buffers
@@ -178,7 +177,7 @@ _BINS = 15
 _ONE = 1 << 40  # confidences are added as integers of 2^-40: any order gives the same sum
 LARGEST_IN_JOURNAL = 100  # classes whose confusion matrix the journal has: some 30 KB an evaluation
 _MOST_RANKED = 1 << 27  # images times classes whose average precision is counted: each rank keeps 8 bytes of each
-ENDINGS = (".csv", ".json", ".png")
+ENDINGS = (".csv", ".json")
 
 
 def ranks_all(images: ImageSet) -> bool:
@@ -390,21 +389,10 @@ def require_ending(path: str) -> None:
 
 
 def write_scores(scores: ByClass, path: Path) -> str:
-    """Write scores by the file's ending: .csv (a class a row), .json (all of it), .png (the confusion matrix).
-
-    Returns:
-        What is to be said of it: where it is, and which names a picture can't show.
-
-    Raises:
-        UserError: where it can't be written, or matplotlib is missing.
-    """
-    if path.suffix == ".png" and scores.confusion is None:
-        raise UserError(f"{path}: several labels a picture have no confusion matrix", "Name a .csv or .json.")
-    names, note = ["images", "precision", "recall", "f1"], ""
+    """Write scores by the file's ending, .csv (a class a row) or .json (all of it); returns a line that says where."""
+    names = ["images", "precision", "recall", "f1"]
     names += [name for name in ("average_precision", "thresholds") if getattr(scores, name) is not None]
-    if path.suffix == ".png":
-        note = _draw(scores, path)
-    elif path.suffix == ".csv":
+    if path.suffix == ".csv":
         text = io.StringIO()
         rows = zip(map(cell, scores.classes), *(getattr(scores, name) for name in names), strict=True)
         csv.writer(text).writerows([("class", *names), *rows])
@@ -412,37 +400,4 @@ def write_scores(scores: ByClass, path: Path) -> str:
     else:
         names = ["classes", "confusion", "calibration_error", *names]
         write_text(path, json.dumps({name: getattr(scores, name) for name in names}) + "\n")
-    return f"{path}: scores of {len(scores.classes)} classes" + f"\n{note}" * bool(note)
-
-
-def _draw(scores: ByClass, path: Path) -> str:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(f"{path} needs matplotlib", "pip install 'lockstep-torch[compare]', or name a .csv.") from error
-    size, confusion = len(scores.classes), scores.confusion
-    assert confusion is not None
-    shares = [[_ratio(value, total) for value in row] for row, total in zip(confusion, scores.images, strict=True)]
-    figure = Figure(figsize=(max(4.0, 1.8 + 0.42 * size),) * 2, dpi=120 if size <= 40 else 60, layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    letters = Lettering([])
-    if size <= 40:
-        letters, families = matplotlib_lettering(scores.classes)
-        plain: Any = {"parse_math": False, "family": families}  # a $ in a name begins no formula
-        axes.set_xticks(range(size), letters.names, rotation=45, ha="right", rotation_mode="anchor", **plain)
-        axes.set_yticks(range(size), letters.names, **plain)
-        for row in range(size):
-            for column in (k for k in range(size) if confusion[row][k]):
-                colour = "white" if shares[row][column] > 0.5 else "black"
-                text = str(confusion[row][column])
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
-    axes.set_xlabel("taken for")
-    axes.set_ylabel("class")
-    axes.set_title(f"{sum(scores.images):,} images")
-    try:
-        with atomic_write(path) as temporary:
-            figure.savefig(temporary, format="png")
-    except OSError as error:
-        raise write_error(path, error) from error
-    return letters.note
+    return f"{path}: scores of {len(scores.classes)} classes"
