@@ -45,16 +45,13 @@ class ExactBuffers:
 
     def __init__(self, model: nn.Module, world: World, slices: int) -> None:
         self.model, self.world, self.slices = model, world, slices
-        self.begin()
+        self.begin(0)
 
-    def begin(self) -> None:
-        """Before the first slice: what is there now is where each starts."""
-        self.places = Places(self.model.modules())
-        found = {id(t): t for held in self.places.held for t in held.values() if t is not None}
-        self.starts = list(found.values())
-        self.index = {key: i for i, key in enumerate(found)}
-        self.sums: list[list[Tensor]] = [[] for _ in self.starts]  # changes of each, by slice
-        self.count = 0
+    def begin(self, count: int) -> None:
+        """Before the first of so many slices of this rank: what is there now is where each starts."""
+        self.count, self.places = count, Places(self.model.modules())
+        self.starts = {id(t): t for held in self.places.held for t in held.values() if t is not None}
+        self.changes: dict[int, list[Tensor]] = {key: [] for key in self.starts}  # of each, by slice, where there are
 
     def enter(self, module: nn.Module) -> None:
         """Give the model or a copy of it buffers of its own, as they were at the step's beginning."""
@@ -62,9 +59,9 @@ class ExactBuffers:
             Places(module.modules()).put(self.places.copies())
 
     @torch.no_grad()
-    def leave(self, module: nn.Module) -> list[Tensor | None]:
-        """How a slice has changed each buffer: None for what it left alone; float tensors, or int64."""
-        changes: list[Tensor | None] = [None] * len(self.starts)
+    def leave(self, module: nn.Module) -> None:
+        """Note how a slice has changed each buffer that it did not leave alone, in float tensors or int64."""
+        changes: dict[int, Tensor | None] = {}  # of a buffer that stands in two places once
         places = Places(module.modules())
         for master, held, now in zip(self.places.modules, self.places.held, places.held, strict=True):
             for name in held.keys() | now.keys():
@@ -79,15 +76,10 @@ class ExactBuffers:
                         f"{_described(before)} before and {_described(after)} after",
                         "Give it its final shape and type in __init__, or keep it as a plain attribute.",
                     )
-                changes[self.index[id(before)]] = _change(as_real(before), as_real(after.detach()))
-        return changes
-
-    def add(self, changes: list[Tensor | None]) -> None:
-        """Count a slice's changes in."""
-        self.count += 1
-        for sums, change in zip(self.sums, changes, strict=True):
+                changes[id(before)] = _change(as_real(before), as_real(after.detach()))
+        for key, change in changes.items():
             if change is not None:
-                sums.append(change)
+                self.changes[key].append(change)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -98,31 +90,30 @@ class ExactBuffers:
         device, exponent = self.world.device, self._exponents()
         if self.world.size > 1:
             dist.all_reduce(exponent, dist.ReduceOp.MAX)
-        moved = list(range(len(self.starts)))
+        moved = list(zip(map(as_real, self.starts.values()), self.changes.values(), exponent.unbind(), strict=True))
         if device.type == "cpu":  # elsewhere nobody waits to know
-            moved = [i for i, e in enumerate(exponent.tolist()) if e > ZERO]
+            moved = [each for each, e in zip(moved, exponent.tolist(), strict=True) if e > ZERO]
         if not moved:
             return
-        starts = [as_real(self.starts[i]) for i in moved]
         parts, out_of = [torch.full((1,), self.count, dtype=torch.int64, device=device)], []
-        for start, i in zip(starts, moved, strict=True):
-            into, out = scales(exponent[i], self.slices, start.dtype if start.is_floating_point() else torch.float64)
+        for start, changes, e in moved:
+            into, out = scales(e, self.slices, start.dtype if start.is_floating_point() else torch.float64)
             out_of.append(out)
             summed = torch.zeros(start.shape, dtype=torch.int64, device=device)
-            for change in self.sums[i]:
+            for change in changes:
                 summed += to_fixed(change, into) if start.is_floating_point() else change
             parts.append(summed.flatten())
         count, *totals = torch.split(self.world.sum(torch.cat(parts)), [part.numel() for part in parts])
-        for start, total, out in zip(starts, totals, out_of, strict=True):
+        for (start, _, _), total, out in zip(moved, totals, out_of, strict=True):
             _move(start, total.view(start.shape), out, count)
 
     def _exponents(self) -> Tensor:
         """Of the largest change of each buffer over this rank's slices: int32 [buffers] on the device."""
         found = [
-            torch.full((), _CHANGED if sums else ZERO, dtype=torch.int32, device=self.world.device)
-            if not (sums and sums[0].is_floating_point())
-            else exponents(sums).max()
-            for sums in self.sums
+            exponents(changes).max()
+            if changes and changes[0].is_floating_point()
+            else torch.full((), _CHANGED if changes else ZERO, dtype=torch.int32, device=self.world.device)
+            for changes in self.changes.values()
         ]
         return torch.stack(found).to(torch.int32)
 
@@ -264,9 +255,8 @@ class ExactSync(GradientSync):
         for bucket in self.buckets:
             bucket.begin(len(shards))
         self.launched = 0
-        self.buffers.begin()
+        self.buffers.begin(len(shards))
         self.counters.begin()
-        changes: dict[int, list[Tensor | None]] = {}
 
         def work(module: nn.Module, i: int) -> Tensor:
             self.fired[module].clear()
@@ -275,13 +265,11 @@ class ExactSync(GradientSync):
             with self._guarded(module):
                 result = take(module, i)
             self._collect(module)
-            changes[i] = self.buffers.leave(module)
+            self.buffers.leave(module)
             self.counters.leave()
             return result
 
         results = self._side_by_side(len(shards), reseed, work)
-        for i in range(len(shards)):
-            self.buffers.add(changes[i])
         self._say_alone()
         return results
 

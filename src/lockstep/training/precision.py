@@ -59,6 +59,7 @@ def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
 
     It decides to skip a step from the gradients after their reduction, so all ranks decide alike.
     """
+    _require_known(precision)
     if precision != "fp16":
         return None
     made = torch.amp.GradScaler(device.type)
