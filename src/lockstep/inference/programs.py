@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import Card
-from lockstep.errors import UserError
+from lockstep.errors import UserError, reason
 from lockstep.inference.classifier import Classifier
 
 # Largest difference of two logits over the largest logit: float32 has 6e-8 an operation, and a deep network rounds some
@@ -48,7 +48,7 @@ def save(classifier: Classifier, path: Path) -> None:
     except (OSError, UserError):
         raise
     except Exception as error:  # what a tracer can't follow ends in errors of any type
-        message = f"{card.model} can't be written as onnx: {_first_line(error)}"
+        message = f"{card.model} can't be written as onnx: {reason(error)}"
         raise UserError(message, "Export the weights: --to safetensors.") from error
     finally:
         logger.setLevel(level)
@@ -79,13 +79,9 @@ def load(path: Path) -> Classifier:
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own types have no common one
-        raise UserError(f"{path} can't be read: {_first_line(error)}", "Export it again.") from error
+        raise UserError(f"{path} can't be read: {reason(error)}", "Export it again.") from error
     card = Card.from_metadata(session.get_modelmeta().custom_metadata_map, str(path))
     return Classifier(Program(lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])), card)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def largest_difference(program: Classifier, classifier: Classifier, images: Tensor) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep.errors import UserError, unknown
+from lockstep.errors import UserError, reason, unknown
 
 ASKED = "pretrained"
 _TIMM = "timm/"
@@ -170,9 +170,7 @@ def _by_timm(weights: Weights, found: dict[str, Tensor], in_channels: int, image
     try:
         model = timm_model(name, image_size, **options)
     except (RuntimeError, KeyError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"the file of {name} does not fit timm's {weights.model}: {first}", "Download it again."
-        ) from error
+        what = f"the file of {name} does not fit timm's {weights.model}: {reason(error)}"
+        raise UserError(what, "Download it again.") from error
     with torch.no_grad():
         return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

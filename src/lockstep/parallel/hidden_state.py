@@ -298,22 +298,13 @@ def _torchs_own() -> set[str]:
     return {*vars(torch.optim.SGD([torch.zeros(1)]))}
 
 
-def _visit_partial(state: HiddenState, value: Any, name: str) -> None:
-    state._kept[id(value)] = value, _nothing
-    for part in (value.func, *value.args, *value.keywords.values()):
-        state._visit(part, name)
+def _visit_parts(parts: Callable[[Any], Iterable[Any]]) -> Callable[[HiddenState, Any, str], None]:
+    def visit(state: HiddenState, value: Any, name: str) -> None:
+        state._kept[id(value)] = value, _nothing
+        for part in parts(value):
+            state._visit(part, name)
 
-
-def _visit_method(state: HiddenState, value: Any, name: str) -> None:
-    state._kept[id(value)] = value, _nothing
-    state._visit(value.__func__, name)
-    state._visit(value.__self__, name)
-
-
-def _visit_property(state: HiddenState, value: property, name: str) -> None:
-    for function in (value.fget, value.fset):
-        if function is not None:
-            state._visit(function, name)
+    return visit
 
 
 _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
@@ -327,11 +318,11 @@ _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
         _visit_generator,
     ),
     (types.FunctionType, HiddenState._visit_function),
-    (types.MethodType, _visit_method),
-    (partial, _visit_partial),
+    (types.MethodType, _visit_parts(lambda method: (method.__func__, method.__self__))),
+    (partial, _visit_parts(lambda value: (value.func, *value.args, *value.keywords.values()))),
     (torch.optim.Optimizer, _visit_optimizer),
-    ((staticmethod, classmethod), lambda state, value, name: state._visit(value.__func__, name)),
-    (property, _visit_property),
+    ((staticmethod, classmethod), _visit_parts(lambda value: (value.__func__,))),
+    (property, _visit_parts(lambda value: filter(None, (value.fget, value.fset)))),
     (type, HiddenState._visit_class),
     (types.ModuleType, lambda *_: None),
 )

@@ -117,26 +117,18 @@ Call = tuple[str, tuple[int, ...]]  # what was drawn, of which shape
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The dimension that holds the samples, and how many rows of it belong to each."""
-
-    dim: int
-    fold: int
-
-
-@dataclass(frozen=True)
 class Entry:
     """One call of a forward pass."""
 
     kind: str
     shape: tuple[int, ...]  # for one sample
-    layout: Layout | None  # None: no batch dimension
+    dim: int | None  # that holds the samples, perhaps several rows of each; None: no batch dimension
 
     def fits(self, kind: str, shape: Sequence[int], samples: int) -> bool:
         """Whether a call in a pass of so many samples may be this one."""
         mine = list(self.shape)
-        if self.layout is not None:
-            mine[self.layout.dim] *= samples
+        if self.dim is not None:
+            mine[self.dim] *= samples
         return self.kind == kind and mine == list(shape)
 
 
@@ -157,7 +149,7 @@ class Plan:
             if entry is not None and entry.fits(kind, shape, samples):
                 return entry
         fitting = [entry for entry in self.entries if entry is not None and entry.fits(kind, shape, samples)]
-        return fitting[0] if len({entry.layout for entry in fitting}) == 1 else None
+        return fitting[0] if len({entry.dim for entry in fitting}) == 1 else None
 
 
 def _entry(first: Call, second: Call) -> Entry | None:
@@ -171,14 +163,7 @@ def _entry(first: Call, second: Call) -> Entry | None:
     fold, rest = divmod(small[dim], PASSES[0])
     if len(differing) > 1 or rest or large[dim] != fold * PASSES[1]:
         return None
-    return Entry(kind, (*small[:dim], fold, *small[dim + 1 :]), Layout(dim, fold))
-
-
-def guess(shape: Sequence[int], samples: int) -> Layout | None:
-    """What is done about a call that the plan does not know: the first dimension, if the batch divides it, or none."""
-    if shape and shape[0] and shape[0] % samples == 0:
-        return Layout(0, shape[0] // samples)
-    return None
+    return Entry(kind, (*small[:dim], fold, *small[dim + 1 :]), dim)
 
 
 class Recorder:
@@ -226,8 +211,9 @@ class Keys:
         key = int(drawn[0])
         number = self.numbers.setdefault(key, len(self.numbers))
         entry = plan.find(number, kind, shape, len(self.ids))
-        layout = guess(shape, len(self.ids)) if entry is None else entry.layout
-        return Stream(bits(key, self._base(device, layout is not None)), tuple(shape), layout)
+        guess = 0 if shape and shape[0] and shape[0] % len(self.ids) == 0 else None  # if the batch divides it
+        dim = guess if entry is None else entry.dim
+        return Stream(bits(key, self._base(device, dim is not None)), tuple(shape), dim)
 
     def _base(self, device: torch.device, by_sample: bool) -> Tensor:
         """A hash for each sample, or one for all: int64 [b] or [1] on the device."""
@@ -243,15 +229,15 @@ class Keys:
 class Stream:
     """The random numbers of one call: a key for each sample, or one where there is no batch dimension."""
 
-    def __init__(self, keys: Tensor, shape: tuple[int, ...], layout: Layout | None) -> None:
-        self.keys, self.shape, self.layout = keys, shape, layout
+    def __init__(self, keys: Tensor, shape: tuple[int, ...], dim: int | None) -> None:
+        self.keys, self.shape, self.dim = keys, shape, dim
 
     def fill(self, fill: Fill) -> Tensor:
         """The values of the call, in its shape."""
         flat = fill(self.keys, math.prod(self.shape) // len(self.keys))
-        if self.layout is None or self.layout.dim == 0:
+        dim = self.dim or 0
+        if dim == 0:
             return flat.view(self.shape)
-        dim = self.layout.dim
         rows_first = (self.shape[dim], *self.shape[:dim], *self.shape[dim + 1 :])
         return flat.view(rows_first).movedim(0, dim)
 

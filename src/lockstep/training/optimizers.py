@@ -133,17 +133,11 @@ def require_timm(optim: OptimConfig) -> None:
         return
     if importlib.util.find_spec("timm") is None:
         raise UserError(f"--optimizer {optim.optimizer}: timm is not installed", "pip install 'lockstep-torch[timm]'")
-    name = optim.optimizer.removeprefix(PREFIX)
-    if name not in (known := timm_optimizers()):
-        raise unknown(
-            "optimizer of timm", name, known, "--optimizer timm:NAME takes those that need nothing but torch."
-        )
-
-
-def timm_optimizers() -> list[str]:
-    """The names that `--optimizer timm:NAME` takes."""
     listed = importlib.import_module("timm.optim").list_optimizers()
-    return [name for name in map(str, listed) if not name.startswith(_LEFT_OUT)]
+    known = [name for name in map(str, listed) if not name.startswith(_LEFT_OUT)]
+    if (name := optim.optimizer.removeprefix(PREFIX)) not in known:
+        remedy = "--optimizer timm:NAME takes those that need nothing but torch."
+        raise unknown("optimizer of timm", name, known, remedy)
 
 
 def timm_optimizer(optim: OptimConfig, parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:

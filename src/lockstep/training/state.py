@@ -52,7 +52,8 @@ class State:
         into = values["steps"] - values["epochs"] * per_epoch
         _require(0 <= into <= per_epoch, "epochs that are not those of its steps")  # the last one may not be closed yet
         for name in ("best", "goal"):
-            _require(values[name] is None or _is_finite(values[name]), name)
+            value = values[name]
+            _require(value is None or (type(value) is float and math.isfinite(value)), name)
         skipped, ledger = values["skipped"], values["ledger"]
         _require(isinstance(skipped, list) and all(map(_is_count, skipped)), "skipped")
         _require(isinstance(ledger, str) and re.fullmatch("[0-9a-f]{64}", ledger) is not None, "ledger")
@@ -78,10 +79,6 @@ def _metrics(values: Any) -> Metrics:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value)
 
 
 def _is_share(value: Any) -> bool:

@@ -6,7 +6,7 @@ would notice; torch's own functions are called where somebody would: a profiler,
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -151,18 +151,6 @@ def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
             "Leave the short last batch out by --drop-last, or choose another --batch-size.",
         )
     return None
-
-
-def require_gradients(named: Mapping[str, nn.Parameter], without: Sequence[Tensor]) -> None:
-    """Name the parameters that took no part in a step, which DDP would report by number, a step later."""
-    missing = {id(p) for p in without if p.requires_grad}
-    unused = [name for name, p in named.items() if id(p) in missing]
-    if unused:
-        raise UserError(
-            f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
-            "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
-            "--find-unused-parameters.",
-        )
 
 
 class StandIns:
@@ -359,9 +347,17 @@ class TrainStep:
             update(self.optimizer)
 
     def require_gradients(self) -> None:
-        """Raise UserError where passes of this rank (in exact mode, of any) left a parameter without its gradient."""
-        if missing := self.sync.without_gradient(self._needed):
-            require_gradients(self.named, missing)
+        """Raise UserError where passes of this rank (in exact mode, of any) left a parameter without its gradient.
+
+        By name: DDP would report it by number, a step later.
+        """
+        missing = {id(p) for p in self.sync.without_gradient(self._needed) if p.requires_grad}
+        if missing and (unused := [name for name, p in self.named.items() if id(p) in missing]):
+            raise UserError(
+                f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
+                "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
+                "--find-unused-parameters.",
+            )
 
     def take_gradients(self) -> list[Tensor | None]:
         """The gradients of the model's parameters, which have none afterwards."""
