@@ -49,13 +49,14 @@ class Metrics:
         """Plain values, ready for the journal, which has `map` with the means over classes."""
         return cast(Scores, {name: value for name, value in asdict(self).items() if name != "map"})
 
-    def described(self, classes: int = 1000) -> str:
+    def __str__(self) -> str:
+        return self.described(1000)
+
+    def described(self, classes: int) -> str:
         """For people; of five classes or fewer without top-5, which is always right."""
         top5 = f"  top-5 {self.top5:.2%}" if classes > 5 else ""
         ranked = "" if self.map is None else f"mAP {self.map:.2%}  "
         return f"{ranked}top-1 {self.top1:.2%}{top5}  loss {self.loss:.4f}  ({self.count:,} images)"
-
-    __str__ = described
 
 
 def evaluate(
