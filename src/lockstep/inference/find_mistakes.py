@@ -2,7 +2,6 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +21,12 @@ _SIDE = 128  # pixels of a picture's longer side at most: a few KB each
 _PAIRS = 15
 
 
-def find_mistakes(
-    world: World,
-    folder: str,
-    data_dir: str,
-    trust_code: bool,
-    most: int,
-    counting: Callable[[int, int], Callable[[], None]] = lambda *_: lambda: None,
-) -> Mistakes:
+def find_mistakes(world: World, folder: str, data_dir: str, trust_code: bool, most: int) -> Mistakes:
     """Evaluate a run's weights again, in one process. Nothing is downloaded.
 
     Args:
         data_dir: where the data lies; empty: where the config or the environment says.
         most: mistakes to show.
-        counting: told images and chunks, gives what is called before each chunk.
 
     Raises:
         UserError: where weights or data are missing, are not each other's, or need code that nobody allowed.
@@ -50,8 +41,8 @@ def find_mistakes(
     images, size, classes = loader.images, loader.batch_size, loader.images.classes
     confidence, taken = np.zeros(len(images), np.float32), np.zeros(len(images), np.int64)
     labels = np.zeros(len(images), np.int64)
-    tick = counting(len(images), loader.chunks)
-    for chunk, logits, truth in outputs(model, loader, world, config.precision, tick, config.tta, True):
+    found = outputs(model, loader, world, config.precision, tta=config.tta, synchronized=True)
+    for chunk, logits, truth in found:
         rows = slice(chunk * size, chunk * size + len(logits))
         values, indices = likeliest(logits, 1, "sigmoid" if config.optim.loss == "bce" else "softmax")
         confidence[rows], taken[rows] = values[:, 0].cpu().numpy(), indices[:, 0].cpu().numpy()

@@ -359,11 +359,6 @@ class Session:
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process
 
 
-def _digest(live: Session) -> str:
-    """Of the weights as rank 0 has them; of sharded ones nobody has all."""
-    return weights.digest(live.run.model) if live.world.rank == 0 and not is_sharded(live.run.model) else ""
-
-
 @contextmanager
 def session(
     config: Config,
@@ -449,6 +444,8 @@ def _note_its_end(live: Session, _: object, raised: BaseException | None, __: ob
         return
     state = live.state
     done = is_over(live.config, state)
+    if live.world.rank == 0 and not is_sharded(live.run.model):  # of sharded weights nobody has all
+        live.digest = weights.digest(live.run.model)
     stopped = live.stop or is_of_a_signal(raised)
     end = EndRecord(
         kind="end",
@@ -459,7 +456,7 @@ def _note_its_end(live: Session, _: object, raised: BaseException | None, __: ob
         top1=state.metrics.top1 if state.metrics else None,
         loss=state.metrics.loss if state.metrics else None,
         ledger_sha256=state.ledger.digest.hex(),
-        weights_sha256=live.digest or _digest(live),
+        weights_sha256=live.digest,
         processes=live.world.size,
         skipped=live.run.step.skipped,
         peak_memory_gib=live.peak_memory_gib,
