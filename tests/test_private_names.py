@@ -85,7 +85,7 @@ USED = {
         lambda: hasattr(nn.Module(), "_compiled_call_impl"),
     ),
     "_buffers": Use(
-        ("parallel/buffers.py", "parallel/exact.py", "parallel/hidden_state.py", "parallel/module_state.py"),
+        ("parallel/buffers.py", "parallel/hidden_state.py", "parallel/module_state.py"),
         "the places of a module's buffers, empty ones too, whichever tensor is there",
         lambda: nn.BatchNorm1d(1)._buffers.keys() >= {"running_mean"},
     ),
@@ -179,7 +179,10 @@ USED = {
         lambda: hasattr(torch.compile(nn.Identity(), backend="eager"), "_orig_mod"),
     ),
     "_pytree": Use(
-        ("parallel/sync.py", "training/find_cause.py", "training/losses.py", "training/self_check.py"),
+        (
+            *("parallel/model_parallel.py", "parallel/sync.py"),
+            *("training/find_cause.py", "training/losses.py", "training/self_check.py"),
+        ),
         "the tensors in whatever a module gets or returns",
         lambda: importlib.util.find_spec("torch.utils._pytree") is not None,
     ),

@@ -4,7 +4,7 @@ In every forward pass it copies the module to all GPUs, cuts the batch, runs the
 outputs on the first GPU, where the loss is that of the whole batch, whatever the cut.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         calls: Sequence[Any] = replicas
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            calls = [_autocasting(replica, kind, dtype) for replica in replicas]
+            calls = [torch.autocast(kind, dtype)(replica.__call__) for replica in replicas]
         outputs: list[Any] = super().parallel_apply(calls, inputs, kwargs)
         if self.module.training and len(replicas) > 1:
             _average_buffers(self.module, replicas)
@@ -48,14 +48,6 @@ class Replicas(nn.DataParallel[nn.Module]):
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile was asked for a module itself, in either way."""
     return module._compiled_call_impl is not None or isinstance(getattr(module, "_orig_mod", None), nn.Module)
-
-
-def _autocasting(replica: nn.Module, kind: str, dtype: torch.dtype) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(kind, dtype):
-            return replica(*args, **kwargs)
-
-    return call
 
 
 def _average_buffers(module: nn.Module, replicas: Sequence[nn.Module]) -> None:

@@ -94,7 +94,9 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype | None = None) -> n
     assert group is not None
     mesh = DeviceMesh.from_group(group, world.device.type)
     copy_from_first(model, world)
-    if any(_is_channels_last(p) for p in model.parameters()):  # FSDP2 takes contiguous parameters only
+    own, last = list(model.parameters()), torch.channels_last
+    if any(p.ndim == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=last) for p in own):
+        # FSDP2 takes contiguous parameters only
         model.to(memory_format=torch.contiguous_format)
         model.register_forward_pre_hook(_to_channels_last)
     policy: dict[str, Any] = {}
@@ -120,14 +122,6 @@ def _lowered(model: nn.Module) -> set[int]:
         own = {id(p) for p in module.parameters(recurse=False) if p.dtype == torch.float32}
         (found if type(module) in _LOWERED else others).update(own)
     return found - others
-
-
-def _is_channels_last(parameter: Tensor) -> bool:
-    return (
-        parameter.ndim == 4
-        and not parameter.is_contiguous()
-        and parameter.is_contiguous(memory_format=torch.channels_last)
-    )
 
 
 def _to_channels_last(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
