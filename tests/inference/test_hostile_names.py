@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from safetensors.torch import load_file
 
 from lockstep.checkpoint import weights
@@ -197,7 +196,7 @@ def test_scores_of_classes_with_any_names_are_written_in_all_formats(
     path, pictures = forged(run, tmp_path / "stranger.safetensors", classes), tmp_path / os.fsdecode(b"p-\xff\x1b[2J")
     for name, folder in zip(classes, sorted((run / "data" / "val").iterdir()), strict=True):
         shutil.copytree(folder, pictures / name)
-    for ending in ("csv", "json", "png"):
+    for ending in ("csv", "json"):
         report = tmp_path / f"scores.{ending}"
         code, out, err = command(capsys, "eval", path, "--data", pictures, "--report", report)
         assert code == 0, err
@@ -205,11 +204,8 @@ def test_scores_of_classes_with_any_names_are_written_in_all_formats(
         if ending == "csv":
             rows = list(csv.reader(io.StringIO(report.read_text(encoding="utf-8"))))
             assert [row[0] for row in rows] == ["class", "'=1+1", "\\x1b[31m", "raw\\xff", "$\\frac$"]
-        elif ending == "json":
-            assert tuple(json.loads(report.read_text(encoding="utf-8"))["classes"]) == classes
         else:
-            with Image.open(report) as picture:
-                assert min(picture.size) > 100
+            assert tuple(json.loads(report.read_text(encoding="utf-8"))["classes"]) == classes
 
 
 def test_a_strangers_config_is_shown_without_what_a_terminal_obeys(

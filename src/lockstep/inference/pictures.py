@@ -18,7 +18,6 @@ from lockstep.data.picture_set import EXTENSIONS, centre_crop
 from lockstep.distributed.files import named
 from lockstep.errors import UserError, refusal
 
-_LUMA = (19595, 38470, 7471)  # of 65,536: ITU-R BT.601, rounded as Pillow does
 READ, BROKEN = 0, 1
 
 
@@ -88,9 +87,7 @@ def fitted(picture: Any, card: Card) -> Tensor:
             centre_crop(image, height, card.crop_pct, how) if height == width else resized(image, height, width, how)
         )
     if channels == 1:
-        red, green, blue = image.to(torch.int32)
-        grey: Tensor = (red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2] + 0x8000) >> 16
-        return grey.to(torch.uint8)[None]
+        return torch.from_numpy(np.array(as_image(image).convert("L")))[None]
     if channels != 3:
         raise UserError(f"{card.model} was trained on images of {channels} channels, and pictures have 1 or 3", "")
     return image

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.errors import UserError
+from lockstep.models.small import require_side
 
 # The network: frozen whitening, identity starts, GELU; 0.12 GMAC an image (the paper's section 3 and appendix).
 
@@ -50,15 +50,8 @@ class SpeedNet(nn.Sequential):
     """
 
     def __init__(self, in_channels: int, num_classes: int, image_size: int) -> None:
+        require_side("speed_net", image_size, 9)
         whitened = 2 * in_channels * _PATCH**2
-        side = image_size - _PATCH + 1
-        for _ in _WIDTHS:
-            side //= 2
-        if side < 1:
-            raise UserError(
-                f"model speed_net needs images of at least 9x9, and these are {image_size}x{image_size}",
-                "Give --image-size 32, or another --model.",
-            )
         groups = [_group(a, b) for a, b in zip((whitened, *_WIDTHS), _WIDTHS, strict=False)]
         head = nn.Linear(_WIDTHS[-1], num_classes, bias=False)
         with torch.no_grad():  # logits start small: unit features would otherwise decide at once

@@ -11,7 +11,8 @@ from torch import nn
 from lockstep.errors import UserError
 
 
-def _require_side(name: str, image_size: int, least: int) -> None:
+def require_side(name: str, image_size: int, least: int) -> None:
+    """Raise UserError where a model is built for smaller images than it takes."""
     if image_size < least:
         raise UserError(
             f"model {name} needs images of at least {least}x{least}, and these are {image_size}x{image_size}",
@@ -31,7 +32,7 @@ def mlp(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
 
 def digits_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
     """Two 3x3 convolutions, one pooling, two linear layers: small enough for 8x8 digits in seconds on one core."""
-    _require_side("digits_net", image_size, 2)
+    require_side("digits_net", image_size, 2)
     return nn.Sequential(
         nn.Conv2d(in_channels, 32, 3, padding=1),
         nn.ReLU(),
@@ -51,7 +52,7 @@ def mnist_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
     1,199,882 parameters at 28x28; parameter names and shapes are the example's, so its weights load here.
     Source: github.com/pytorch/examples, mnist/main.py.
     """
-    _require_side("mnist_net", image_size, 6)
+    require_side("mnist_net", image_size, 6)
     side = (image_size - 4) // 2  # two unpadded 3x3 convolutions, then 2x2 pooling
     layers = OrderedDict[str, nn.Module](
         conv1=nn.Conv2d(in_channels, 32, 3),

@@ -43,11 +43,9 @@ _FIRST, _SELDOM = 10, 100  # DDP reads its clocks on the first steps, and then o
 
 
 class LockstepDDP(DistributedDataParallel):
-    """DistributedDataParallel over one device or several, as Lockstep needs it.
+    """DistributedDataParallel over one device or several, whose buffers are not broadcast before each forward pass.
 
-    Buffers are not broadcast before each forward pass (DDP's default, which costs a collective a step, lets ranks
-    differ after the last step and hangs a rank with an empty share): `evaluate` and the training loop average them
-    where it matters.
+    That would cost a collective a step, let ranks differ after the last step and hang a rank with an empty share.
     """
 
     def __init__(

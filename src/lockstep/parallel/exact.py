@@ -193,11 +193,10 @@ class Counters:
 
 
 class ExactSync(GradientSync):
-    """Gradients of a global batch's slices, added exactly.
+    """Gradients of a global batch's slices, added exactly. Makes rank 0's weights and buffers everyone's.
 
     Args:
-        model: the bare module, the same on all ranks; this makes rank 0's weights and buffers everyone's.
-        world: the ranks.
+        model: the bare module, the same on all ranks.
         slices: V, the same for every N that shall agree.
         threads: slices that this process takes at once. It changes no bit.
     """

@@ -21,11 +21,7 @@ Take = Callable[[nn.Module, int], Tensor]  # forward and backward of shard i thr
 
 
 class GradientSync:
-    """The training step's view of the other ranks; as it stands here, there are none.
-
-    A shard's loss is its samples' sum divided by the global batch's count, and gradients are summed over all shards and
-    ranks. So inside backward each sample's gradient is what it is on one process.
-    """
+    """The training step's view of the other ranks; as it stands here, there are none. Gradients are summed."""
 
     ranks = 1
     at_once = 1  # shards in threads of this process, where there are several

@@ -107,10 +107,9 @@ def _top(z: Tensor, digits: int) -> Tensor:
 Fill = Callable[[Tensor, int], Tensor]  # (keys int64 [b], n) -> values [b, n]
 
 
-# Where the batch is in the shapes that a model draws random numbers of: found by two small forward passes. A call whose
-# shape is the same for 3 samples and for 5 has no batch dimension. Where one dimension is 3 f and 5 f, it holds the
-# samples, f rows of each, as the windows of an image. Guessing by "the dimension that is as long as the batch" would
-# take swin's heads for samples as soon as there are as many.
+# Where the batch is in the shapes that a model draws: found by two small forward passes. A shape that is the same for 3
+# samples and for 5 has no batch dimension; one of 3 f and of 5 f holds f rows of each, as the windows of an image.
+# "The dimension that is as long as the batch" would take swin's heads for samples as soon as there are as many.
 PASSES = 3, 5  # samples; no multiple of one another, and rarely a model's own sizes
 
 Call = tuple[str, tuple[int, ...]]  # what was drawn, of which shape
