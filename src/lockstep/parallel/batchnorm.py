@@ -97,6 +97,8 @@ class StepBatchNorm(_BatchNorm):
     rows: int = 0  # samples that pass, 0 where nobody said
     members: int = 0  # samples of the micro-batch that they belong to, over all ranks
     activates: bool = False  # it is one of timm's, which hold a dropout and an activation too
+    drop: nn.Module
+    act: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [b, C, ...] -> the same shape and dtype."""

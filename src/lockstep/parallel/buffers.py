@@ -65,10 +65,7 @@ class MovingBuffers:
 
     def begin(self) -> None:
         """Before a pass."""
-        if self.watching and self.places:
-            self.before = [self._held(i).clone() for i in range(len(self.places))]
-        elif self.moving:
-            self.before = [self._held(i).clone() for i in self.moving]
+        self.before = [self._held(i).clone() for i in (range(len(self.places)) if self.watching else self.moving)]
 
     def _held(self, place: int) -> Tensor:
         module, name = self.places[place]
