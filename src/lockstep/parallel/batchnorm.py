@@ -104,7 +104,7 @@ class StepBatchNorm(_BatchNorm):
         """x: [b, C, ...] -> the same shape and dtype."""
         self._check_input_dim(x)
         y = self.normalise(x) if self.training and not self.alone else super().forward(x)
-        return self.act(self.drop(y)) if self.activates else y  # type: ignore[no-any-return]
+        return self.act(self.drop(y)) if self.activates else y
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2 or input.shape[1] != self.num_features:

@@ -95,8 +95,8 @@ class DDPSync(BackwardSync):
         layers are frozen for some epochs, it does not reduce, and `finish` does.
         """
         self.by_hand = self._trained() != self.reduced
-        before = [None if p.grad is None else (p.grad, p.grad._version) for p in self.every]
-        self.marks = before if last and not self.ddp.find_unused_parameters else []
+        waits = last and not self.ddp.find_unused_parameters
+        self.marks = [None if p.grad is None else (p.grad, p.grad._version) for p in self.every] if waits else []
         return nullcontext() if last and not self.by_hand else self.ddp.no_sync()
 
     def without_gradient(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -291,7 +291,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         optimizer,
         precision=config.precision,
         clip_norm=optim.clip_norm,
-        schedule=lambda seen: schedules.factor(optim, seen, train.order.samples_per_epoch, config.epochs),
+        schedule=lambda samples: schedules.factor(optim, samples, train.order.samples_per_epoch, config.epochs),
         seed=config.seed,
         sync=sync,
         find_unused_parameters=config.model.find_unused_parameters,

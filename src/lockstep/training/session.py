@@ -149,7 +149,7 @@ class Session:
     mirror: Mirror | None = None  # likewise, of a run in a store
     rollbacks: int = 0
     peak_memory_gib: list[float] = field(default_factory=list)  # by rank and its devices, once it has settled
-    digest: str = ""  # of sharded weights, likewise
+    digest: str = ""  # of the weights: of sharded ones then, of others at the end
     stop: int = 0  # the signal by which the ranks agreed to stop, or OUT_OF_TIME
     said_lost: bool = False  # what no checkpoint holds
     compiled: set[tuple[str | int, ...]] = field(default_factory=set)  # the kinds and shapes of work seen so far

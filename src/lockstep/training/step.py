@@ -257,7 +257,7 @@ class TrainStep:
         self.calls = 0
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skips = skip_nonfinite
-        self._skipped = torch.zeros((), dtype=torch.int64, device=device)  # there, so that counting waits for nothing
+        self._skipped = torch.zeros((), dtype=torch.int64, device=device)  # so that counting waits for nothing
         self.before_pass: Callable[[int], object] | None = None
         self.check = SelfCheck(self, law)
         if schedule is not None:
