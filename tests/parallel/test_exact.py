@@ -83,11 +83,12 @@ def all_cases(world: World, cases: dict[str, Config]) -> dict[str, tuple[str, ..
 
 
 def check_digests(n: int, timeout: float = 120) -> None:
-    alone = run_ranks(all_cases, 1, {**CASES, **SAME_AS_SGD}, timeout=120, law=True)[0]
+    law = n > 3
+    alone = run_ranks(all_cases, 1, {**CASES, **SAME_AS_SGD}, timeout=120, law=law)[0]
     for name in SAME_AS_SGD:
         assert alone[name] == alone["sgd"], name
     assert len({alone[name][0] for name in CASES}) == len(CASES)  # the cases do differ from each other
-    for rank, results in enumerate(run_ranks(all_cases, n, CASES, timeout=timeout, law=n > 3)):
+    for rank, results in enumerate(run_ranks(all_cases, n, CASES, timeout=timeout, law=law)):
         for name, result in results.items():
             assert result == alone[name], f"{name}: rank {rank} of {n}"
 

@@ -69,7 +69,7 @@ def all_nets(world: World, threads: int, names: list[str]) -> dict[str, tuple[st
 
 
 def check(worlds: list[tuple[int, int]], law: bool) -> None:
-    alone = run_ranks(all_nets, 1, 1, list(NETS), timeout=120, law=True)[0]
+    alone = run_ranks(all_nets, 1, 1, list(NETS), timeout=120, law=law)[0]
     assert len({weights for weights, _ in alone.values()}) == len(alone)
     for n, threads in worlds:
         for rank, results in enumerate(run_ranks(all_nets, n, threads, list(NETS), timeout=120, law=law)):
