@@ -83,8 +83,8 @@ def check(tmp_path: Path, cases: list[tuple[str, Config, *tuple[int, ...]]]) -> 
     configs = {config: tmp_path / f"whole-{i}" for i, config in enumerate(dict.fromkeys(c[1] for c in cases))}
     run_ranks(all_of, 2, [(config, str(folder)) for config, folder in configs.items()], timeout=300)
     for part in range((len(cases[0]) - 1) // 2):
-        jobs = defaultdict(list)
-        stops = [(name, config, *(*numbers, 0)[2 * part :][:2]) for name, config, *numbers in cases]
+        jobs: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        stops: list[Any] = [(name, config, *(*numbers, 0)[2 * part :][:2]) for name, config, *numbers in cases]
         for name, config, n, at in stops:
             jobs[n].append((config, str(tmp_path / name), at))
         run_jobs(jobs)
@@ -271,7 +271,7 @@ def test_what_no_state_dict_holds_is_carried(tmp_path: Path) -> None:
     )
     straight, stopped = str(tmp_path / "straight"), str(tmp_path / "stopped")
     alone(trained, config, straight)
-    alone(trained, config, stopped, stop_at=7)
+    alone(trained, config, stopped, 7)
     alone(trained, config, stopped)
     end, other = (read(Path(folder, "journal.jsonl"))[-1] for folder in (straight, stopped))
     assert end["weights_sha256"] == other["weights_sha256"]
