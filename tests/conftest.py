@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -36,6 +37,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # files come in another order for each seed, so that it is not always the same ones.
 _BUDGET_S, _SEED = os.environ.get("LOCKSTEP_TESTS_SECONDS"), os.environ.get("LOCKSTEP_FUZZ_SEED", "0")
 _BEGAN = time.monotonic()
+# what a machine has but once, by a name in the files whose tests use it
+_ONCE = {"two_hosts": "networks", "namespaces": "networks", "tests.slurm": "Slurm"}
 
 hypothesis.settings.register_profile("lockstep", deadline=None)  # of a test's time: machines are busy at times
 hypothesis.settings.load_profile("lockstep")
@@ -49,10 +52,26 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """
     option = config.option
     folders = all(Path(place).is_dir() for place in config.args)
-    many = folders and option.markexpr.startswith(("not ", "slow"))
+    many = folders and option.markexpr.startswith(("not ", "slow", "integration"))
     alone = option.usepdb or option.collectonly or proc.cores() < 2 or "PYTEST_XDIST_WORKER" in os.environ
     if many and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
         option.numprocesses, option.dist = 2, "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process have all tests with real launchers that use the same thing of the machine."""
+    if not config.option.markexpr.startswith("integration"):
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            text = (config.rootpath / file).read_text(encoding="utf-8")
+            return next((what for name, what in _ONCE.items() if name in text), file)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The ways in which tests/damages.py damages a run folder: each returns whether it signed anew what it forged."""
+"""The ways to damage a run folder, or one checkpoint: each returns whether it signed anew what it forged."""
 
 import hashlib
 import json
@@ -97,7 +97,7 @@ def removed(case: Case) -> bool:
     path = case.pick()
     path.unlink()
     if case.rng.random() < 0.3:
-        shutil.rmtree(path.parent if path.parent != case.folder else case.folder / "checkpoints")
+        shutil.rmtree(path.parent if path.parent != case.folder else case.folder / "checkpoints", ignore_errors=True)
     return False
 
 
@@ -127,6 +127,7 @@ def special(case: Case) -> bool:
 def added(case: Case) -> bool:
     """Things that nobody put there, beside the run's own and in its checkpoints."""
     folder = case.rng.choice([case.folder, *{path.parent for path in case.files()}, case.folder / "checkpoints"])
+    folder.mkdir(exist_ok=True)
     path = case.noted(folder / case.rng.choice(_STRANGERS))
     match case.rng.randrange(3):
         case 0:
@@ -269,21 +270,27 @@ def tensors(case: Case) -> bool:
     return _signed(case, path)
 
 
+def sign(checkpoint: Path) -> Manifest:
+    """Write a manifest that vouches for whatever lies there."""
+    files = {}
+    for path in checkpoint.iterdir():
+        if path.name != MANIFEST:
+            content = path.read_bytes()
+            files[path.name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+    forged = Manifest(int(checkpoint.name.removeprefix("step-")), files)
+    (checkpoint / MANIFEST).write_bytes(forged.to_bytes())
+    return forged
+
+
 def _signed(case: Case, path: Path) -> bool:
     """Most times: sign a checkpoint anew with what lies there, in the journal too."""
     manifest = path.parent / MANIFEST
     if case.rng.random() < 0.2 or not manifest.exists() or path == manifest:
         return False
-    step = int(path.parent.name.removeprefix("step-"))
-    files = {}
-    for other in path.parent.iterdir():
-        if other != manifest:
-            content = other.read_bytes()
-            files[other.name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
-    forged = Manifest(step, files)
-    manifest.write_bytes(forged.to_bytes())
-    log = case.folder / "journal.jsonl"
-    kept = []
+    forged = sign(path.parent)
+    step, log, kept = forged.step, case.folder / "journal.jsonl", []
+    if not log.exists():
+        return True
     for line in log.read_text().splitlines():
         record = json.loads(line)
         if record["kind"] == "checkpoint" and record["step"] == step:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
+from unittest import mock
 
 from torch.distributed import TCPStore
 
@@ -45,6 +46,15 @@ def run_ranks(
         return _collect(ranks.started, timeout)
     finally:
         ranks.close()
+
+
+def alone(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(world, *args)` in this process, as the one rank that there is; its steps are not compared with themselves."""
+    from lockstep.distributed.world import World
+    from lockstep.training import self_check
+
+    with mock.patch.object(self_check, "is_checked", return_value=False):
+        return fn(World.single(), *args)
 
 
 class Ranks:

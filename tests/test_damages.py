@@ -13,7 +13,7 @@ def test_damages_are_found_out_or_harmless(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert canary_sings(tmp_path)
     seed = int(time.time())
-    tally = damage(200, seed, tmp_path)
+    tally = damage(120, seed, tmp_path)
     assert not tally.failures, f"seed {seed}\n" + "\n".join(tally.failures)
     assert tally.outcomes["refused"] > 5
     assert tally.outcomes["harmless"] > 20

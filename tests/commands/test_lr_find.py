@@ -14,9 +14,8 @@ from PIL import Image
 from lockstep.cli import main
 from lockstep.commands.lr_find import Plan, described, find, read_curve, smoothed
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
-from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from tests.ranks import run_ranks
+from tests.ranks import alone, run_ranks
 
 CONFIG = Config(
     batch_size=30,
@@ -32,7 +31,7 @@ def plan(file: Path, **fields: Any) -> Plan:
 
 
 def test_the_curve_is_the_same_on_any_number_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    find(World.single(), plan(tmp_path / "one.png"))
+    alone(find, plan(tmp_path / "one.png"))
     run_ranks(find, 3, plan(tmp_path / "three.png"), timeout=240)
     one, *others = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "three"))
     assert one["lr"][0] == 1e-5

@@ -333,6 +333,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_same_call_joins(tmp_path: Path) -> None:
     ended = run_script(tmp_path, JOINING, how=TORCHRUN)
     assert ended.code == 0, ended.text

@@ -113,7 +113,8 @@ SHM = 'mount -t tmpfs -o {} none /dev/shm && mount -t tmpfs none /proc && exec "
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a file system in a namespace")
-@pytest.mark.parametrize(("options", "nproc"), [("ro", 2), pytest.param("size=64k", 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "nproc"), [("ro", 2), ("size=64k", 1)])
 def test_a_small_or_read_only_dev_shm_and_a_hidden_proc_are_as_good(place: Path, options: str, nproc: int) -> None:
     train = (*TRAIN, "--dataset", "mine:sets", "--out", "run", "--nproc", str(nproc), "--workers", "1")
     hidden = ("unshare", "--mount", "bash", "-c", SHM.format(options), "bash")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.diffs import edited, places
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 NEEDED = ("src", "tests", "docs", "benchmarks", "README.md", "pyproject.toml")  # of the copy in which an example runs
@@ -28,10 +30,9 @@ class Example:
         return {file for file, _, _ in self.edits}
 
     def apply(self, root: Path) -> None:
-        for file, before, after in self.edits:
-            text = (root / file).read_text()
-            assert text.count(f"\n{before}") == 1, f"{file} does not have this once:\n{before}"
-            (root / file).write_text(text.replace(f"\n{before}", f"\n{after}"))
+        for place in self.edits:
+            path = root / place[0]
+            path.write_text(edited(path.read_text(), place))
 
 
 def example(section: str) -> Example:
@@ -40,20 +41,6 @@ def example(section: str) -> Example:
     (edits, commands) = ([text for kind, text in blocks if kind == wanted] for wanted in ("diff", ""))
     assert len(edits) == len(commands) == 1, section
     return Example(tuple(places(edits[0])), tuple(commands[0].splitlines()))
-
-
-def places(diff: str) -> list[tuple[str, str, str]]:
-    found = []
-    for of_file in re.split(r"^\+\+\+ ", diff, flags=re.MULTILINE)[1:]:
-        file, _, body = of_file.partition("\n")
-        for place in re.split(r"^@@\n", body, flags=re.MULTILINE):
-            lines = place.splitlines()
-            before = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
-            after = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-")
-            assert before != after, place
-            assert before, f"it does not say where: {place}"
-            found.append((file, before, after))
-    return found
 
 
 EXAMPLES = {

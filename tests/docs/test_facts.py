@@ -1,7 +1,6 @@
 """What the pages say is true of the program: flags, recipes, public names, links, the commands of the README."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from lockstep.config.execution import Evaluation
 from lockstep.config.fields import flag_names
 from lockstep.config.flags import HABITS, SHORT
 from lockstep.config.recipes import RECIPES
-from tests.subprocesses import Command
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -124,20 +122,6 @@ def test_a_link_that_leads_nowhere_would_be_seen(tmp_path: Path) -> None:
     bad = ["#no-heading", "page.md#twice-2", "gone.md", "http://example.org"]
     page.write_text(page.read_text() + good + "".join(f" [x]({target})" for target in bad))
     assert broken_links(page) == bad
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_the_loop_of_the_readme_runs(page: str, tmp_path: Path) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "loop.py").write_text(program)
-    ended = Command(sys.executable, "loop.py", cwd=tmp_path).end(timeout=180)
-    assert ended.code == 0, ended.text
-    found = [
-        float(share) for share in re.findall(r"top1=([\d.]+)|top-1 ([\d.]+)", ended.out) for share in share if share
-    ]
-    assert len(found) == 10
-    assert found[-1] > found[0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)

@@ -90,7 +90,7 @@ def test_a_function_for_pictures() -> None:
 
 def test_the_patch_is_found_out_as_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(programs("verify.md")[0])
-    asked = ["digits", "--nproc", "1,2", "--steps", "4", "--threads", "1", "--patch", "mine:patch"]
+    asked = ["digits", "--nproc", "1,2", "--steps", "4", "--threads", "1", "--no-vary", "--patch", "mine:patch"]
     ended = run_lockstep("verify", *asked, cwd=tmp_path)
     assert ended.code == 1, ended.text
     assert "learning rate" in ended.out

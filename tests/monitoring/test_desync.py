@@ -147,7 +147,7 @@ def all_agree(world: World) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_that_agree_go_on(n: int) -> None:
     values = [all_agree(World.single())] if n == 1 else run_ranks(all_agree, n)
     assert values == [[""] * 8] * n

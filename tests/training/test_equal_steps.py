@@ -18,7 +18,7 @@ from lockstep.data.order import micro_batches
 from lockstep.distributed.world import World
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.step import TrainStep
-from tests.ranks import run_ranks
+from tests.ranks import alone, run_ranks
 
 SIZES = (7, 5, 2, 7, 6)
 FEATURES, HIDDEN, CLASSES = 6, 8, 3
@@ -331,22 +331,16 @@ def everything(world: World) -> dict[str, list[float]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, list[float]]:
-    return everything(World.single())
-
-
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, list[float]]]:
     return run_ranks(everything, request.param, law=request.param == 2)
 
 
-def test_all_ranks_end_with_what_one_process_ends_with(
-    alone: dict[str, list[float]], ranks: list[dict[str, list[float]]]
-) -> None:
+def test_all_ranks_end_with_what_one_process_ends_with(ranks: list[dict[str, list[float]]]) -> None:
+    one = alone(everything)
     apart = {
         name: max(float(np.abs(np.subtract(rank[name], values)).max()) for rank in ranks)
-        for name, values in alone.items()
+        for name, values in one.items()
     }
     assert {name: value for name, value in apart.items() if not value < 1e-11} == {}
-    assert len({tuple(alone[name]) for name in ("Net", "clip", "clip_in_place")}) == 3, "hooks act at all"
+    assert len({tuple(one[name]) for name in ("Net", "clip", "clip_in_place")}) == 3, "hooks act at all"

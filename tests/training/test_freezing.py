@@ -16,9 +16,7 @@ from lockstep.training.assemble import Run, assemble
 from lockstep.training.freezing import freeze
 from lockstep.training.loop import steps
 from lockstep.training.state import State
-from tests.ranks import run_ranks
-
-SINGLE = World.single()
+from tests.ranks import alone, run_ranks
 
 
 class Net(nn.Sequential):
@@ -97,14 +95,14 @@ def _with(config: Config, **optim: Any) -> Config:
 
 
 def test_what_is_frozen_keeps_its_bits_and_n_changes_nothing() -> None:
-    alone = of_all_ways(SINGLE)
+    one = alone(of_all_ways)
     for name in ("exact", "plain", "muon"):
-        assert alone[name][0] == [HEAD | block("top") | block("middle")] * 3, name
+        assert one[name][0] == [HEAD | block("top") | block("middle")] * 3, name
     for found in run_ranks(of_all_ways, 3, timeout=180):  # two processes: below
-        assert found["digest, exact"] == alone["digest, exact"]
+        assert found["digest, exact"] == one["digest, exact"]
         for name in ("exact", "plain", "muon"):
-            assert found[name][0] == alone[name][0], name
-        for ours, theirs in zip(found["plain"][1], alone["plain"][1], strict=True):
+            assert found[name][0] == one[name][0], name
+        for ours, theirs in zip(found["plain"][1], one["plain"][1], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-10)
 
 

@@ -19,7 +19,7 @@ from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.determinism import configure
 from lockstep.parallel.exact import ExactSync
-from tests.ranks import run_ranks
+from tests.ranks import alone, run_ranks
 
 ALONE = World.single()
 TRAIN, VAL, BATCH, EPOCHS = 23, 7, 10, 2
@@ -91,19 +91,19 @@ def everything(world: World) -> dict[str, Any]:
 
 
 def test_a_dataset_draws_the_same_on_any_number_of_processes_and_workers() -> None:
-    alone = everything(ALONE)
+    one = alone(everything)
     for n in 2, 3:
         ranks = run_ranks(everything, n, timeout=240)
-        assert {rank["weights"] for rank in ranks} == {alone["weights"]}
+        assert {rank["weights"] for rank in ranks} == {one["weights"]}
         for what in ranks[0].keys() - {"weights"}:
             together: dict[Any, bytes] = {}
             for rank in ranks:
                 assert not together.keys() & rank[what].keys()
                 together |= rank[what]
-            assert together == alone[what], (n, what)
-    assert alone["worker"] == alone["here"]
-    assert all(alone["here"][key] == image for key, image in alone["resumed"].items())
-    assert len(alone["resumed"]) < len(alone["here"])
+            assert together == one[what], (n, what)
+    assert one["worker"] == one["here"]
+    assert all(one["here"][key] == image for key, image in one["resumed"].items())
+    assert len(one["resumed"]) < len(one["here"])
 
 
 def test_epochs_samples_and_repeats_draw_anew_and_evaluation_alike() -> None:

@@ -19,7 +19,7 @@ from lockstep.parallel.fsdp import whole
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.losses import cross_entropy, require_mean, terms_of
 from lockstep.training.step import TrainStep
-from tests.ranks import run_ranks
+from tests.ranks import alone, run_ranks
 
 SINGLE = World.single()
 FEATURES, CLASSES = 4, 3
@@ -125,7 +125,7 @@ def everything(world: World) -> dict[Any, Any]:
 
 @cache
 def ranks_of(n: int) -> list[dict[Any, Any]]:
-    return [everything(SINGLE)] if n == 1 else run_ranks(everything, n, timeout=120, law=n == 2)
+    return [alone(everything)] if n == 1 else run_ranks(everything, n, timeout=120, law=n == 2)
 
 
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])

@@ -22,7 +22,7 @@ from lockstep.training.control import Agreement, Control
 from lockstep.training.loop import train
 from lockstep.training.step import TrainStep
 from tests.journals import read
-from tests.ranks import RankFailed, run_ranks
+from tests.ranks import RankFailed, alone, run_ranks
 
 EXACT = Config(
     batch_size=30,
@@ -78,19 +78,20 @@ def end_of(folder: Path) -> dict[str, Any]:
     return end
 
 
-def check(tmp_path: Path, cases: list[tuple[str, Config, int, int, int]]) -> None:
-    """cases: (name, config, N before, stop after so many steps, N after)."""
+def check(tmp_path: Path, cases: list[tuple[str, Config, *tuple[int, ...]]]) -> None:
+    """cases: (name, config, N, stop after so many steps, N that goes on, stop, N, ...)."""
     configs = {config: tmp_path / f"whole-{i}" for i, config in enumerate(dict.fromkeys(c[1] for c in cases))}
     run_ranks(all_of, 2, [(config, str(folder)) for config, folder in configs.items()], timeout=300)
-    before, after = defaultdict(list), defaultdict(list)
-    for name, config, n, at, then in cases:
-        before[n].append((config, str(tmp_path / name), at))
-        after[then].append((config, str(tmp_path / name)))
-    run_jobs(before)
-    for name, _, _, at, _ in cases:
-        end = end_of(tmp_path / name)
-        assert (end["status"], end["steps"]) == ("interrupted", at), name
-    run_jobs(after)
+    for part in range((len(cases[0]) - 1) // 2):
+        jobs: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        stops: list[Any] = [(name, config, *(*numbers, 0)[2 * part :][:2]) for name, config, *numbers in cases]
+        for name, config, n, at in stops:
+            jobs[n].append((config, str(tmp_path / name), at))
+        run_jobs(jobs)
+        for name, _, _, at in stops:
+            if at:
+                end = end_of(tmp_path / name)
+                assert (end["status"], end["steps"]) == ("interrupted", at), name
     for name, config, *_ in cases:
         whole, end = end_of(configs[config]), end_of(tmp_path / name)
         assert end["status"] == "completed", name
@@ -129,34 +130,36 @@ def test_resume_at_the_ends_of_a_run_and_of_what_is_drawn(tmp_path: Path) -> Non
 def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained(World.single(), EXACT, str(tmp_path), 7)
+    alone(trained, EXACT, str(tmp_path), 7)
     monkeypatch.setattr("lockstep.parallel.determinism.device_name", lambda _: "another one")
     with pytest.raises(UserError, match=r"device: .* -> another one\n.*--override rounding"):
-        trained(World.single(), EXACT, str(tmp_path))
+        alone(trained, EXACT, str(tmp_path))
 
 
 @pytest.mark.slow
 def test_fifty_random_interruptions(tmp_path: Path) -> None:
+    """Five of each of ten runs, which go on with another number of processes each time."""
     draw = random.Random(0)
-    cases = []
-    for i in range(50):
-        before, after = draw.sample([1, 2, 3, 4], 2)
-        config = draw.choice([EXACT, EXACT, PLAIN, STREAMING])
-        cases.append((f"case-{i}", config, before, draw.randint(1, STEPS - 1), after))
+    cases: list[Any] = []
+    for i in range(10):
+        numbers = [draw.randint(1, 4)]
+        for at in sorted(draw.sample(range(1, STEPS), 5)):
+            numbers += at, draw.choice([n for n in (1, 2, 3, 4) if n != numbers[-1]])
+        cases.append((f"case-{i}", draw.choice([EXACT, EXACT, PLAIN, STREAMING]), *numbers))
     check(tmp_path, cases)
 
 
 def test_another_experiment_is_refused_with_a_diff(tmp_path: Path) -> None:
     config, folder = PLAIN, tmp_path / "run"
-    trained(World.single(), config, str(folder), 7)
+    alone(trained, config, str(folder), 7)
     hotter = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=0.5))
     with pytest.raises(Exception, match=r"optim.lr: 0.05 -> 0.5\n.*--override optim.lr"):
-        trained(World.single(), hotter, str(folder))
+        alone(trained, hotter, str(folder))
     other = dataclasses.replace(config, batch_size=20)
     with pytest.raises(Exception, match=r"batch_size: 30 -> 20\n.*can't change: other samples"):
-        trained(World.single(), other, str(folder))
+        alone(trained, other, str(folder))
     allowed = dataclasses.replace(hotter, recovery=dataclasses.replace(config.recovery, override=("lr",)))
-    trained(World.single(), allowed, str(folder))
+    alone(trained, allowed, str(folder))
     assert end_of(folder)["status"] == "completed"
     assert json.loads((folder / "config.json").read_text())["optim"]["lr"] == 0.5
 
@@ -165,14 +168,14 @@ def test_what_follows_from_epochs_needs_no_override_of_its_own(tmp_path: Path) -
     config, folder = PLAIN, tmp_path / "run"
     short = with_values(config, {"epochs": 1, "warmup_epochs": 0.5})
     longer = with_values(config, {"epochs": 2, "warmup_epochs": 1.0})
-    trained(World.single(), short, str(folder))
+    alone(trained, short, str(folder))
     with pytest.raises(UserError, match=r"(?s)epochs: 1 -> 2.*warmup_epochs: 0.5 -> 1.0.*--override epochs if"):
-        trained(World.single(), longer, str(folder))
-    trained(World.single(), with_values(longer, {"override": ("epochs",)}), str(folder))
+        alone(trained, longer, str(folder))
+    alone(trained, with_values(longer, {"override": ("epochs",)}), str(folder))
     assert end_of(folder)["status"] == "completed"
     other = with_values(longer, {"epochs": 3, "warmup_epochs": 0.75, "override": ("epochs",)})
     with pytest.raises(UserError, match=r"--override optim.warmup_epochs if"):
-        trained(World.single(), other, str(folder))
+        alone(trained, other, str(folder))
 
 
 def poisoned(world: World, config: Config, folder: str, step: int) -> list[int]:
@@ -267,8 +270,8 @@ def test_what_no_state_dict_holds_is_carried(tmp_path: Path) -> None:
         optim=OptimConfig(optimizer=f"{__name__}:warm", lr=0.05),
     )
     straight, stopped = str(tmp_path / "straight"), str(tmp_path / "stopped")
-    trained(World.single(), config, straight)
-    trained(World.single(), config, stopped, stop_at=7)
-    trained(World.single(), config, stopped)
+    alone(trained, config, straight)
+    alone(trained, config, stopped, 7)
+    alone(trained, config, stopped)
     end, other = (read(Path(folder, "journal.jsonl"))[-1] for folder in (straight, stopped))
     assert end["weights_sha256"] == other["weights_sha256"]

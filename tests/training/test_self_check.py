@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -531,6 +532,18 @@ def test_images_that_a_loop_changes_by_random_numbers_are_said() -> None:
     assert len(said[0]) == 1
     assert "the batch is not as the loader gave it, and was changed by random numbers" in said[0][0]
     assert noisy(World.single(), False) == []
+
+
+def divided(world: World) -> list[Any]:
+    """DDP's mean is not made a sum again."""
+    with mock.patch("lockstep.parallel.ddp.torch._foreach_mul_"):
+        return found(world, Net)
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_steps_own_is_said_too() -> None:
+    for said in run_ranks(divided, 2, law=True):
+        assert said[0][0] == "gradient"
 
 
 def out_of_step(world: World) -> str:

@@ -7,16 +7,19 @@ scripts' copies leave the check out. They compute in float64: under Adam roundin
 import pickle
 import re
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.docs.coming_from.test_scripts import PAGES, SCRIPTS, output
+from tests.docs.coming_from.test_scripts import PAGES, SCRIPTS
+from tests.subprocesses import Command
 
 IMPORT = "from torchvision import datasets, models, transforms\n"
 UNCHECKED = "from torchvision.datasets import cifar\n\ncifar.check_integrity = lambda *_: True\n"
 FLOAT64 = "torch.set_default_dtype(torch.float64)\n"
+WARNED = 'import warnings\n\nwarnings.simplefilter("default")\n'  # as a user's Python, not as this one
 FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 
@@ -40,7 +43,7 @@ def epochs(script: str, data: Path, folder: Path, nproc: int, batch_norm: str = 
     """Loss and accuracy of each of two epochs, four numbers, that a script prints, over all of `data`."""
     text = (SCRIPTS / f"{script}.py").read_text(encoding="utf-8")
     for old, new in (
-        (IMPORT, IMPORT + UNCHECKED + FLOAT64),
+        (IMPORT, IMPORT + UNCHECKED + FLOAT64 + WARNED),
         ('"12355"', f'"{free_port()}"'),
         (
             'data="data", fraction=0.25, batch_norm="auto"',
@@ -52,9 +55,11 @@ def epochs(script: str, data: Path, folder: Path, nproc: int, batch_norm: str = 
     given = (
         [str(nproc)] if script == "cifar10_after" else ["--nproc", str(nproc), "--data", str(data), "--fraction", "1"]
     )
-    said = output(f"{script}.py", *given, folder=folder)
-    found = re.findall(r"epoch \d: loss (\d\.\d{6}) accuracy (\d\.\d{4})", said)
-    assert len(found) == 2, said
+    argv = (sys.executable, str(folder / f"{script}.py"), *given)
+    ended = Command(*argv, cwd=folder, env={"OMP_NUM_THREADS": "1"}, warm=True).end(500)
+    assert ended.code == 0, ended.text
+    found = re.findall(r"epoch \d: loss (\d\.\d{6}) accuracy (\d\.\d{4})", ended.out)
+    assert len(found) == 2, ended.text
     return [float(number) for pair in found for number in pair]
 
 
