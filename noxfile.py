@@ -108,12 +108,14 @@ def hostile(session: nox.Session) -> None:
 
 @nox.session
 def exhaustive(session: nox.Session) -> None:
-    """All families of torchvision and timm, 10,000 damaged run folders, 1,000 kills; hours."""
+    """All families of networks, 10,000 damaged run folders, 1,000 kills, 500 resizes, 42 planted faults; hours."""
     session.run(sys.executable, "-m", "tests.training.families")
     session.run(sys.executable, "-m", "tests.parallel.exact_families")
     session.run(sys.executable, "-m", "tests.damages", "--count", "10000")
     session.run(sys.executable, "-m", "tests.kills", "--kills", "1000")
     session.run(sys.executable, "-m", "tests.kills", "--simultaneous", "50")
+    session.run(sys.executable, "-m", "tests.resizes", "--count", "500")
+    session.run(sys.executable, "-m", "tests.planted")
 
 
 @nox.session
