@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lockstep.data import decoding
 from lockstep.data.decoding import HEIF_PACKAGE, decode
 from lockstep.data.image_sets import Array, Ids, ImageSet, counts
 from lockstep.data.picture_set import PictureSet, user_cache
@@ -148,7 +149,9 @@ def key_of(images: PictureSet) -> str:
 
 
 def _decoder() -> tuple[str, ...]:
-    """What decodes here: versions, and a digest of what they make of a picture, since processors differ as well."""
+    """What decodes here, and what it refuses: versions, our own code among them, the bound on its memory, and a digest
+    of what they make of a picture, since processors differ as well.
+    """
     y, x = np.mgrid[:120, :167]
     waves = np.stack([x * x + 3 * y, 5 * x + y * y, x * y], axis=2) // 16 % 256
     stored = io.BytesIO()
@@ -158,7 +161,8 @@ def _decoder() -> tuple[str, ...]:
     for package in ("pillow", "torch", "torchcodec", HEIF_PACKAGE):
         with suppress(PackageNotFoundError):
             versions.append(f"{package} {version(package)}")
-    return (*versions, hashlib.sha256(pixels).hexdigest())
+    own, bound = Path(decoding.__file__).read_bytes(), os.environ.get("LOCKSTEP_DECODE_MIB", "")
+    return (*versions, bound, *(hashlib.sha256(data).hexdigest() for data in (own, pixels)))
 
 
 def cache_in(folder: Path, images: PictureSet, key: str, pixels: bool = True) -> Cache:
