@@ -31,6 +31,7 @@ from lockstep.data.decoding import HEIF_PACKAGE, decode
 from lockstep.data.image_sets import Array, Ids, ImageSet, counts
 from lockstep.data.picture_set import PictureSet, user_cache
 from lockstep.distributed.files import atomic_write, named, write_error
+from lockstep.distributed.output import for_people
 from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, reason
@@ -188,7 +189,8 @@ def fill(images: PictureSet, cache: Cache, world: World) -> None:
         todo = {number: fault for number in order if (fault := cache.fault(number))}
         for number, fault in todo.items():
             if cache.path(number).exists() and world.local_rank == 0:
-                print(f"note: {cache.path(number)}: {fault}; it is made again", file=sys.stderr, flush=True)
+                note = f"note: {cache.path(number)}: {fault}; it is made again"
+                print(for_people(note, sys.stderr), file=sys.stderr, flush=True)
         with ThreadPoolExecutor(max(1, cores() // world.local_size)) as pool:
             for number in todo:
                 if cache.fault(number):  # not made by another one meanwhile
@@ -257,7 +259,8 @@ def _fits(asked: str, caches: Sequence[Cache], decode_size: int) -> bool:
     if not fits and asked != AUTO:
         raise UserError(f"--cache {asked}: {text}", "Name another folder, or leave --cache out.")
     if needed:
-        print(f"--cache: {text}{'' if fits else ': they are not kept'}", file=sys.stderr, flush=True)
+        said = f"--cache: {text}{'' if fits else ': they are not kept'}"
+        print(for_people(said, sys.stderr), file=sys.stderr, flush=True)
     return fits
 
 
