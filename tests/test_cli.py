@@ -107,6 +107,19 @@ def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
     assert said(capsys, "show") == said(capsys, "show digits")
 
 
+@pytest.mark.parametrize("how", ["", " --all"])
+def test_the_command_that_is_shown_of_a_run_has_what_the_recipe_has_and_the_run_has_not(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = recipe("photos")
+    config = with_values(base, changed(base, {"init": "", "cache": "", "epochs": 3})[0])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    text = said(capsys, f"show {tmp_path}{how}")
+    words = [word for word in text.partition("\nlockstep train ")[2].split() if word != "\\"]
+    typed = parse_words(words[1:], flag_names(Config)).values
+    assert with_values(base, changed(base, typed)[0]) == config
+
+
 def test_one_program_however_it_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script,) = entry_points(group="console_scripts", name="lockstep")
     assert script.load() is start

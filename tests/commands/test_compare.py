@@ -15,7 +15,7 @@ from lockstep.commands.compare import BASES, FIGURES, WORDS, Measured, Plan, agg
 from lockstep.commands.measuring import NotMeasured
 from lockstep.config import CommConfig, Config, DataConfig, Execution
 from lockstep.config.recipes import recipe
-from lockstep.distributed import proc
+from lockstep.distributed import devices, proc
 from lockstep.errors import UserError
 from tests.subprocesses import run_lockstep
 
@@ -266,7 +266,7 @@ def test_the_first_row_that_was_measured_is_the_baseline() -> None:
 
 # The whole, with runs that are made up
 
-_SECONDS = {"single-x1": 1.0, "ddp-x1": 1.1, "ddp-x2": 0.6, "ddp+accumulate64-x1": 2.0}
+_SECONDS = {"single-x1": 1.0, "ddp-x1": 1.1, "ddp-x2": 0.6, "ddp-x4": 0.3, "ddp+accumulate64-x1": 2.0}
 
 
 def _measured(calls: list[str], failing: str = "") -> Callable[[Path, Config], dict[str, Any]]:
@@ -337,6 +337,19 @@ def test_what_can_t_be_measured_here_is_not_started_and_a_failure_is_not_repeate
     for r in found["rows"]:
         assert bool(r["note"]) == bool(r["not_measured"])
         assert all(r[name] is None for name in FIGURES) == bool(r["not_measured"])
+
+
+@pytest.mark.parametrize(("cores", "counts"), [(1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (16, [1, 2, 4])])
+def test_by_default_1_2_and_4_processes_as_far_as_there_are_cores(
+    cores: int, counts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (proc, devices):
+        monkeypatch.setattr(place, "cores", lambda: cores)
+    plan = _plan("single", "ddp", nproc=(), out=str(tmp_path / "c"))
+    found = command.compare(plan, _silent, _measured([]))
+    assert [(r["processes"], r["threads"], r["not_measured"]) for r in found["rows"][1:]] == [
+        (n, cores // n, "") for n in counts
+    ]
 
 
 def test_on_gpus_a_row_counts_those_that_it_drives() -> None:

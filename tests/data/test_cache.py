@@ -327,7 +327,7 @@ def test_a_rank_helps_the_others_from_their_ends(photos: Path, tmp_path: Path, m
     assert len(written) == 9
 
 
-def test_the_key_follows_files_sizes_and_decoder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_follows_files_sizes_and_decoder(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, val = sets(photos)
     keys = [key_of(train), key_of(val), key_of(replace(train, decode_size=25))]
     assert key_of(sets(photos)[0]) == keys[0]
@@ -337,6 +337,12 @@ def test_the_key_follows_files_sizes_and_decoder(photos: Path, monkeypatch: pyte
     other[-9] ^= 1
     path.write_bytes(other)  # of the same size
     os.utime(path, ns=(stated.st_atime_ns, stated.st_mtime_ns + 1))
+    keys.append(key_of(sets(photos)[0]))
+    monkeypatch.setenv("LOCKSTEP_DECODE_MIB", "2000")  # what was refused may be read with it
+    keys.append(key_of(sets(photos)[0]))
+    other_code = tmp_path / "decoding.py"  # which reads what this one could not
+    other_code.write_text("")
+    monkeypatch.setattr(decoding, "__file__", str(other_code))
     keys.append(key_of(sets(photos)[0]))
     monkeypatch.setattr(module, "decode", lambda *_: torch.zeros(3, 2, 2))  # a decoder that rounds otherwise
     keys.append(key_of(sets(photos)[0]))

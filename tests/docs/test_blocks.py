@@ -4,6 +4,7 @@ Chinese pages show the blocks of the English ones (tests/docs/test_chinese.py), 
 """
 
 import re
+from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -90,8 +91,8 @@ NONE = {  # pages -> why some of their blocks are run by no test
 MOST = 16  # blocks that no test runs: this number goes down
 
 
-def run_by_none(path: Path) -> list[str]:
-    """The first lines of a page's blocks that no rule covers."""
+def kinds(path: Path) -> list[tuple[str, str]]:
+    """Of each of a page's blocks what is done with it, "" where no rule covers it, and its first line."""
     name = str(path.relative_to(ROOT))
     found = []
     for language, body in BLOCK.findall(path.read_text(encoding="utf-8")):
@@ -100,9 +101,28 @@ def run_by_none(path: Path) -> list[str]:
         program = language == "python" and (name in PROGRAMS or any(body in source for source in SOURCES))
         parsed = all(COMMAND.match(line) for line in lines if not line.startswith("# "))
         compared = any(name == page and body.startswith(begins) for page, begins in COMPARED)
-        if not (run or program or parsed or compared or language == "{toctree}"):
-            found.append(lines[0])
+        if language != "{toctree}":
+            which = {"run": run, "run as programs": program, "read as commands": parsed, "compared": compared}
+            found.append((next((kind for kind, is_so in which.items() if is_so), ""), lines[0]))
     return found
+
+
+def run_by_none(path: Path) -> list[str]:
+    """The first lines of a page's blocks that no rule covers."""
+    return [first for kind, first in kinds(path) if not kind]
+
+
+def tally() -> str:
+    """What is done with the blocks of all English pages; the Chinese ones have the same."""
+    from tests.docs.test_commands import all_commands
+
+    count = Counter(
+        kind or "run by no test, for a reason that stands in tests/docs/test_blocks.py"
+        for page in PAGES
+        for kind, _ in kinds(page)
+    )
+    parts = ", ".join(f"{number} {kind}" for kind, number in count.most_common())
+    return f"{count.total()} blocks on {len(PAGES)} pages: {parts}; {len(all_commands())} different command lines"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -127,3 +147,12 @@ def test_a_block_that_no_test_runs_would_be_seen(tmp_path: Path, monkeypatch: py
     page = tmp_path / "new.md"
     page.write_text("```\nlockstep train\n```\n```python\nprint(0)\n```\n```console\n$ ls\n```\n")
     assert run_by_none(page) == ["print(0)", "$ ls"]
+
+
+def test_all_blocks_are_counted() -> None:
+    total, *parts = map(int, re.findall(r"(?<!\S)(\d+) (?!pages|different)", tally()))
+    assert total == sum(parts) > 200
+
+
+if __name__ == "__main__":
+    print(tally())

@@ -149,7 +149,8 @@ def compare(plan: Plan, log: Log, measure: Callable[[Path, Config], dict[str, An
     available = devices(plan.config.execution)
     gpus = 0 if available[0].type == "cpu" else len(available)
     place = {"cpu": cpu_model(), "cores": cores(), "gpus": gpus, "device": device_name(available[0]), **versions()}
-    counts = sorted(plan.nproc) or [n for n in _COUNTS if n <= process_count(plan.config.execution)]
+    room = process_count(plan.config.execution) if gpus else cores()  # fewer would start on so many cores by themselves
+    counts = sorted(plan.nproc) or [n for n in _COUNTS if n <= room]
     bases = {strategy: settings_of(strategy)["strategy"] for strategy in plan.strategies}
     cells = [(strategy, n) for strategy in bases for n in ([1] if bases[strategy] in ONE_PROCESS else counts)]
     rows = [row_of(plan, strategy, n, gpus, cores()) for strategy, n in cells]

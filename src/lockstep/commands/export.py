@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from lockstep.commands.shared.arguments import one_name, parse
 from lockstep.config.fields import Arg
 from lockstep.distributed.files import atomic_write, new_file, write_error
+from lockstep.distributed.output import for_people
 from lockstep.errors import UserError
 
 _ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
@@ -98,4 +99,5 @@ def _write_program(source: Path, path: Path, trust_code: bool) -> None:
     except OSError as error:
         raise write_error(path, error) from error
     says = f"logits up to {largest:.3g} differ by at most {worst:.2g}"
-    print(f"compared with the model on {_COMPARED} random images: {says}", file=sys.stderr)
+    said = f"compared with the model on {_COMPARED} random images: {says}"
+    print(for_people(said, sys.stderr), file=sys.stderr)

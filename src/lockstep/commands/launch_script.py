@@ -123,7 +123,7 @@ class SlurmPlan(Allotted):
     requeues: Count = 100
     """Times that the job may go back to the queue to go on (0: never)."""
     sbatch: Annotated[Names, Arg(unset="none")] = ()
-    """Further options of sbatch without their hyphens, as partition=gpu,account=me,constraint=a100,exclusive."""
+    """Further options of sbatch without their hyphens, as partition=gpu,account=me."""
     setup: str = ""
     """Shell command to run first, as "source ~/venv/bin/activate"."""
 

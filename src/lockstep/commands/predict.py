@@ -18,9 +18,11 @@ from unicodedata import normalize
 from rich.cells import cell_len
 
 from lockstep.commands.shared.arguments import launched, parse
+from lockstep.commands.shared.grid import cut
 from lockstep.config import Execution
 from lockstep.config.fields import Arg, Positive, check_fields, require
 from lockstep.distributed.files import atomic_write, named, new_file, write_error
+from lockstep.distributed.output import for_people
 from lockstep.errors import UserError, cell, shown
 
 if TYPE_CHECKING:
@@ -126,10 +128,19 @@ def _write(answers: Sequence["Answer"], chosen: Predict, folders: dict[str, str]
 
 
 def _table(answers: Sequence["Answer"], file: TextIO) -> None:
+    """Paths and classes; a terminal gets as many classes as fit beside the path, and long paths cut in their middle."""
+    room = shutil.get_terminal_size().columns if file.isatty() else 1 << 20
     paths = [shown(answer.path) for answer in answers]
-    width = max(map(cell_len, paths))
+    longest = max(cell_len(shown(str(answer.prediction))) for answer in answers)
+    width = min(max(map(cell_len, paths)), max(room // 2, room - 2 - longest))
     for path, answer in zip(paths, answers, strict=True):
-        print(f"{path}{' ' * (width - cell_len(path))}  {shown(answer.error or str(answer.prediction))}", file=file)
+        says, left = shown(answer.error or str(answer.prediction)), len(answer.prediction.classes)
+        while not answer.error and cell_len(says) > room - 2 - width and left > 1:
+            left, likely = left - 1, zip(answer.prediction.classes, answer.prediction.probabilities, strict=True)
+            classes, probabilities = zip(*list(likely)[:left], strict=True)
+            says = shown(str(dataclasses.replace(answer.prediction, classes=classes, probabilities=probabilities)))
+        path = cut(path, width)
+        print(for_people(f"{path}{' ' * (width - cell_len(path))}  {says}", file), file=file)
 
 
 def _csv(answers: Sequence["Answer"], file: TextIO) -> None:

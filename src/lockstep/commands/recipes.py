@@ -47,7 +47,9 @@ def show(args: list[str]) -> int:
         return 0
     about = inspect.cleandoc((RECIPES[name].__doc__ or "") if name in RECIPES else name).split("\n\n")
     usual = config.recipe if of_run and config.recipe in RECIPES else ""
-    flags = written(config) if how.all else flags_for(config, recipe(usual) if usual else Config())
+    flags = flags_for(config, recipe(usual) if usual else Config())
+    if how.all:  # what is empty says nothing, unless the recipe has something there
+        flags = [words for words in written(config) if words in flags or not words[0].endswith("=")]
     if not how.all:
         about.append(f"what differs from {f'the recipe {usual}' if usual else 'the defaults'}; --all prints every flag")
     print(shown("\n#\n".join(map(help.remark, about)), keep="\n"))

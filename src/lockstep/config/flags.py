@@ -132,9 +132,8 @@ def written(config: Any) -> list[list[str]]:
 
 
 def as_command(command: str, flags: Sequence[Sequence[str]]) -> str:
-    """A command for the shell, one flag a line. Empty values are left out."""
-    lines = [f"  {shlex.join(words)}" for words in flags if not words[0].endswith("=")]
-    return " \\\n".join([command, *lines])
+    """A command for the shell, one flag a line."""
+    return " \\\n".join([command, *(f"  {shlex.join(words)}" for words in flags)])
 
 
 def habits_of(flag: Flag) -> list[str]:

@@ -26,10 +26,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lockstep.data import decoding
 from lockstep.data.decoding import HEIF_PACKAGE, decode
 from lockstep.data.image_sets import Array, Ids, ImageSet, counts
 from lockstep.data.picture_set import PictureSet, user_cache
 from lockstep.distributed.files import atomic_write, named, write_error
+from lockstep.distributed.output import for_people
 from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, reason
@@ -148,7 +150,9 @@ def key_of(images: PictureSet) -> str:
 
 
 def _decoder() -> tuple[str, ...]:
-    """What decodes here: versions, and a digest of what they make of a picture, since processors differ as well."""
+    """What decodes here, and what it refuses: versions, our own code among them, the bound on its memory, and a digest
+    of what they make of a picture, since processors differ as well.
+    """
     y, x = np.mgrid[:120, :167]
     waves = np.stack([x * x + 3 * y, 5 * x + y * y, x * y], axis=2) // 16 % 256
     stored = io.BytesIO()
@@ -158,7 +162,8 @@ def _decoder() -> tuple[str, ...]:
     for package in ("pillow", "torch", "torchcodec", HEIF_PACKAGE):
         with suppress(PackageNotFoundError):
             versions.append(f"{package} {version(package)}")
-    return (*versions, hashlib.sha256(pixels).hexdigest())
+    own, bound = Path(decoding.__file__).read_bytes(), os.environ.get("LOCKSTEP_DECODE_MIB", "")
+    return (*versions, bound, *(hashlib.sha256(data).hexdigest() for data in (own, pixels)))
 
 
 def cache_in(folder: Path, images: PictureSet, key: str, pixels: bool = True) -> Cache:
@@ -184,7 +189,8 @@ def fill(images: PictureSet, cache: Cache, world: World) -> None:
         todo = {number: fault for number in order if (fault := cache.fault(number))}
         for number, fault in todo.items():
             if cache.path(number).exists() and world.local_rank == 0:
-                print(f"note: {cache.path(number)}: {fault}; it is made again", file=sys.stderr, flush=True)
+                note = f"note: {cache.path(number)}: {fault}; it is made again"
+                print(for_people(note, sys.stderr), file=sys.stderr, flush=True)
         with ThreadPoolExecutor(max(1, cores() // world.local_size)) as pool:
             for number in todo:
                 if cache.fault(number):  # not made by another one meanwhile
@@ -253,7 +259,8 @@ def _fits(asked: str, caches: Sequence[Cache], decode_size: int) -> bool:
     if not fits and asked != AUTO:
         raise UserError(f"--cache {asked}: {text}", "Name another folder, or leave --cache out.")
     if needed:
-        print(f"--cache: {text}{'' if fits else ': they are not kept'}", file=sys.stderr, flush=True)
+        said = f"--cache: {text}{'' if fits else ': they are not kept'}"
+        print(for_people(said, sys.stderr), file=sys.stderr, flush=True)
     return fits
 
 

@@ -94,8 +94,9 @@ def local_run(args: list[str]) -> list[str]:
 def _note(command: str, lines: Sequence[str]) -> None:
     """Lines for who types a command, by one of a launcher's processes; where output is a product, beside it."""
     if os.environ.get("RANK", "0") == "0":
+        stream = sys.stdout if command == "train" else sys.stderr
         for line in lines:
-            print(f"note: {line}", file=sys.stdout if command == "train" else sys.stderr)
+            print(for_people(f"note: {line}", stream), file=stream)
 
 
 def _another_prints() -> bool:

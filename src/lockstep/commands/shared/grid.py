@@ -62,10 +62,18 @@ def _total(columns: Sequence[Column]) -> int:
     return sum(column.width for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
+def cut(text: str, size: int) -> str:
+    """A text, cut in its middle where it takes more than so many cells."""
+    if cell_len(text) <= size:
+        return text
+    half = (size - 1) // 2
+    end = text[-(size - 1 - half) :]
+    while cell_len(end) > size - 1 - half:  # of wide characters there is room for fewer
+        end = end[1:]
+    return f"{set_cell_size(text, half)}\N{HORIZONTAL ELLIPSIS}{end}"
+
+
 def _cell(text: str, size: int, left: bool) -> str:
-    if cell_len(text) > size:
-        half = (size - 1) // 2
-        text = f"{set_cell_size(text, half)}\N{HORIZONTAL ELLIPSIS}{text[-(size - 1 - half) :]}"
-        text = set_cell_size(text, size)  # where a wide character stands at the cut
+    text = cut(text, size)
     room = " " * (size - cell_len(text))
     return text + room if left else room + text
