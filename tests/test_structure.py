@@ -39,10 +39,10 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1826, "config"),
-    "data": (5304, "data"),
-    "training": (5311, "training"),
+    "data": (5320, "data"),
+    "training": (5374, "training"),
     "gradients and draws": (4399, "parallel rng"),
-    "processes": (2963, "distributed"),
+    "processes": (2969, "distributed"),
     "state and monitoring": (3517, "checkpoint monitoring"),
     "models and their use": (1760, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
