@@ -39,10 +39,10 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1825, "config"),
-    "data": (5311, "data"),
-    "training": (5128, "training"),
+    "data": (5327, "data"),
+    "training": (5191, "training"),
     "gradients and draws": (4114, "parallel rng"),
-    "processes": (2963, "distributed"),
+    "processes": (2969, "distributed"),
     "state and monitoring": (3503, "checkpoint monitoring"),
     "models and their use": (1736, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1379, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_825, 260
+MAX_LINES, MAX_FILES = 37_910, 260
 
 
 def module_name(path: Path) -> str:

@@ -9,7 +9,7 @@ import lockstep
 from lockstep.commands import COMMANDS
 from lockstep.commands.shared import help
 from lockstep.commands.shared.arguments import HelpAsked, local_run, print_error, print_failure
-from lockstep.distributed.failures import WorkerFailed, at_a_limit
+from lockstep.distributed.failures import WorkerFailed, at_a_limit, called_at
 from lockstep.distributed.files import require_local
 from lockstep.distributed.output import unbreakable_output, with_required_output
 from lockstep.distributed.proc import children
@@ -52,7 +52,7 @@ def _exit_code(args: list[str]) -> int:
     try:
         return _dispatch(args) if args[:1] in _GO_ON else with_required_output(_dispatch, args)
     except UserError as error:
-        print_error(str(error), once_a_host=True)
+        print_error(f"{error}{called_at(error)}", once_a_host=True)
         return EXIT_USER_ERROR
     except WorkerFailed as failed:
         return print_failure(failed)

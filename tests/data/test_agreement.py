@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, random_split
 
@@ -52,6 +53,12 @@ def by_process() -> Any:
     """By what differs from process to process."""
     order = np.random.default_rng(os.getpid()).permutation(30).tolist()
     return Subset(Numbered(), order[:20]), Subset(Numbered(), order[20:])
+
+
+def by_rank() -> Any:
+    """Shared out by the factory."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return Subset(Numbered(), range(rank, 20, ranks)), Subset(Numbered(), range(20, 30))
 
 
 def by_process_in_arrays() -> Any:
@@ -118,7 +125,7 @@ def everything(world: World) -> dict[str, Any]:
         "drawn": [each.read(np.arange(len(each)), None)[0][:, 0, 0, 0].tolist() for each in (train, val)],
         "left alone": (random.random(), np.random.rand(), torch.rand(1).item()) == before,
     }
-    for factory in (by_process, by_process_in_arrays):
+    for factory in (by_process, by_process_in_arrays, by_rank):
         try:
             sets(factory, world)
         except UserError as error:
@@ -136,6 +143,7 @@ def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused() ->
     for rank in (alone, first, second):
         assert f"{__name__}:by_process/train is not the same set in every process: 20 samples" in rank["by_process"]
         assert "by_process_in_arrays/val is not the same set" in rank["by_process_in_arrays"]
+        assert "by_rank/train is not the same set" in rank["by_rank"]
 
 
 class Reading(Numbered):

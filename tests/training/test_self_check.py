@@ -19,6 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import dropout as early
 
+from lockstep.data.augment import Augment
+from lockstep.data.image_sets import ArraySet
+from lockstep.data.loaders import TrainLoader, reader
+from lockstep.data.order import Order
 from lockstep.distributed.failures import is_peer_gone
 from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
@@ -252,6 +256,19 @@ class Together(Odd):
             torch.distributed.all_reduce(mean)
             mean = mean / torch.distributed.get_world_size()
         return x - mean
+
+
+@case("it follows the samples of one process", "masks[", what="state")
+class MasksBySize(Net):
+    """Masks are drawn for each size of a batch, once."""
+
+    def begin(self) -> None:
+        self.masks: dict[int, Tensor] = {}
+
+    def middle(self, x: Tensor) -> Tensor:
+        if len(x) not in self.masks:
+            self.masks[len(x)] = (torch.rand(len(x), HIDDEN) < 0.8).to(x)
+        return torch.tanh(self.second(x)) * self.masks[len(x)]
 
 
 @case("the processes hold different values of", only=(2, 3))
@@ -544,6 +561,37 @@ def divided(world: World) -> list[Any]:
 def test_a_fault_of_the_steps_own_is_said_too() -> None:
     for said in run_ranks(divided, 2, law=True):
         assert said[0][0] == "gradient"
+
+
+class ByPlace(Augment):
+    """Draws for an image by its place in the batch."""
+
+    def __call__(self, images: Tensor, ids: Tensor, epoch: int | None) -> Tensor:
+        return super().__call__(images, torch.arange(len(ids)), epoch)
+
+
+def augmented(world: World, kind: type[Augment]) -> list[str]:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 1, 4, 4), dtype=np.uint8)
+    images = ArraySet("noise", ("a", "b", "c"), (0.5,), (0.2,), (pixels,), np.arange(40) % 3, "noise")
+    order, augment = Order(40, 12, 0), kind((0.5,), (0.2,), 7, crop_padding=2, flip=True)
+    train = TrainLoader(images, order, augment, world, reader(images, world.device))
+    torch.manual_seed(0)
+    model = parallelize(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), world)
+    step, said = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[str]()
+    step.check.report = lambda finding, _: said.append(neutral(finding.message))
+    for epoch in train.epochs(2):
+        for batch in epoch:
+            step(batch)
+    return said
+
+
+def test_an_image_that_follows_its_batch_is_said() -> None:
+    first, *others = augmented(World.single(), ByPlace), *run_ranks(augmented, 2, ByPlace, law=True)
+    assert others == [first, first]
+    assert len(first) == 1
+    assert "an image is another one in its batch than made by itself: sample #" in first[0]
+    assert augmented(World.single(), Augment) == []
+    assert run_ranks(augmented, 2, Augment, law=True) == [[], []]
 
 
 def out_of_step(world: World) -> str:

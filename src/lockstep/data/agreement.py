@@ -18,7 +18,7 @@ import torch
 from lockstep.data.image_sets import ArraySet, ImageSet
 from lockstep.data.picture_set import PictureSet
 from lockstep.distributed import loader_workers, warm
-from lockstep.distributed.world import World
+from lockstep.distributed.world import World, pretended_rank
 from lockstep.errors import UserError
 from lockstep.randomness import stream
 
@@ -99,7 +99,8 @@ def _make(
     make: Callable[[], Sequence[ImageSet]], seed: int, steady: Sequence[bool], dtype: torch.dtype
 ) -> list[list[Any]]:
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
-    return _contents(make(), seed, 0, steady)
+    with pretended_rank(1, 2):
+        return _contents(make(), seed, 0, steady)
 
 
 def _differs(one: list[Any], other: list[Any]) -> bool:

@@ -201,6 +201,7 @@ class Batch:
     step: int  # over the whole run
     samples: int  # seen by all ranks before this step
     _loaded: object = field(default=None, repr=False, compare=False)
+    _alone: Callable[[int], Tensor] | None = field(default=None, repr=False, compare=False)
 
     def _contents(self) -> object:
         return id(self.images), self.images._version, id(self.labels), self.labels._version
@@ -209,6 +210,13 @@ class Batch:
     def changed(self) -> bool:
         """Whether other images or labels have been put into a loader's batch, or written into its own."""
         return self._loaded not in (None, self._contents())
+
+    def last_again(self) -> tuple[int, Tensor | None]:
+        """The number of its last sample, and the image [1, C, H, W] made once more, by itself, where it can be."""
+        rows = [shard.rows for shard in self.shards if shard.size]
+        if self._alone is None or self.changed or not rows:
+            return 0, None
+        return int(self.ids[rows[-1].stop - 1]), self._alone(rows[-1].stop - 1)
 
     @property
     def count(self) -> int:
@@ -289,7 +297,14 @@ class TrainLoader:
             step, samples = epoch * len(self) + t, epoch * self.order.samples_per_epoch + t * self.order.batch_size
             batch = Batch(images, labels, shards, ids, epoch, step, samples)
             batch._loaded = batch._contents()  # dataclasses.replace takes it along
+            if mixing is None and not hasattr(self.images, "dataset"):  # others' sets are looked at before a run
+                batch._alone = partial(self._image, ids, epoch)
             yield batch
+
+    def _image(self, ids: np.ndarray, epoch: int, row: int) -> Tensor:
+        """The image of one row of a global batch."""
+        images, _, mine = next(iter(self.read([(ids[row : row + 1], epoch)])))
+        return self.augment(images, mine, epoch)
 
 
 def several_at_once(items: Iterator[Any], count: int) -> Iterator[Any]:

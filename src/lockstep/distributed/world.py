@@ -132,7 +132,8 @@ class World:
 def pretended_rank(rank: int, size: int) -> Iterator[None]:
     """Within, a process finds itself rank `rank` of `size`, by torch and by the environment, whatever it is.
 
-    Collectives return at once, as if the other ranks had brought nothing. It takes about a millisecond.
+    Collectives return at once, as if the other ranks had brought nothing. It takes about a millisecond. Of a `size` of
+    0 it is alone: there is no group, and no launcher has started it.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -140,19 +141,24 @@ def pretended_rank(rank: int, size: int) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in names}
     groups, real, hook = c10d._world, c10d._world.default_pg, sys.excepthook
     made = groups.group_count  # of groups so far: the number names the next one, and has to be the same on all ranks
-    os.environ |= {name: str(number) for name, number in names.items()}
+    for name, number in names.items():
+        os.environ[name] = str(number)
+        if not size:
+            del os.environ[name]
     c10d._update_default_pg(None)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    if size:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield
     finally:
         pretended = groups.default_pg
         c10d._update_default_pg(real)
-        dist.destroy_process_group(pretended)
+        if size:
+            dist.destroy_process_group(pretended)
         groups.group_count = made
         sys.excepthook = hook  # torch wraps it, to put the rank before each line
         for name, value in before.items():
-            os.environ.pop(name)
+            os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}
 
 

@@ -1,7 +1,8 @@
 """From a config to the parts of a run: data, model, optimizer, step; and the loaders for who writes the loop."""
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,7 @@ from lockstep.data.loaders import EvalLoader, TrainLoader, reader
 from lockstep.data.order import Classes, Order, Windows, labels_of
 from lockstep.data.shards import ShardSet
 from lockstep.distributed import loader_workers, warm
-from lockstep.distributed.world import World
+from lockstep.distributed.world import World, pretended_rank
 from lockstep.errors import UserError, unknown
 from lockstep.parallel import determinism
 from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
@@ -183,45 +184,93 @@ def fresh_model(name: str, channels: int, classes: int, size: int, seed: int) ->
     return models.build(name, in_channels=channels, num_classes=classes, image_size=size)
 
 
-def _weights(make: Callable[[], nn.Module], dtype: torch.dtype) -> dict[str, list[float]]:
-    """Of each parameter, buffer and generator that `make` gives a model two numbers, which threads round otherwise."""
+def _made(
+    config: Config, shape: tuple[int, int, int], classes: int, dtype: torch.dtype, ranks: int, turn: int
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """What a user's factories make on the first of so many ranks: of each parameter, buffer and generator, and of what
+    comes of an image, two numbers, which threads round otherwise, and those of the optimizer's groups; digests of what
+    the model keeps beside them."""
     torch.set_default_dtype(dtype)  # a script may have set it after the parent of this process was forked
-    model = make()
-    state = HiddenState({"": model})
-    found = {name: [float(int(digest(state.values[name]), 16)), 0.0] for name in state.generators}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    name, factory, found = config.model.model, config.optim.optimizer, dict[str, list[float]]()
+    with pretended_rank(0, ranks):
+        addresses = [nn.Module() for _ in range(1000)]
+        del addresses[200 * turn : 200 * turn + 100]  # where what follows lies: elsewhere each time
+        model = fresh_model(name, shape[0], classes, config.data.image_size or shape[1], config.seed)
+        state = HiddenState({"": model})
+        if optimizers.is_factory(factory):
+            freeze(model, config.model)
+            seed_everything(stream(config.seed, "optimizer"))
+            for g, group in enumerate(optimizers.build(model, config.optim, config.lr).param_groups):
+                rows = {key: [*value] if isinstance(value, tuple) else [value] for key, value in group.items()}
+                numbers = {key: row for key, row in rows.items() if all(isinstance(each, int | float) for each in row)}
+                found |= {f"{key} of parameter group {g} of {factory}": row for key, row in numbers.items()}
+    del addresses
+    tensors = [*model.named_parameters(), *model.named_buffers()] if not pretrained.asked(config) else []
+    kept = {key: digest(value) for key, value in state.values.items()}
+    found |= {f"{key} of {name}": [float(int(kept[key], 16))] for key in state.generators}
+    with suppress(Exception), torch.no_grad(), eval_mode(model), pretended_rank(0, 0):
+        outputs = model(torch.linspace(-1, 1, 2 * math.prod(shape)).view(2, *shape))
+        tensors += [(_OUTPUT, outputs)] if isinstance(outputs, Tensor) else []
+    for key, tensor in tensors:
         values = tensor.detach().flatten().abs().double()
-        found[name] = [float(values.norm()), float((values * torch.linspace(0.5, 1.5, len(values))).norm())]
+        weighted = values * torch.linspace(0.5, 1.5, len(values))
+        found[f"{key} of {name}"] = [float(values.norm()), float(weighted.norm())]
+    return found, kept
+
+
+_OUTPUT = "the output"
+
+
+def _apart(some: dict[str, list[float]], others: dict[str, list[float]]) -> list[str]:
+    """The names of what is not near."""
+    pairs = {name: (some.get(name, []), others.get(name, [])) for name in {**others, **some}}
+    near = partial(np.allclose, rtol=1e-4, equal_nan=True)
+    return [name for name, (a, b) in pairs.items() if len(a) != len(b) or not near(a, b)]
+
+
+def made_otherwise(config: Config, images: ImageSet, world: World) -> tuple[str, list[str]]:
+    """Why what a user's factories make is another thing each time, or on several processes; "" where it is neither. And
+    the names of what the model keeps that is another one each time.
+
+    All ranks call it together: rank 0 has other processes make it, one as if alone and one as the first of two; where
+    they differ, once more. The ranks themselves begin with what rank 0 has.
+    """
+    said, moving = "", list[str]()
+    own = any(map(optimizers.is_factory, (config.model.model, config.optim.optimizer)))
+    if world.rank == 0 and own and warm.at_hand():
+        make = partial(_made, config, seen(config, images), len(images.classes), torch.get_default_dtype())
+
+        def made(*turns: tuple[int, int]) -> list[tuple[dict[str, list[float]], dict[str, str]]]:
+            return [*map(loader_workers.result, [loader_workers.begin(partial(make, *each)) for each in turns])]
+
+        with suppress(Exception):  # another process can't make it; what is wrong with it is said where it is used
+            (one, kept), (two, others) = made((0, 0), (2, 1))
+            if names := _apart(one, two):
+                (two_again, _), (one_again, later) = made((2, 2), (0, 3))  # another order, for what goes by turns
+                moving = [key for key in kept if later.get(key) != kept[key]]
+                changing = [*_apart(one, one_again), *_apart(two, two_again)]
+                place, unlike = (changing or names)[0], moving or [key for key in kept if others.get(key) != kept[key]]
+                if place.startswith(_OUTPUT) and unlike:
+                    place += f" (by {' or '.join([*dict.fromkeys(key.partition('[')[0] for key in unlike)][:3])})"
+                said = (
+                    f"weights will differ with every run: {place} is another one each time it is made. Draw by "
+                    "torch's, numpy's or Python's own functions, whose generators are seeded"
+                    if changing
+                    else f"weights will differ with the number of processes: {place} is made by that number. Let it "
+                    "follow the global batch, which is the same on any number of them"
+                )
+    found: tuple[str, list[str]] = world.gather([said, moving])[0]
     return found
 
 
-def unseeded(config: Config, images: ImageSet, world: World) -> str:
-    """Why a user's model does not begin with the same weights each time it is made; "" where it does.
-
-    All ranks call it together: rank 0 has two other processes make it. The ranks themselves begin with rank 0's.
-    """
-    name, place = config.model.model, ""
-    if world.rank == 0 and ":" in name and not pretrained.asked(config) and warm.at_hand():
-        size = config.data.image_size or images.shape[1]
-        make = partial(fresh_model, name, images.shape[0], len(images.classes), size, config.seed)
-        tasks = [loader_workers.begin(partial(_weights, make, torch.get_default_dtype())) for _ in range(2)]
-        with suppress(Exception):  # another process can't make it; what is wrong with it is said where it is used
-            first, second = map(loader_workers.result, tasks)
-            near = {key: np.allclose(values, second.get(key, []), rtol=1e-4) for key, values in first.items()}
-            place = next((key for key, is_near in near.items() if not is_near), "")
-    place = world.gather(place)[0]
-    return place and (
-        f"weights will differ with every run: {place} of {name} is another one each time it is made. Draw by "
-        "torch's, numpy's or Python's own functions, whose generators are seeded"
-    )
-
-
-def _share_generators(model: nn.Module, world: World) -> None:
-    """Make rank 0's states of the generators that a model holds everyone's, as its weights are."""
+def _share_state(model: nn.Module, world: World, moving: Sequence[str]) -> None:
+    """Make rank 0's states of the generators that a model holds everyone's, as its weights are, and what else moves."""
     state = HiddenState({"": model})
-    theirs = world.gather({name: packed(state.values[name]) for name in sorted(state.generators)})[0]
+    names = sorted({*state.generators, *moving} & state.values.keys())
+    theirs = world.gather({name: packed(state.values[name]) for name in names})[0]
     for name, value in theirs.items():
-        state.give(name, unpacked(value))
+        if value is not None:
+            state.give(name, unpacked(value))
 
 
 def build_model(
@@ -273,10 +322,12 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
     )
     train, val = train_loader(config, train_set, world), eval_loader(config, val_set, world)
     world.status(f"starting: building {config.model.model}")
+    moving: Sequence[str] = ()
     if config.execution.law != "off":
-        _say(config.execution.law, unseeded(config, train_set, world), said.append)
+        sentence, moving = made_otherwise(config, train_set, world)
+        _say(config.execution.law, sentence, said.append)
     model, optim = build_model(config, train_set, world.print, world).to(dtype=dtype), config.optim
-    _share_generators(model, world)
+    _share_state(model, world, moving)
     frozen = freeze(model, config.model)
     ema = Average(model, optim.ema, optim.ema_warmup) if optim.ema else None
     module, sync = spread(model, world, config, seen(config, train_set), twins=[ema.module] if ema else ())

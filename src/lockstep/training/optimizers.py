@@ -127,6 +127,11 @@ PREFIX = "timm:"
 _LEFT_OUT = ("adahessian", "bnb", "fused", "kron")
 
 
+def is_factory(optimizer: str) -> bool:
+    """True for a name of the form package.module:factory."""
+    return ":" in optimizer and not optimizer.startswith(PREFIX)
+
+
 def require_timm(optim: OptimConfig) -> None:
     """Raise UserError where timm or what it is asked for is not there."""
     if not optim.optimizer.startswith(PREFIX):
