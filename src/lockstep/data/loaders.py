@@ -211,17 +211,18 @@ class Batch:
         """Whether other images or labels have been put into a loader's batch, or written into its own."""
         return self._loaded not in (None, self._contents())
 
-    def last_again(self) -> tuple[int, Tensor | None]:
-        """The number of its last sample, and the image [1, C, H, W] made once more, by itself, where it can be."""
-        rows = [shard.rows for shard in self.shards if shard.size]
-        if self._alone is None or self.changed or not rows:
-            return 0, None
-        return int(self.ids[rows[-1].stop - 1]), self._alone(rows[-1].stop - 1)
-
     @property
     def count(self) -> int:
         """Samples in the global batch."""
         return len(self.ids)
+
+
+def last_again(batch: Batch) -> tuple[int, Tensor | None]:
+    """The number of its last sample, and the image [1, C, H, W] made once more, by itself, where it can be."""
+    rows = [shard.rows for shard in batch.shards if shard.size]
+    if batch._alone is None or batch.changed or not rows:
+        return 0, None
+    return int(batch.ids[rows[-1].stop - 1]), batch._alone(rows[-1].stop - 1)
 
 
 class TrainLoader:

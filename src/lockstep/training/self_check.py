@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lockstep.config.execution import Law
-from lockstep.data.loaders import Batch
+from lockstep.data.loaders import Batch, last_again
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
@@ -120,7 +120,7 @@ class SelfCheck(StepPasses):
     def _drawn(self, batch: Batch) -> list[Finding]:
         """Where an image is another one in its batch than alone, or the loop changes images by random numbers, which no
         sample keys."""
-        number, again = batch.last_again()
+        number, again = last_again(batch)
         if again is not None and torch.allclose(batch.images[-1:], again, rtol=1e-3, atol=1e-3):
             again = None
         if places := [each for each in self._gather("" if again is None else f"sample {number}") if each]:
