@@ -19,6 +19,7 @@ from rich.cells import cell_len
 
 from lockstep.commands.shared.arguments import launched, parse
 from lockstep.config import Execution
+from lockstep.config.execution import NOT_EVALUATIONS
 from lockstep.config.fields import Arg, Positive, check_fields, require
 from lockstep.distributed.files import atomic_write, named, new_file, write_error
 from lockstep.errors import UserError, cell, shown
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
     from lockstep.distributed.world import World
     from lockstep.inference.classifier import Answer
 
-# not what writes a run, and not the size of a chunk: other shapes would round otherwise than evaluation does
-_NOT_PREDICTIONS = (
-    *("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates", "strategy"),
-    *("data_dir", "law", "verbose"),
-)
+_NOT_PREDICTIONS = (*NOT_EVALUATIONS, "strategy", "data_dir")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)\s*(\.|$)", re.I)  # devices, to Windows
 _LONGEST = 255  # bytes of a file's name
 

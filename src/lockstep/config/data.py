@@ -14,7 +14,7 @@ from lockstep.errors import UserError, unknown
 
 _Side = Annotated[int, Arg(least=0, most=8192)]  # pixels
 _Channels = Annotated[Floats, Arg(unset="the set's, or those of --init pretrained")]
-SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of random crops, by default
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of random crops: Szegedy et al., CVPR 2015, section 6
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lockstep.config import Config
 from lockstep.config.changes import changed, flags_for
 from lockstep.config.fields import Arg, flag_names, flags_of, require, with_values
 from lockstep.config.files import entries, read_values
-from lockstep.config.flags import Parsed, parse_words
+from lockstep.config.flags import parse_words
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.distributed.failures import WorkerFailed
 from lockstep.distributed.files import named, require_local
@@ -64,13 +64,9 @@ def parse(default: Any, args: Sequence[str], about: str = "", script: bool = Fal
         UserError: for what the flags don't take.
     """
     found = parse_words(args, flag_names(default), script)
-    _answer_help(found, default, about)
-    return found.names, with_values(default, found.values)
-
-
-def _answer_help(found: Parsed, default: Any, about: str) -> None:
     if found.help is not None:
         raise HelpAsked(default, found.help, about)
+    return found.names, with_values(default, found.values)
 
 
 def print_error(message: str, once_a_host: bool = False) -> None:
@@ -134,7 +130,8 @@ def planned(
     name, values = one_name(command, "recipe", found.names), found.values
     source = with_values(Source(), {flag: values.pop(flag) for flag in ("config", "trust_code") if flag in values})
     config = _base(command, name, source, takes_run)
-    _answer_help(found, of(config), about.format(config.recipe))
+    if found.help is not None:
+        raise HelpAsked(of(config), found.help, about.format(config.recipe))
     own = {field for field, flag in flags_of(default).items() if not flag.group and flag.owner is not Config}
     typed, lines = changed(config, {field: value for field, value in values.items() if field not in own})
     _note(command, lines)
