@@ -43,9 +43,7 @@ def export(run: str | Path, chosen: Export) -> Path:
 
     Weights have the model's bare names. A program is run on random images, and compared with the model, before it is
     named so.
-
-    Raises:
-        UserError: where the run has no such weights, the file exists or can't be written, or a program differs.
+    Raises UserError where the run has no such weights, the file exists or can't be written, or a program differs.
     """
     from lockstep.inference.loading import weights_file
 

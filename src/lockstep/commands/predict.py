@@ -163,9 +163,7 @@ def class_folders(classes: Sequence[str]) -> dict[str, str]:
 
     `urllib.parse.unquote` gives the class again. Classes that differ in case or Unicode form alone are one folder to
     some file systems: of those all is escaped but a-z and digits. A class without a name has the folder %.
-
-    Raises:
-        UserError: for a name that is too long for a folder.
+    Raises UserError for a name that is too long for a folder.
     """
     alike = Counter(map(_folded, set(classes)))
     found = {}

@@ -151,9 +151,7 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config") -> "Config":
         """The inverse of `to_dict`. What is missing keeps its default. `where` says in errors whose values they are.
-
-        Raises:
-            UserError: for an unknown entry or one of another type, naming it, and for values that make no run.
+        Raises UserError for an unknown entry or one of another type, naming it, and for values that make no run.
         """
         made: Config = with_values(cls(), entries(values, cls, where))
         return made

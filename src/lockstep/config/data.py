@@ -154,9 +154,7 @@ def is_code(dataset: str) -> bool:
 
 def parse_source(dataset: str, options: Collection[str]) -> tuple[str, dict[str, str]]:
     """The name behind the kind, and the options behind the name: `hf:NAME:image=photo,label=breed`.
-
-    Raises:
-        UserError: for an empty name, and an option that the kind doesn't have, or that is empty.
+    Raises UserError for an empty name, and an option that the kind doesn't have, or that is empty.
     """
     kind, _, name = dataset.partition(":")
     before, colon, after = name.rpartition(":")

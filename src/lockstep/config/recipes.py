@@ -146,9 +146,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 def recipe(name: str) -> Config:
     """The config of a recipe by name, or of a user's own as package.module:function.
-
-    Raises:
-        UserError: for a name that nothing answers to, with the nearest ones.
+    Raises UserError for a name that nothing answers to, with the nearest ones.
     """
     if name in RECIPES:
         return RECIPES[name]()

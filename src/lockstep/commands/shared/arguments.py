@@ -58,10 +58,7 @@ def parse(default: Any, args: Sequence[str], about: str = "", script: bool = Fal
     """The words that are no flags, and the dataclass that the flags make of `default`.
 
     `about` explains the command in its help. `script`: all from the first such word on stays together.
-
-    Raises:
-        HelpAsked: where the words ask for it.
-        UserError: for what the flags don't take.
+    Raises HelpAsked where the words ask for it, and UserError for what the flags don't take.
     """
     found = parse_words(args, flag_names(default), script)
     if found.help is not None:

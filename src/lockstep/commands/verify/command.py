@@ -46,10 +46,7 @@ def main(args: list[str]) -> int:
 
 def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = lambda _: None) -> "Report":
     """Trace the runs, compare them with the first, and run what differs in float64.
-
-    Raises:
-        UserError: for what can't be run here.
-        WorkerFailed: where a run itself fails.
+    Raises UserError for what can't be run here, and WorkerFailed where a run itself fails.
     """
     from lockstep.commands.verify.compare import compare, require_finite
     from lockstep.commands.verify.report import Report, Row, rounding
