@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from lockstep.commands.shared.arguments import one_name, parse
 from lockstep.config.fields import Arg
-from lockstep.distributed.files import atomic_write, new_file, write_error
+from lockstep.distributed.files import atomic_write, new_file, whole_file, write_error
 from lockstep.errors import UserError
 
 _ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
@@ -84,16 +84,13 @@ def _write_program(source: Path, path: Path, trust_code: bool) -> None:
     card, drawn = classifier.card, torch.Generator().manual_seed(0)
     sizes = (1, 1), (card.side, card.side)
     colours, noise = (torch.randn(_COMPARED, card.shape[0], *size, generator=drawn) for size in sizes)
-    try:
-        with atomic_write(path) as temporary:
-            programs.save(classifier, temporary)
-            worst, largest = programs.largest_difference(programs.load(temporary), classifier, colours + noise)
-            if not worst <= programs.BOUND * max(1.0, largest):  # NaN is no agreement either
-                raise UserError(
-                    f"the program differs from the model by {worst:.3g} in logits of up to {largest:.3g}",
-                    "Export the weights (--to safetensors), and say which model it is.",
-                )
-    except OSError as error:
-        raise write_error(path, error) from error
+    with whole_file(path) as temporary:
+        programs.save(classifier, temporary)
+        worst, largest = programs.largest_difference(programs.load(temporary), classifier, colours + noise)
+        if not worst <= programs.BOUND * max(1.0, largest):  # NaN is no agreement either
+            raise UserError(
+                f"the program differs from the model by {worst:.3g} in logits of up to {largest:.3g}",
+                "Export the weights (--to safetensors), and say which model it is.",
+            )
     says = f"logits up to {largest:.3g} differ by at most {worst:.2g}"
     print(f"compared with the model on {_COMPARED} random images: {says}", file=sys.stderr)

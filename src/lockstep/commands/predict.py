@@ -21,7 +21,7 @@ from lockstep.commands.shared.arguments import launched, parse
 from lockstep.config import Execution
 from lockstep.config.execution import NOT_EVALUATIONS
 from lockstep.config.fields import Arg, Positive, check_fields, require
-from lockstep.distributed.files import atomic_write, named, new_file, write_error
+from lockstep.distributed.files import named, new_file, whole_file, write_error
 from lockstep.errors import UserError, cell, shown
 
 if TYPE_CHECKING:
@@ -105,12 +105,8 @@ def predict(world: "World", path: str, pictures: tuple[str, ...], chosen: Predic
 def _write(answers: Sequence["Answer"], chosen: Predict, folders: dict[str, str]) -> None:
     write = {"table": _table, "csv": _csv, "jsonl": _jsonl}[chosen.format]
     if chosen.file:
-        path = named(chosen.file)
-        try:
-            with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-                write(answers, file)
-        except OSError as error:
-            raise write_error(path, error) from error
+        with whole_file(named(chosen.file)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            write(answers, file)
     else:
         write(answers, sys.stdout)
     if chosen.sort_into:

@@ -68,9 +68,11 @@ def parse(default: Any, args: Sequence[str], about: str = "", script: bool = Fal
 
 def print_error(message: str, once_a_host: bool = False) -> None:
     """A line on standard error. `once_a_host`: torchrun's processes all meet the same error, and one prints it."""
-    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and _another_prints():
-        time.sleep(_PRINTING_S)
-        return
+    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # in half an environment nobody else prints
+        if all(os.environ.get(name, "").isdigit() for name in names) and os.environ["LOCAL_RANK"] != "0":
+            time.sleep(_PRINTING_S)
+            return
     text = shown(redacted(message), keep="\n")
     print(for_people(f"lockstep: {text}", sys.stderr), file=sys.stderr, flush=True)
 
@@ -89,12 +91,6 @@ def _note(command: str, lines: Sequence[str]) -> None:
     if os.environ.get("RANK", "0") == "0":
         for line in lines:
             print(f"note: {line}", file=sys.stdout if command == "train" else sys.stderr)
-
-
-def _another_prints() -> bool:
-    """True on torchrun's processes but a host's first; in half an environment there is no other one."""
-    whole = all(os.environ.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    return whole and os.environ["LOCAL_RANK"] != "0"
 
 
 def print_failure(failed: WorkerFailed) -> int:
