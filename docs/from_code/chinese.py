@@ -42,7 +42,7 @@ FLAGS = {
     "--exact": "精确模式：每个批切成这么多个切片；进程数只要不超过它，结果逐比特一致（0：不用）。",
     "--out": "运行目录：config.json、journal.jsonl、weights/。",
     "--verbose": "开始时多说一些：核怎样分配、各个 rank 在哪里监听、哪些参数不做权重衰减。",
-    "--log": "日志之外的副本，放在运行目录里：csv、tensorboard、wandb。",
+    "--log": "日志之外的副本，放在运行目录里：csv、tensorboard、wandb、mlflow、trackio。",
 }
 
 

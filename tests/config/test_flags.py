@@ -50,8 +50,8 @@ def test_other_spellings() -> None:
     )
     assert (config.optim.lr, config.batch_size, config.execution.master_port) == (0.5, 32, 4000)
     assert (config.execution.gpus, config.execution.log) == ((0, 2), ("csv", "wandb"))
-    assert parsed(config, ["--log", "csv", "--log", "wandb", "--gpus", "0", "--gpus", "1"]) == config.with_execution(
-        log=("csv", "wandb"), gpus=(1,)
+    assert parsed(config, ["--log", "csv", "--log", "mlflow", "--gpus", "0", "--gpus", "1"]) == config.with_execution(
+        log=("csv", "mlflow"), gpus=(1,)
     )
     for none in ("none", "no", "random", ""):
         assert parsed(Config(), [f"--init={none}"]).model.init == ""

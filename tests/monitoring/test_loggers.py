@@ -18,6 +18,12 @@ needs_tensorboard = pytest.mark.skipif(
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install '.[wandb]'"
 )
+needs_mlflow = pytest.mark.skipif(
+    importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed: pip install '.[mlflow]'"
+)
+needs_trackio = pytest.mark.skipif(
+    importlib.util.find_spec("trackio") is None, reason="trackio is not installed: pip install '.[trackio]'"
+)
 
 
 def write(folder: Path, *names: str) -> None:
@@ -124,7 +130,40 @@ def test_wandb_offline_keeps_everything_under_the_run_folder(tmp_path: Path, mon
     assert len({path.name for path in (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")}) == 1
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@needs_mlflow
+@pytest.mark.filterwarnings("ignore")  # of its own dependencies
+def test_mlflow_keeps_one_run_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write(tmp_path, "mlflow")
+    write(tmp_path, "mlflow")  # it goes on
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (experiment,) = (e for e in client.search_experiments() if e.name == "lockstep")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.info.run_name) == ("FINISHED", tmp_path.name)
+    assert run.data.params["epochs"] == "2"
+    for kind, field, key in [("step", "loss", "train/loss"), ("eval", "macro_f1", "eval/macro_f1")]:
+        found = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key)]
+        assert sorted(found) == sorted(numbers(tmp_path, kind, field))
+
+
+@needs_trackio
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_keeps_one_run_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # before its import, which reads it
+    write(tmp_path, "trackio")
+    write(tmp_path, "trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    assert list((tmp_path / "trackio").glob("lockstep*.db"))
+    rows = SQLiteStorage.get_logs("lockstep", tmp_path.name)
+    for kind, field, key in [("step", "loss", "train/loss"), ("eval", "macro_f1", "eval/macro_f1")]:
+        found = [(row["step"], row[key]) for row in rows if key in row]
+        assert sorted(found) == sorted(numbers(tmp_path, kind, field))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
 def test_a_package_that_is_missing_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

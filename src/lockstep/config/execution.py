@@ -15,7 +15,7 @@ Strategy = Literal["single", "dp", "ddp", "fsdp"]
 Law = Literal["warn", "strict", "off"]
 Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
 ONE_PROCESS = ("single", "dp")  # whatever --nproc says
-LOG_MIRRORS = ("csv", "tensorboard", "wandb")
+LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 _CORES_EACH, _MAX_AUTO = 2, 8  # more processes than that lose to start-up and all-reduce on one machine's cores
 _INTERVAL = r"\s*(\d{1,15}(?:\.\d+)?)\s*(step|epoch|min)(?:s|utes?)?\s*"
 _TIME = r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)\s*"
@@ -73,7 +73,7 @@ class Execution:
     eval_every: Positive = 1
     """Epochs between two evaluations; the last epoch has one in any case."""
     log: Annotated[Names, Arg(unset="none")] = ()
-    """csv, tensorboard, wandb. Mirrors of the journal, beside it in the run folder."""
+    """csv, tensorboard, wandb, mlflow, trackio. Mirrors of the journal, beside it in the run folder."""
     law: Law = "warn"
     """Steps 0, 1, 2, 4, ... are taken again, shared out otherwise; what --nproc changes: warn, strict (end), or off."""
     duplicates: Literal["auto", "always", "never"] = "auto"
