@@ -51,7 +51,7 @@ BUDGETS = {
         1495,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify": (982, "commands/verify"),
+    "verify, chaos": (1213, "commands/verify commands/chaos"),
     "looking at runs": (1263, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1355, "commands"),  # all others

@@ -5,7 +5,7 @@ import sys
 
 from lockstep.errors import EXIT_USER_ERROR, NOT_ON_WINDOWS
 
-_RUNS = {"train", "eval", "preview", "predict", "export", "verify"}
+_RUNS = {"train", "eval", "preview", "predict", "export", "verify", "chaos"}
 _RUNS |= {"compare", "tune", "sweep", "lr-find", "forecast"}
 
 

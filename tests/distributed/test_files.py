@@ -102,8 +102,8 @@ def test_of_runs_that_start_at_once_in_one_folder_one_trains(tmp_path: Path) -> 
 
 def test_temporary_folders_are_private_and_gone_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with temporary_folder("verify-") as folder:
-        assert Path(folder).name.startswith("lockstep-verify-")
+    with temporary_folder("chaos-") as folder:
+        assert Path(folder).name.startswith("lockstep-chaos-")
         assert Path(folder).stat().st_mode & 0o777 == 0o700
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))

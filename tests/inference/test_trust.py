@@ -82,6 +82,7 @@ COMMANDS: dict[str, tuple[str, set[str]]] = {  # the words after the run folder;
         for command, flags in {
             "train": "--epochs 1",
             "verify": "",
+            "chaos": "",
             "compare": "",
             "tune": "",
             "sweep": "--vary seed=0,1",

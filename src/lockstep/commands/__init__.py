@@ -64,6 +64,8 @@ COMMANDS: dict[str, Command] = {
         ("forecast cifar10 --nproc 1,2,4,8 --interconnect 10gbit",)),
     "verify": Command(_MEASURE, _RECIPE, "compare the first steps on several numbers of processes",
         "verify.command.main", ("verify digits --nproc 1,2,4 --exact 8",)),
+    "chaos": Command(_MEASURE, _RECIPE, "kill a training at random, and see whether it recovers", "chaos.main",
+        ("chaos digits --exact 4 --kills 10",)),
     "lint": Command(_SCRIPTS, "[ARGUMENTS]", "find faults in training scripts without running them", "lint.main"),
     "audit": Command(_SCRIPTS, _SCRIPT, "run a script on several numbers of processes, and say what that changes",
         "audit.command.main", ("audit --nproc 1,2,4 train.py --epochs 1",)),
