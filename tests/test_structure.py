@@ -38,12 +38,12 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1825, "config"),
-    "data": (5327, "data"),
+    "config": (1778, "config"),
+    "data": (5325, "data"),
     "training": (5191, "training"),
     "gradients and draws": (4114, "parallel rng"),
-    "processes": (2969, "distributed"),
-    "state and monitoring": (3503, "checkpoint monitoring"),
+    "processes": (2974, "distributed"),
+    "state and monitoring": (3494, "checkpoint monitoring"),
     "models and their use": (1736, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -51,12 +51,12 @@ BUDGETS = {
         1496,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1213, "commands/verify commands/chaos"),
+    "verify, chaos": (1169, "commands/verify commands/chaos"),
     "looking at runs": (1263, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1100, "commands/doctor commands/launch_script"),
-    "everyday commands": (1379, "commands"),  # all others
+    "everyday commands": (1347, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_910, 260
+MAX_LINES, MAX_FILES = 37_781, 260
 
 
 def module_name(path: Path) -> str:

@@ -10,9 +10,7 @@ from lockstep.config.execution import Law
 HERE = "tests.commands.variants"
 
 
-def plan_for(
-    *nproc: int, patch: str = "", steps: int = 4, out: str = "", vary: bool = False, law: Law = "warn", **given: Any
-) -> Plan:
+def plan_for(*nproc: int, patch: str = "", steps: int = 4, vary: bool = False, law: Law = "warn", **given: Any) -> Plan:
     """A small run; further fields by name, whichever part of the config they belong to."""
     given = {"batch_size": 24, "model": "bare_net", "dataset": "small", "lr": 0.05} | given
     given |= {name: f"{HERE}:{given[name]}" for name in ("model", "dataset") if ":" not in given[name]}
@@ -29,6 +27,6 @@ def plan_for(
         "comm": CommConfig,
     }
     parts: dict[str, Any] = {name: part(cls) for name, cls in groups.items()}
-    execution = Execution(device="cpu", threads=1, eval_batch_size=7, out=out, workers=1, law=law)
+    execution = Execution(device="cpu", threads=1, eval_batch_size=7, workers=1, law=law)
     config = Config(epochs=3, execution=execution, **{**parts, **given})
     return Plan(nproc=nproc, vary=vary, steps=steps, patch=patch, config=config)

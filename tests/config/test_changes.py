@@ -58,13 +58,14 @@ def test_switches_that_a_recipe_goes_with_take_what_does_not_along() -> None:
             {"exact": 4}, {"resized_crop": False}, {"decode_size": 0}, {"ema": 0.0}, {"image_size": 384},
             {"image_size": 64}, {"model": "digits_net"}, {"init": ""},
         ],
-        "imagenet-modern": [
-            {"image_size": 0}, {"image_size": 128}, {"batch_size": 30}, {"batch_size": 1}, {"exact": 4},
-        ],
         "cifar10": [{"momentum": 0.0}, {"exact": 8}, {"strategy": "fsdp"}],
     }  # fmt: skip
-    for name, typed in ((name, each) for name, several in tries.items() for each in several):
-        assert {**values_of(made(recipe(name), **typed)), **typed} == values_of(made(recipe(name), **typed)), typed
+    pairs = [(recipe(name), each) for name, several in tries.items() for each in several]
+    modern = made(recipe("imagenet"), train_size=176, mixup=0.2, cutmix=1.0, aug_repeats=4)
+    pairs += [(modern, each) for each in ({"image_size": 0}, {"image_size": 128}, {"batch_size": 30})]
+    pairs += [(modern, {"batch_size": 1}), (modern, {"exact": 4})]
+    for base, typed in pairs:
+        assert {**values_of(made(base, **typed)), **typed} == values_of(made(base, **typed)), typed
     assert made(recipe("photos"), image_size=384).data.decode_size == round(384 * 256 / 224)
     assert made(recipe("photos"), model="resnet18").model.init == "pretrained"
     assert made(recipe("photos"), init="").epochs == 3 * recipe("photos").epochs
@@ -116,7 +117,7 @@ def test_where_nothing_is_typed_nothing_gives_way() -> None:
     assert made(own, epochs=3).model == own.model
 
 
-@pytest.mark.parametrize("name", ["digits", "cifar100", "imagenet-modern"])
+@pytest.mark.parametrize("name", ["digits", "cifar100", "imagenet"])
 @pytest.mark.parametrize("epochs", [1, 2, 7, 900])
 def test_what_follows_from_epochs_alone_is_known_in_both_directions(name: str, epochs: int) -> None:
     base = recipe(name)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lockstep.checkpoint.format import Damaged, read_tensors, safetensors_chunks, tensor_bytes
 from lockstep.config import Config, Precision, Tta
 from lockstep.data.image_sets import ImageSet
-from lockstep.distributed.files import atomic_write, write_error
+from lockstep.distributed.files import whole_file
 from lockstep.errors import UserError, reason
 from lockstep.monitoring.journal import require_plain
 from lockstep.parallel.fsdp import whole
@@ -52,11 +52,8 @@ def save(model: nn.Module, path: str | Path, metadata: dict[str, str], here: boo
             tensors[name] = gathered.detach().cpu()
     if not here:
         return
-    try:
-        with atomic_write(Path(path)) as temporary:
-            write_sealed(tensors, temporary, metadata)
-    except OSError as error:
-        raise write_error(Path(path), error) from error
+    with whole_file(Path(path)) as temporary:
+        write_sealed(tensors, temporary, metadata)
 
 
 def write_sealed(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from lockstep.commands.shared.arguments import one_name, parse
 from lockstep.config.fields import Arg
-from lockstep.distributed.files import atomic_write, new_file, write_error
+from lockstep.distributed.files import atomic_write, new_file, whole_file, write_error
 from lockstep.distributed.output import for_people
 from lockstep.errors import UserError
 
@@ -44,9 +44,7 @@ def export(run: str | Path, chosen: Export) -> Path:
 
     Weights have the model's bare names. A program is run on random images, and compared with the model, before it is
     named so.
-
-    Raises:
-        UserError: where the run has no such weights, the file exists or can't be written, or a program differs.
+    Raises UserError where the run has no such weights, the file exists or can't be written, or a program differs.
     """
     from lockstep.inference.loading import weights_file
 
@@ -87,17 +85,14 @@ def _write_program(source: Path, path: Path, trust_code: bool) -> None:
     card, drawn = classifier.card, torch.Generator().manual_seed(0)
     sizes = (1, 1), (card.side, card.side)
     colours, noise = (torch.randn(_COMPARED, card.shape[0], *size, generator=drawn) for size in sizes)
-    try:
-        with atomic_write(path) as temporary:
-            programs.save(classifier, temporary)
-            worst, largest = programs.largest_difference(programs.load(temporary), classifier, colours + noise)
-            if not worst <= programs.BOUND * max(1.0, largest):  # NaN is no agreement either
-                raise UserError(
-                    f"the program differs from the model by {worst:.3g} in logits of up to {largest:.3g}",
-                    "Export the weights (--to safetensors), and say which model it is.",
-                )
-    except OSError as error:
-        raise write_error(path, error) from error
+    with whole_file(path) as temporary:
+        programs.save(classifier, temporary)
+        worst, largest = programs.largest_difference(programs.load(temporary), classifier, colours + noise)
+        if not worst <= programs.BOUND * max(1.0, largest):  # NaN is no agreement either
+            raise UserError(
+                f"the program differs from the model by {worst:.3g} in logits of up to {largest:.3g}",
+                "Export the weights (--to safetensors), and say which model it is.",
+            )
     says = f"logits up to {largest:.3g} differ by at most {worst:.2g}"
     said = f"compared with the model on {_COMPARED} random images: {says}"
     print(for_people(said, sys.stderr), file=sys.stderr)

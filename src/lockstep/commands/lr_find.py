@@ -14,7 +14,7 @@ from lockstep.commands.measuring import endless_steps, require_one_machine
 from lockstep.commands.shared.arguments import launched, planned
 from lockstep.config import Config
 from lockstep.config.fields import check_fields, require
-from lockstep.distributed.files import atomic_write, write_json
+from lockstep.distributed.files import whole_file, write_json
 
 if TYPE_CHECKING:
     from lockstep.distributed.world import World
@@ -86,7 +86,7 @@ def find(world: "World", plan: Plan) -> None:
     write_json(numbers, {**found, "config": config.to_dict(), "processes": world.size})
     print(described(found))
     try:
-        with atomic_write(Path(plan.file)) as temporary:
+        with whole_file(Path(plan.file)) as temporary:
             draw(found, config, temporary)
     except ModuleNotFoundError:
         print(f"no picture: it needs matplotlib (pip install 'lockstep-torch[compare]'); the numbers: {numbers}")

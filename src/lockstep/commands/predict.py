@@ -20,8 +20,9 @@ from rich.cells import cell_len
 from lockstep.commands.shared.arguments import launched, parse
 from lockstep.commands.shared.grid import cut
 from lockstep.config import Execution
+from lockstep.config.execution import NOT_EVALUATIONS
 from lockstep.config.fields import Arg, Positive, check_fields, require
-from lockstep.distributed.files import atomic_write, named, new_file, write_error
+from lockstep.distributed.files import named, new_file, whole_file, write_error
 from lockstep.distributed.output import for_people
 from lockstep.errors import UserError, cell, shown
 
@@ -29,11 +30,7 @@ if TYPE_CHECKING:
     from lockstep.distributed.world import World
     from lockstep.inference.classifier import Answer
 
-# not what writes a run, and not the size of a chunk: other shapes would round otherwise than evaluation does
-_NOT_PREDICTIONS = (
-    *("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates", "strategy"),
-    *("data_dir", "law", "verbose"),
-)
+_NOT_PREDICTIONS = (*NOT_EVALUATIONS, "strategy", "data_dir")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)\s*(\.|$)", re.I)  # devices, to Windows
 _LONGEST = 255  # bytes of a file's name
 
@@ -110,12 +107,8 @@ def predict(world: "World", path: str, pictures: tuple[str, ...], chosen: Predic
 def _write(answers: Sequence["Answer"], chosen: Predict, folders: dict[str, str]) -> None:
     write = {"table": _table, "csv": _csv, "jsonl": _jsonl}[chosen.format]
     if chosen.file:
-        path = named(chosen.file)
-        try:
-            with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-                write(answers, file)
-        except OSError as error:
-            raise write_error(path, error) from error
+        with whole_file(named(chosen.file)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            write(answers, file)
     else:
         write(answers, sys.stdout)
     if chosen.sort_into:
@@ -177,9 +170,7 @@ def class_folders(classes: Sequence[str]) -> dict[str, str]:
 
     `urllib.parse.unquote` gives the class again. Classes that differ in case or Unicode form alone are one folder to
     some file systems: of those all is escaped but a-z and digits. A class without a name has the folder %.
-
-    Raises:
-        UserError: for a name that is too long for a folder.
+    Raises UserError for a name that is too long for a folder.
     """
     alike = Counter(map(_folded, set(classes)))
     found = {}

@@ -61,18 +61,15 @@ def main(args: list[str]) -> int:
 
 def draw(chosen: Preview) -> None:
     """Write the picture, and say what it shows."""
-    from lockstep.distributed.files import atomic_write, write_error
+    from lockstep.distributed.files import whole_file
     from lockstep.distributed.output import for_people
     from lockstep.training.run_folder import check
 
     check(chosen.config)
     seen, path = views(chosen.config, chosen.samples, chosen.views), Path(chosen.out)
     sheet, note = drawn(seen)
-    try:
-        with atomic_write(path) as temporary:
-            sheet.save(temporary, "PNG")
-    except OSError as error:
-        raise write_error(path, error) from error
+    with whole_file(path) as temporary:
+        sheet.save(temporary, "PNG")
     height, width = seen.before.shape[2:]
     first = f"{path}: {len(seen.titles)} pictures of {width}x{height}, as they are and in {chosen.views} epoch(s)"
     for line in (first, f"  {_settings(chosen.config.data)}", *(f"  {title}" for title in seen.titles), note):

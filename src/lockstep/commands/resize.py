@@ -88,10 +88,7 @@ def _over(folder: Path) -> UserError:
     """The error for a run that no process trains."""
     run = RunSummary(folder)
     _news(Reader(folder / JOURNAL), run)
-    if run.last.get("kind") == "end" and (how := ENDS.get(text(run.last, "status"))):
-        remedy = "" if how == "ended" else f"`lockstep train --out {folder} --nproc M` goes on from its checkpoint."
-        return UserError(f"{folder} does not run: it has {how} at step {integer(run.last, 'steps')}", remedy)
-    return UserError(
-        f"{folder} does not run: its process is gone and left no end",
-        f"`lockstep train --out {folder} --nproc M` goes on from its checkpoint.",
-    )
+    how = ENDS.get(text(run.last, "status")) if run.last.get("kind") == "end" else None
+    why = f"it has {how} at step {integer(run.last, 'steps')}" if how else "its process is gone and left no end"
+    remedy = "" if how == "ended" else f"`lockstep train --out {folder} --nproc M` goes on from its checkpoint."
+    return UserError(f"{folder} does not run: {why}", remedy)

@@ -71,15 +71,11 @@ class Config:
             f"--exact {self.exact} of a batch of {self.batch_size}: a slice needs a sample",
             f"Use 1 to {self.batch_size} (0: off).",
         )
-        self._check_experiment()
-        self._check_execution()
-
-    def _check_experiment(self) -> None:
-        samples = self.samples
+        repeats = self.samples.aug_repeats
         require(
-            self.batch_size % samples.aug_repeats == 0,
-            f"--aug-repeats {samples.aug_repeats} of each image don't fill a batch of {self.batch_size}",
-            f"Use a multiple of {samples.aug_repeats} as --batch-size.",
+            self.batch_size % repeats == 0,
+            f"--aug-repeats {repeats} of each image don't fill a batch of {self.batch_size}",
+            f"Use a multiple of {repeats} as --batch-size.",
         )
         groups = -(-self.batch_size // max(1, self.model.group))
         require(
@@ -88,17 +84,11 @@ class Config:
             f"(--batch-norm {self.model.batch_norm})",
             f"Use --accumulate 1 to {groups}, or smaller groups.",
         )
-
-    def _check_execution(self) -> None:
-        execution, recovery = self.execution, self.recovery
-        flags = flags_of(Config).values()
-        known = {
-            "rounding",
-            *(name for flag in flags for name in (flag.field, flag.group, f"{flag.group}.{flag.field}")),
-        }
+        execution, recovery, flags = self.execution, self.recovery, flags_of(Config).values()
+        paths = {name for flag in flags for name in (flag.field, flag.group, f"{flag.group}.{flag.field}")}
         for name in recovery.override:
-            if name.removeprefix("--").replace("-", "_") not in known:
-                raise unknown("entry", name, sorted(known), "--override names what may differ, as lr,epochs.")
+            if name.removeprefix("--").replace("-", "_") not in (known := {"rounding", *paths}):
+                raise unknown("entry", name, known, "--override names what may differ, as lr,epochs.")
         require(
             recovery.hang_timeout < execution.collective_timeout,
             f"--hang-timeout {recovery.hang_timeout:g} is not below --collective-timeout "
@@ -161,9 +151,7 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config") -> "Config":
         """The inverse of `to_dict`. What is missing keeps its default. `where` says in errors whose values they are.
-
-        Raises:
-            UserError: for an unknown entry or one of another type, naming it, and for values that make no run.
+        Raises UserError for an unknown entry or one of another type, naming it, and for values that make no run.
         """
         made: Config = with_values(cls(), entries(values, cls, where))
         return made

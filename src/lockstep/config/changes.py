@@ -30,9 +30,7 @@ _Change = tuple[str, dict[str, Any]]  # because of a flag: other values
 
 def changed(base: Config, typed: _Values) -> tuple[dict[str, Any], list[str]]:
     """The values that `base` gets by those that were typed: these, and what gives way to them, with a line on each.
-
-    Raises:
-        UserError: for typed values that don't go together.
+    Raises UserError for typed values that don't go together.
     """
     was, causes = values_of(base), dict[str, str]()
     now = was | dict(typed)

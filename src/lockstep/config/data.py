@@ -14,7 +14,7 @@ from lockstep.errors import UserError, unknown
 
 _Side = Annotated[int, Arg(least=0, most=8192)]  # pixels
 _Channels = Annotated[Floats, Arg(unset="the set's, or those of --init pretrained")]
-SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of random crops, by default
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of random crops: Szegedy et al., CVPR 2015, section 6
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,7 @@ def is_code(dataset: str) -> bool:
 
 def parse_source(dataset: str, options: Collection[str]) -> tuple[str, dict[str, str]]:
     """The name behind the kind, and the options behind the name: `hf:NAME:image=photo,label=breed`.
-
-    Raises:
-        UserError: for an empty name, and an option that the kind doesn't have, or that is empty.
+    Raises UserError for an empty name, and an option that the kind doesn't have, or that is empty.
     """
     kind, _, name = dataset.partition(":")
     before, colon, after = name.rpartition(":")

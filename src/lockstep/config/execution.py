@@ -183,7 +183,7 @@ class Recovery:
 
 
 # not what writes, and not the size of a chunk: other shapes would round otherwise than the run did
-_NOT_EVALUATIONS = (
+NOT_EVALUATIONS = (
     *("out", "cache", "log", "log_every", "eval_every", "eval_batch_size", "model_parallel", "duplicates"),
     *("law", "verbose"),
 )
@@ -203,5 +203,5 @@ class Evaluation:
     """Scores by class as a file: .csv (precision, recall, F1) or .json (and the confusion matrix)."""
     trust_code: bool = False
     """Import and call the code that the folder's config.json names, as --model package.module:factory did."""
-    execution: Execution = field(default_factory=Execution, metadata={"hidden": _NOT_EVALUATIONS})
+    execution: Execution = field(default_factory=Execution, metadata={"hidden": NOT_EVALUATIONS})
     """Where the evaluation goes."""

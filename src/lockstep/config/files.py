@@ -15,9 +15,7 @@ _LARGEST = 1 << 20  # bytes: a config has some thousand
 
 def entries(plain: Any, cls: type, where: str) -> dict[str, Any]:
     """The values in a file, which has them in tables by group or flat, named as the flags; `where` names the file.
-
-    Raises:
-        UserError: for a name that no flag has, one that stands there twice, and a value that its field does not take.
+    Raises UserError for a name that no flag has, one that stands there twice, and a value that its field does not take.
     """
     if not isinstance(plain, Mapping):
         raise UserError(f"{where} is {plain!r}, not a group of entries", "`lockstep show RECIPE --toml` writes one.")
@@ -47,9 +45,7 @@ def entries(plain: Any, cls: type, where: str) -> dict[str, Any]:
 
 def read_values(path: str) -> dict[str, Any]:
     """What a file says, nested as it is there.
-
-    Raises:
-        UserError: where it can't be read, or is neither TOML nor a config.json.
+    Raises UserError where it can't be read, or is neither TOML nor a config.json.
     """
     kind = "JSON" if path.endswith(".json") else "TOML"
     try:

@@ -80,9 +80,7 @@ def parse_words(words: Sequence[str], flags: Mapping[str, Flag], script: bool = 
     """Read the words of a command line by these flags, which stand by each of their names.
 
     `script`: the first word that is no flag and all that follows belong together, as a program and its arguments.
-
-    Raises:
-        UserError: for an unknown flag, one without its value, or a value that it does not take.
+    Raises UserError for an unknown flag, one without its value, or a value that it does not take.
     """
     queue, found = deque(words), Parsed()
     topics = {"all", "run", *(flag.group for flag in flags.values())} - {"", "config"}

@@ -46,9 +46,7 @@ def load_object(path: str, kind: str) -> Any:
     """Import what `package.module:attribute` names, looking in the current folder first.
 
     `kind` says what it is for, as "model". The module's own errors pass through: their traceback is the best guide.
-
-    Raises:
-        UserError: for a path of another form, a module that is not found, or an attribute that it does not have.
+    Raises UserError for a path of another form, a module that is not found, or an attribute that it does not have.
     """
     module_name, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):

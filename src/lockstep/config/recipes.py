@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, SamplesConfig
+from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
 from lockstep.errors import UserError, unknown
 
 
@@ -135,41 +135,18 @@ def imagenet() -> Config:
     )
 
 
-def imagenet_modern() -> Config:
-    """ResNet-50 on ImageNet for 600 epochs by the parts of torchvision's second weights (pytorch/vision#3995).
-
-    TrivialAugment, random erasing, mixup, CutMix, repeated augmentation, label smoothing, no decay of norms, a moving
-    average, and training on 176 pixels for an evaluation on 224. torchvision reports 80.86 % top-1; this recipe has not
-    been run on the full set here. Its average is taken at each step, not at each 32nd, with the same weight in all.
-    """
-    config = imagenet()
-    augment = ("trivialaugmentwide", "randomerasing:0.1,value=mean")
-    optim = OptimConfig(lr=0.5, weight_decay=2e-5, decay_norms="no", warmup_epochs=5, label_smoothing=0.1, ema=0.99997)
-    return replace(
-        config,
-        recipe="imagenet-modern",
-        epochs=600,
-        batch_size=1024,
-        data=replace(config.data, augment=augment, train_size=176, crop_pct=224 / 232),
-        samples=SamplesConfig(mixup=0.2, cutmix=1.0, aug_repeats=4),
-        optim=replace(optim, scale_lr="linear", base_batch_size=1024),
-    )
-
-
 RECIPES: dict[str, Callable[[], Config]] = {
     made.__name__.replace("_", "-"): made
     for made in (
         *(digits, mnist, fashion_mnist, cifar10, cifar10_speed, cifar100),
-        *(folder, photos, imagenet, imagenet_modern),
+        *(folder, photos, imagenet),
     )
 }
 
 
 def recipe(name: str) -> Config:
     """The config of a recipe by name, or of a user's own as package.module:function.
-
-    Raises:
-        UserError: for a name that nothing answers to, with the nearest ones.
+    Raises UserError for a name that nothing answers to, with the nearest ones.
     """
     if name in RECIPES:
         return RECIPES[name]()

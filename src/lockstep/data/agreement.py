@@ -52,9 +52,7 @@ def require_same(
     Args:
         again: makes the sets; on one process another one calls it too, to have something to compare. Pickle takes it.
         steady: of each set, whether a sample is the same whenever it is read.
-
-    Raises:
-        UserError: on all ranks, naming the set that is not the same everywhere.
+    Raises UserError on all ranks, naming the set that is not the same everywhere.
     """
     if world.size == 1 and (again is None or not warm.at_hand()):
         return

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.config.data import RATIO, SCALE
 from lockstep.data.decoding import HEIF_PACKAGE, decode, resized
 from lockstep.data.image_sets import Array, Ids
 from lockstep.errors import UserError, reason
@@ -23,8 +24,6 @@ from lockstep.randomness import stream, uniform_np
 _HEIF = (".heic", ".heif")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".avif", *_HEIF)
 DEFAULT_SIZE = 224
-_SCALE = (0.08, 1.0)  # of the image's area, and
-_RATIO = (3 / 4, 4 / 3)  # width / height: Szegedy et al., Going Deeper with Convolutions, CVPR 2015, section 6
 _ATTEMPTS = 10
 _LARGEST = 1 << 26  # pixels that a whole picture may have after it is resized; of a larger one the centre alone is
 _BROKEN = "Replace or remove what is broken, or leave out all of it with --skip-broken."
@@ -103,8 +102,8 @@ class PictureSet:
     seed: int = 0
     resized_crop: bool = False
     crop_pct: float = 224 / 256  # of the short side, that evaluation keeps
-    crop_scale: tuple[float, ...] = _SCALE  # of random crops: part of the area, and
-    crop_ratio: tuple[float, ...] = _RATIO  # width / height
+    crop_scale: tuple[float, ...] = SCALE  # of random crops: part of the area, and
+    crop_ratio: tuple[float, ...] = RATIO  # width / height
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet's training images, as published with torchvision's
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bilinear"
@@ -247,7 +246,7 @@ def centre_crop(image: Tensor, size: int, crop_pct: float, interpolation: str = 
 
 
 def crop_box(
-    height: int, width: int, draws: Sequence[float], scale: Sequence[float] = _SCALE, ratios: Sequence[float] = _RATIO
+    height: int, width: int, draws: Sequence[float], scale: Sequence[float] = SCALE, ratios: Sequence[float] = RATIO
 ) -> tuple[int, int, int, int]:
     """Top, left, height and width of a random crop, by torchvision's RandomResizedCrop.
 

@@ -86,13 +86,20 @@ def remove_half_written(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file that is whole or not there. Raises UserError where the system refuses."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """As `atomic_write`, durable; raises UserError where the system refuses."""
     try:
         with atomic_write(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            yield temporary
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that is whole or not there. Raises UserError where the system refuses."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, values: Any) -> None:

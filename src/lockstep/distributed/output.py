@@ -85,9 +85,7 @@ def unbreakable_output() -> Iterator[None]:
 
 def with_required_output(fn: Callable[..., Any], *args: Any) -> Any:
     """Call a function whose product is what it prints, inside `unbreakable_output`.
-
-    Raises:
-        UserError: where standard output can't take all of it, saying how much it took.
+    Raises UserError where standard output can't take all of it, saying how much it took.
     """
     stream = sys.stdout
     if not isinstance(stream, _Stream):

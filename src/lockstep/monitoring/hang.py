@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from lockstep.distributed import proc
-from lockstep.distributed.loader_workers import running
 from lockstep.errors import EXIT_HANG
 from lockstep.monitoring.journal import FaultRecord
 
@@ -194,8 +192,3 @@ def own_stacks() -> str:
             lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames_of(ident)]
             parts.append("\n".join([f"{name} (most recent call first):", *lines]))
     return "\n\n".join(parts)[:_LONGEST]
-
-
-def loader_workers() -> list[str]:
-    """What each loader worker of this process is doing."""
-    return [f"{name} (pid {pid}) is {proc.state(pid)}" for name, pid in running()]

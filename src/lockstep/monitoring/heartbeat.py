@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store
 
 from lockstep.distributed import proc
+from lockstep.distributed.loader_workers import running
 from lockstep.distributed.signals import exit_now
 from lockstep.distributed.world import World
 from lockstep.errors import EXIT_HANG, reason, shown
@@ -150,7 +151,7 @@ class Heartbeat(AbstractContextManager["Heartbeat"]):
         """This rank's position with all that costs time to find out."""
         kind, where = hang.activity(hang.frames_of(threading.main_thread().ident), self._place[1])
         seen = {str(p.rank): f"its process is {proc.state(p.pid, p.born)}" for p in self._neighbours()}
-        workers = hang.loader_workers()
+        workers = [f"{name} (pid {pid}) is {proc.state(pid)}" for name, pid in running()]
         return self._position(kind=kind, where=where, stacks=hang.own_stacks(), workers=workers, seen=seen)
 
     def _in_long_phase(self) -> bool:

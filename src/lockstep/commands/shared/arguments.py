@@ -16,7 +16,7 @@ from lockstep.config import Config
 from lockstep.config.changes import changed, flags_for
 from lockstep.config.fields import Arg, flag_names, flags_of, require, with_values
 from lockstep.config.files import entries, read_values
-from lockstep.config.flags import Parsed, parse_words
+from lockstep.config.flags import parse_words
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.distributed.failures import WorkerFailed
 from lockstep.distributed.files import named, require_local
@@ -58,26 +58,21 @@ def parse(default: Any, args: Sequence[str], about: str = "", script: bool = Fal
     """The words that are no flags, and the dataclass that the flags make of `default`.
 
     `about` explains the command in its help. `script`: all from the first such word on stays together.
-
-    Raises:
-        HelpAsked: where the words ask for it.
-        UserError: for what the flags don't take.
+    Raises HelpAsked where the words ask for it, and UserError for what the flags don't take.
     """
     found = parse_words(args, flag_names(default), script)
-    _answer_help(found, default, about)
-    return found.names, with_values(default, found.values)
-
-
-def _answer_help(found: Parsed, default: Any, about: str) -> None:
     if found.help is not None:
         raise HelpAsked(default, found.help, about)
+    return found.names, with_values(default, found.values)
 
 
 def print_error(message: str, once_a_host: bool = False) -> None:
     """A line on standard error. `once_a_host`: torchrun's processes all meet the same error, and one prints it."""
-    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ and _another_prints():
-        time.sleep(_PRINTING_S)
-        return
+    if once_a_host and "TORCHELASTIC_RUN_ID" in os.environ:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # in half an environment nobody else prints
+        if all(os.environ.get(name, "").isdigit() for name in names) and os.environ["LOCAL_RANK"] != "0":
+            time.sleep(_PRINTING_S)
+            return
     text = shown(redacted(message), keep="\n")
     print(for_people(f"lockstep: {text}", sys.stderr), file=sys.stderr, flush=True)
 
@@ -97,12 +92,6 @@ def _note(command: str, lines: Sequence[str]) -> None:
         stream = sys.stdout if command == "train" else sys.stderr
         for line in lines:
             print(for_people(f"note: {line}", stream), file=stream)
-
-
-def _another_prints() -> bool:
-    """True on torchrun's processes but a host's first; in half an environment there is no other one."""
-    whole = all(os.environ.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    return whole and os.environ["LOCAL_RANK"] != "0"
 
 
 def print_failure(failed: WorkerFailed) -> int:
@@ -135,7 +124,8 @@ def planned(
     name, values = one_name(command, "recipe", found.names), found.values
     source = with_values(Source(), {flag: values.pop(flag) for flag in ("config", "trust_code") if flag in values})
     config = _base(command, name, source, takes_run)
-    _answer_help(found, of(config), about.format(config.recipe))
+    if found.help is not None:
+        raise HelpAsked(of(config), found.help, about.format(config.recipe))
     own = {field for field, flag in flags_of(default).items() if not flag.group and flag.owner is not Config}
     typed, lines = changed(config, {field: value for field, value in values.items() if field not in own})
     _note(command, lines)

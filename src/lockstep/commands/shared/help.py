@@ -65,9 +65,7 @@ def text(usage: str, about: str, default: Any, topic: str, examples: Sequence[st
         usage: the line behind `usage: `.
         default: the dataclass whose fields are the flags.
         topic: a section, all, or nothing.
-
-    Raises:
-        UserError: for an unknown section.
+    Raises UserError for an unknown section.
     """
     sections: dict[str, list[Flag]] = {}
     for flag in dict.fromkeys(flag_names(default).values()):

@@ -35,7 +35,7 @@ def main(args: list[str]) -> int:
         "Run the first steps of the recipe `{}` on several numbers of processes, then with other threads, hash seeds, "
         "workers and orders of listed folders; compare ledger, images, losses, gradients, weights, buffers and "
         "evaluation, and say where they part. Exit code 0: the mode's claim holds (--exact: the same bits; else: the "
-        "same but for rounding), 1: it does not. --out DIR keeps verify.json and the traces."
+        "same but for rounding), 1: it does not."
     )
     plan: Plan = planned("verify", lambda config: Plan(config=config), args, about)
     from lockstep.commands.verify.report import print_report
@@ -46,24 +46,20 @@ def main(args: list[str]) -> int:
 
 def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = lambda _: None) -> "Report":
     """Trace the runs, compare them with the first, and run what differs in float64.
-
-    Raises:
-        UserError: for what can't be run here.
-        WorkerFailed: where a run itself fails.
+    Raises UserError for what can't be run here, and WorkerFailed where a run itself fails.
     """
     from lockstep.commands.verify.compare import compare, require_finite
     from lockstep.commands.verify.report import Report, Row, rounding
-    from lockstep.distributed.files import temporary_folder, write_json
+    from lockstep.distributed.files import temporary_folder
 
     _check(plan)
-    with temporary_folder("verify-") as temporary:
-        folder = _claim(plan.config.execution.out) if plan.config.execution.out else Path(temporary)
+    with temporary_folder("verify-") as folder:
         wanted, one_by_one = plan.variants()
         base, *others = wanted
 
         def trace(variant: Variant, steps: int = plan.steps, wide: bool = False) -> "Trace":
             log(f"{variant.beside(replace(base, nproc=0))}: {steps} steps{' in float64' if wide else ''}")
-            return _trace(plan, folder, variant, steps, wide, start or _start)
+            return _trace(plan, Path(folder), variant, steps, wide, start or _start)
 
         first = trace(base)
         require_finite(first, base.nproc)
@@ -78,7 +74,6 @@ def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = 
             places = [row.comparison.first_step for row in differing]
             steps = min(max(places) + _MORE_STEPS, plan.steps) if all(places) else plan.steps
             rounding(report, differing, lambda variant: trace(variant, steps, wide=True))
-        write_json(folder / "verify.json", report.to_dict())
     return report
 
 
@@ -136,16 +131,3 @@ def _check(plan: Plan) -> None:
         process_count(plan.config.with_execution(nproc=n).execution)
     if plan.patch and not callable(load_object(plan.patch, "patch")):
         raise UserError(f"--patch {plan.patch} is no function", "It is called with (run, world, config).")
-
-
-def _claim(out: str) -> Path:
-    """The folder in which traces are kept."""
-    folder = Path(out).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        empty = not any(folder.iterdir())
-    except OSError as error:
-        raise UserError(f"the folder {out} can't be made: {error.strerror}", "Name another with --out.") from error
-    if not empty:
-        raise UserError(f"{out} is not empty", "Name another folder with --out, or leave it out.")
-    return folder

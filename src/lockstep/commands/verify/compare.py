@@ -55,7 +55,6 @@ class Row:
 class Comparison:
     """A run against the first, by quantity."""
 
-    base: Trace
     other: Trace
     rows: list[Row]
 
@@ -123,7 +122,7 @@ def compare(base: Trace, other: Trace, per_step: float) -> Comparison:
         replicas(other if other.diverged or base.processes == 1 else base),
     ]
     found.append(metrics(base.metrics or {}, other.metrics or {}, limits[-1] if len(limits) else 0.0))
-    return Comparison(base, other, found)
+    return Comparison(other, found)
 
 
 def exact(quantity: str, base: Sequence[Any], other: Sequence[Any]) -> Row:

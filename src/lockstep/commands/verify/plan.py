@@ -49,7 +49,7 @@ class Plan:
     """Repeat in float64 what differs: nothing else tells rounding from a fault."""
     patch: str = ""
     """package.module:function(run, world, config), called on every rank before the first step, to replace parts."""
-    config: Config = field(default_factory=Config, metadata={"hidden": ("nproc",)})
+    config: Config = field(default_factory=Config, metadata={"hidden": ("nproc", "out")})
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,9 +1,8 @@
-"""What `lockstep verify` found: as JSON, and as it is printed."""
+"""What `lockstep verify` found, and how it is printed."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -86,26 +85,6 @@ class Report:
         parts = [f"{word} {', '.join(map(str, several))}" for word, several in values.items() if len(several) > 1]
         return "; ".join([*parts, *(["folders listed backwards"] if self.plan.vary else [])])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: the config, each row of each comparison, the verdict."""
-        return {
-            "holds": self.holds,
-            "varied": self.varied(),
-            "config": self.plan.config.to_dict(),
-            "steps": len(self.first.loss),
-            "device": device_type(self.plan.config.execution),
-            "tolerance_per_step": self.plan.per_step,
-            "self_check": self.law,
-            "base": asdict(self.base) | _result(self.first),
-            "compared": [
-                asdict(row.variant)
-                | _result(row.comparison.other)
-                | {"float64": None if math.isnan(row.float64) else row.float64}
-                | {"rows": [asdict(each) for each in row.comparison.rows], "differs": row.reason}
-                for row in self.rows
-            ],
-        }
-
 
 def rounding(report: Report, rows: Sequence[Row], trace: Callable[[Variant], Trace]) -> None:
     """Note the difference that these rows keep in float64, or why that can't be run."""
@@ -115,10 +94,6 @@ def rounding(report: Report, rows: Sequence[Row], trace: Callable[[Variant], Tra
             row.wide = compare.compare(first, trace(row.variant), report.bound)
     except (UserError, WorkerFailed, RuntimeError, TypeError) as error:
         report.unseen = f"float64 failed: {str(error).splitlines()[0]}"
-
-
-def _result(trace: Trace) -> dict[str, Any]:
-    return {"weights_sha256": trace.weights_sha256, "evaluation": trace.metrics}
 
 
 def print_report(report: Report) -> None:
