@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.distributed import warm
+from lockstep.distributed import proc, warm
 from lockstep.distributed.loader_workers import LoaderWorkers, running
 from lockstep.errors import UserError
-from lockstep.monitoring.hang import loader_workers
 from tests.journals import read
 from tests.subprocesses import Command, Ended, run_lockstep
 
@@ -191,8 +190,8 @@ def test_workers_outlive_signals_to_the_group_and_tell_where_they_are() -> None:
         os.kill(pid, number)
     ((_, _, told),) = pool.map([([2], 0)])
     assert int(told) == pid
-    (state,) = loader_workers()
-    assert re.match(rf"{name} \(pid {pid}\) is (sleeping|running)", state), state
+    assert running() == [(name, pid)]
+    assert re.match("sleeping|running", proc.state(pid))
 
 
 def test_a_batch_of_any_size_and_layout_arrives_as_it_was() -> None:
