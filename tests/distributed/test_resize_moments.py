@@ -51,9 +51,8 @@ def asked_at(command: Command, place: Path, what: str) -> None:
     command.until((place / f"reached-{what}").is_file, 120)
     command.signal(signal.SIGUSR2)
     command.until((place / f"heard-{what}").is_file, 120)
-    if what == "checkpoint":  # during which steps are taken
+    if what == "checkpoint":  # during which steps are taken: the run goes on elsewhere before it is written
         command.until(lambda: command.said().count("SIGUSR2: goes on") > before, 120)
-        assert any((place / "run" / "checkpoints").glob(".writing-*")) or not (place / f"hold-{what}").unlink()
     (place / f"hold-{what}").unlink(missing_ok=True)
 
 
@@ -79,8 +78,8 @@ def lose_a_rank(command: Command) -> None:
 @pytest.mark.slow
 def test_sigusr2_at_every_moment_and_resizes_during_a_restart_change_no_bit(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(_NETS)
-    exact = ("--model", "nets:net", "--exact", "5", "--batch-size", "60", "--ema", "0.9", "--checkpoint-every")
-    exact = (*exact, "300steps", "--eval-every", "5", "--max-restarts", "9")
+    exact = ("--model", "nets:net", "--exact", "5", "--batch-size", "60", "--ema", "0.9", "--max-restarts", "9")
+    exact += ("--checkpoint-every", "300steps", "--eval-every", "5")
     folder, before = tmp_path / "run", handed_over()
     command = lockstep(*FLAGS, *ENDLESS, *exact, "--nproc", "1:4", cwd=tmp_path)
     starting(command, folder)
