@@ -78,8 +78,8 @@ def lose_a_rank(command: Command) -> None:
 @pytest.mark.slow
 def test_sigusr2_at_every_moment_and_resizes_during_a_restart_change_no_bit(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(_NETS)
-    exact = ("--model", "nets:net", "--exact", "5", "--batch-size", "60", "--ema", "0.9", "--max-restarts", "9")
-    exact += ("--checkpoint-every", "300steps", "--eval-every", "5")
+    exact = ["--model", "nets:net", "--exact", "5", "--batch-size", "60", "--ema", "0.9", "--max-restarts", "9"]
+    exact += ["--checkpoint-every", "300steps", "--eval-every", "5"]
     folder, before = tmp_path / "run", handed_over()
     command = lockstep(*FLAGS, *ENDLESS, *exact, "--nproc", "1:4", cwd=tmp_path)
     starting(command, folder)
@@ -110,7 +110,7 @@ def test_sigusr2_at_every_moment_and_resizes_during_a_restart_change_no_bit(tmp_
     command.until(lambda: len(kinds(folder, "resize")) > resizes, 120)
     assert kinds(folder, "resize")[-1]["processes"] == 1
     assert " of 1 core(s) busy (--nproc 1:4)" in command.said()
-    mine, straight, printed = compared(command, tmp_path, exact)
+    mine, straight, printed = compared(command, tmp_path, tuple(exact))
     assert {name: mine[name] for name in SAME} == {name: straight[name] for name in SAME}
     assert printed.count("; restart ") == 2
     assert printed.count("SIGUSR2: goes on with ") >= 4
