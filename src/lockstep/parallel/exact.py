@@ -214,7 +214,7 @@ class ExactSync(GradientSync):
         self.waits: list[float] = []  # seconds of each step since somebody asked
         # Whether reductions start during the backward pass: known after the first step. Reentrant checkpointing hands
         # over the gradient of a layer that is used twice in two parts, and a bucket must not leave between them.
-        self.overlap: bool | None = None
+        self.overlap = None
         self.in_parts = self.sequential = False
         # of each copy the parameters whose gradient has come, of the slice under way
         self.fired = WeakKeyDictionary[nn.Module, set[int]]()

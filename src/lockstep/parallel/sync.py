@@ -28,6 +28,7 @@ class GradientSync:
     comparable = True  # what a step computes is to be the same on any number of ranks
     exact = False  # shards are the same on every N, and may be taken in several threads
     sequential = False  # they are taken in one thread all the same
+    overlap: bool | None = None  # whether exact mode's reductions start during backward; None until a step has told
     link = CommConfig()  # what it does for a slow link, for the rules of what goes together
 
     def cut(self, batch: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:

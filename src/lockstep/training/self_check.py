@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch, last_again
 from lockstep.data.order import Shard
-from lockstep.distributed.world import World
+from lockstep.distributed.world import World, pretended_rank
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import StepBatchNorm, SyncBatchNorm, batch_norms
 from lockstep.parallel.buffers import put_together
@@ -498,21 +498,23 @@ class SelfCheck(StepPasses):
             self.refuse_collectives(batch)
         new = self._rotated(batch) if self.ranks > 1 else batch
 
-        def taken(some: Batch, apart: bool) -> list[Tensor | None]:
+        def taken(some: Batch, apart: bool, elsewhere: bool = False) -> list[Tensor | None]:
+            """`elsewhere`: among another number of processes, as one of two or alone."""
             self._start.restore()
             step.before_pass = (lambda _: self._start.restore()) if apart else None
-            sync.sequential = True  # `compare` puts it back
+            sync.sequential, sync.overlap = True, False  # `compare` puts them back; nothing is sent before `finish`
             try:
-                step.take_passes(some)
+                with pretended_rank(*((1, 2) if self.ranks == 1 else (0, 0))) if elsewhere else nullcontext():
+                    step.take_passes(some)
                 sync.finish()
             finally:
                 step.before_pass = None
             return step.take_gradients()
 
-        place = self._other_bits(actual.gradients, first := taken(new, apart=True))
+        place = self._other_bits(actual.gradients, first := taken(new, apart=True, elsewhere=True))
         if not any(self._gather(place)):
             return []
-        again = [self._other_bits(first, taken(new, apart=True)) for _ in range(AGAIN)]
+        again = [self._other_bits(first, taken(new, apart=True, elsewhere=True)) for _ in range(AGAIN)]
         if moves := next((name for of_rank in self._gather(again) for name in of_rank if name), ""):
             return [Finding(batch.step, "bits", moves, 0.0, f"the same slice {SECOND_TIME}")]
         inside = taken(batch, apart=False)
