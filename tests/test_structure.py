@@ -39,7 +39,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1778, "config"),
-    "data": (5325, "data"),
+    "data": (5320, "data"),
     "training": (5191, "training"),
     "gradients and draws": (4114, "parallel rng"),
     "processes": (2974, "distributed"),

@@ -342,13 +342,8 @@ def _listed(files: list[str], options: dict[str, str], facts: tuple[Facts, ...] 
         raise refused(f"{files[0]} lies among shards of another kind", "Name those of one kind by a pattern.")
     folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
     base = "/".join(each[0] for each in takewhile(lambda names: len(set(names)) == 1, folders)) + "/"
-    return ShardList(
-        base,
-        tuple(file.removeprefix(base) for file in files),
-        options.get("label", ""),
-        facts,
-        options.get("image", ""),
-    )
+    names = tuple(file.removeprefix(base) for file in files)
+    return ShardList(base, names, options.get("label", ""), facts, options.get("image", ""))
 
 
 def _wids(place: str, options: dict[str, str]) -> ShardList:
