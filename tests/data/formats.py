@@ -42,7 +42,7 @@ def samples(data: Official, count: int, seed: int = 0) -> tuple[np.ndarray, np.n
 
 def write_official(data: Official, root: Path, per_file: int = 7) -> tuple[Official, dict[str, tuple[np.ndarray, ...]]]:
     """All files of a set, small ones; returns the set with their sizes and sums, and split -> (images, labels)."""
-    folder = root / data.release.folder
+    folder = root / data.folder
     folder.mkdir(parents=True, exist_ok=True)
     contents: dict[str, tuple[np.ndarray, ...]] = {}
     for split, names in (("train", data.train), ("test", data.test)):
@@ -62,9 +62,9 @@ def write_official(data: Official, root: Path, per_file: int = 7) -> tuple[Offic
 
 def resummed(data: Official, root: Path) -> Official:
     """The set with the sizes and sums of the files that lie below root now."""
-    folder = root / data.release.folder
-    files = {name: (len(raw), md5(raw)) for name in data.release.files for raw in [(folder / name).read_bytes()]}
-    return dataclasses.replace(data, release=dataclasses.replace(data.release, files=files))
+    folder = root / data.folder
+    files = {name: (len(raw), md5(raw)) for name in data.files for raw in [(folder / name).read_bytes()]}
+    return dataclasses.replace(data, files=files)
 
 
 def md5(raw: bytes) -> str:
@@ -73,25 +73,25 @@ def md5(raw: bytes) -> str:
 
 def pack(data: Official, root: Path, into: Path) -> Official:
     """Move the set's files from root into packages in `into`; returns the set with the packages' sums."""
-    folder, packages = root / data.release.folder, {}
+    folder, packages = root / data.folder, {}
     into.mkdir(parents=True, exist_ok=True)
-    for package, (_, names) in data.release.packages.items():
+    for package, (_, names) in data.packages.items():
         target = into / package
         if package.endswith(".tar.gz"):
             with tarfile.open(target, "w:gz") as tar:
                 for name in names:
-                    tar.add(folder / name, f"{data.release.folder}/{name}")
+                    tar.add(folder / name, f"{data.folder}/{name}")
         else:
             with gzip.open(target, "wb") as file:
                 file.write((folder / names[0]).read_bytes())
         for name in names:
             (folder / name).unlink()
         packages[package] = (md5(target.read_bytes()), names)
-    return dataclasses.replace(data, release=dataclasses.replace(data.release, packages=packages))
+    return dataclasses.replace(data, packages=packages)
 
 
 def mirrored(data: Official, *mirrors: str) -> Official:
-    return dataclasses.replace(data, release=dataclasses.replace(data.release, mirrors=mirrors))
+    return dataclasses.replace(data, mirrors=mirrors)
 
 
 @contextmanager

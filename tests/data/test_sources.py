@@ -29,7 +29,7 @@ from tests.ranks import run_ranks
 
 ALONE = World.single()
 DOWNLOADED = [MNIST, FASHION_MNIST, CIFAR10, CIFAR100]
-named = pytest.mark.parametrize("data", DOWNLOADED, ids=lambda data: data.release.name)
+named = pytest.mark.parametrize("data", DOWNLOADED, ids=lambda data: data.name)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_digits_readme_names_source_licence_and_the_checksums_in_use() -> None:
     readme = (DIGITS_ROOT / "digits/README.md").read_text()
     for needed in ("UCI Machine Learning Repository", "Alpaydin", "Kaynak", "CC BY 4.0", "train.bin", "test.bin"):
         assert needed in readme
-    assert all(checksum in readme for _, checksum in DIGITS.release.files.values())
+    assert all(checksum in readme for _, checksum in DIGITS.files.values())
 
 
 def test_damaged_digits_say_to_install_again(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_official_files_give_the_samples_that_were_written(data: Official, tmp_p
 def test_read_is_the_gather_of_all_samples(ids: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     chosen = np.array(ids, np.int64)
     for data in (CIFAR10, MNIST):  # five files and one
-        root = tmp_path_factory.getbasetemp() / data.release.name
+        root = tmp_path_factory.getbasetemp() / data.name
         if not root.exists():
             write_official(data, root, per_file=44)
         train, _ = load_official(resummed(data, root), root, ALONE)
@@ -131,7 +131,7 @@ def test_pixels_stay_in_the_file_and_pickling_takes_only_its_path(tmp_path: Path
             assert not array.flags.owndata
             assert not array.flags.writeable
     # the map shows what is in the file now: nothing was copied at loading
-    path = tmp_path / CIFAR10.release.folder / CIFAR10.train[0]
+    path = tmp_path / CIFAR10.folder / CIFAR10.train[0]
     raw = bytearray(path.read_bytes())
     raw[1] ^= 255
     with path.open("r+b") as file:
@@ -154,7 +154,7 @@ def test_fingerprints_tell_sets_and_splits_apart(tmp_path: Path) -> None:
 def test_a_label_out_of_range_names_file_and_sample(data: Official, tmp_path: Path) -> None:
     small, contents = write_official(data, tmp_path)
     name = data.train[-1]
-    path = tmp_path / data.release.folder / name
+    path = tmp_path / data.folder / name
     raw = bytearray(path.read_bytes())
     raw[8 + 2 if not data.label_bytes else 2 * (data.label_bytes + 3072) + data.label_bytes - 1] = 200
     path.write_bytes(raw)
@@ -191,8 +191,8 @@ def test_a_damaged_file_is_named_with_the_remedy_and_left_alone(
     data: Official, harm: Any, message: str, tmp_path: Path
 ) -> None:
     small, _ = write_official(data, tmp_path)
-    for name in data.release.files:
-        path = tmp_path / data.release.folder / name
+    for name in data.files:
+        path = tmp_path / data.folder / name
         whole = path.read_bytes()
         path.write_bytes(harm(whole))
         with pytest.raises(UserError) as caught:
@@ -206,7 +206,7 @@ def test_a_damaged_file_is_named_with_the_remedy_and_left_alone(
 
 
 def test_a_checksum_may_be_sha256(tmp_path: Path) -> None:
-    digests = [checksum for _, checksum in CIFAR100.release.files.values()]
+    digests = [checksum for _, checksum in CIFAR100.files.values()]
     assert {len(digest) for digest in digests} == {64}
     path = tmp_path / "file"
     path.write_bytes(b"abc")
@@ -221,10 +221,10 @@ def test_a_checksum_may_be_sha256(tmp_path: Path) -> None:
 @named
 def test_without_a_network_the_error_says_which_files_go_where(data: Official, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        load(DataConfig(dataset=data.release.name), tmp_path / "data", 0, ALONE)
-    for name in (*data.release.files, str(tmp_path / "data" / data.release.folder)):
+        load(DataConfig(dataset=data.name), tmp_path / "data", 0, ALONE)
+    for name in (*data.files, str(tmp_path / "data" / data.folder)):
         assert name in caught.value.message
-    for name in (*data.release.packages, data.release.mirrors[0], "--data-dir", "LOCKSTEP_DATA"):
+    for name in (*data.packages, data.mirrors[0], "--data-dir", "LOCKSTEP_DATA"):
         assert name in caught.value.remedy
     assert tree(tmp_path) == set()
 
@@ -291,51 +291,51 @@ def test_a_download_that_stalls_ends_in_time_and_leaves_other_sockets_alone(
 @pytest.mark.parametrize("beside", ["folder", "root"])
 def test_packages_at_hand_are_unpacked(data: Official, beside: str, tmp_path: Path) -> None:
     small, contents = write_official(data, tmp_path)
-    packed = pack(small, tmp_path, tmp_path / data.release.folder if beside == "folder" else tmp_path)
+    packed = pack(small, tmp_path, tmp_path / data.folder if beside == "folder" else tmp_path)
     before = tree(tmp_path)
     train, test = load_official(packed, tmp_path, ALONE)
     assert equal(train.load_all(), contents["train"])
     assert equal(test.load_all(), contents["test"])
-    assert tree(tmp_path) == before | {f"{data.release.folder}/{name}" for name in data.release.files}
+    assert tree(tmp_path) == before | {f"{data.folder}/{name}" for name in data.files}
 
 
 @named
 def test_only_what_is_missing_is_downloaded(data: Official, tmp_path: Path) -> None:
     small, contents = write_official(data, tmp_path / "data")
-    kept = next(iter(data.release.files))
-    (tmp_path / kept).write_bytes((tmp_path / "data" / data.release.folder / kept).read_bytes())
+    kept = next(iter(data.files))
+    (tmp_path / kept).write_bytes((tmp_path / "data" / data.folder / kept).read_bytes())
     packed = pack(small, tmp_path / "data", tmp_path / "served")
-    shutil.move(tmp_path / kept, tmp_path / "data" / data.release.folder / kept)
+    shutil.move(tmp_path / kept, tmp_path / "data" / data.folder / kept)
     with server(tmp_path / "served") as (address, got):
         dead = "http://nowhere.invalid/"
         train, test = load_official(mirrored(packed, dead, address), tmp_path / "data", ALONE)
-        wanted = [p for p, (_, names) in packed.release.packages.items() if set(names) - {kept}]
+        wanted = [p for p, (_, names) in packed.packages.items() if set(names) - {kept}]
         assert list(dict.fromkeys(got)) == wanted
         before = len(got)
         load_official(mirrored(packed, dead, address), tmp_path / "data", ALONE)
         assert len(got) == before
     assert equal(train.load_all(), contents["train"])
     assert equal(test.load_all(), contents["test"])
-    assert {path.name for path in (tmp_path / "data" / data.release.folder).iterdir()} == set(data.release.files)
+    assert {path.name for path in (tmp_path / "data" / data.folder).iterdir()} == set(data.files)
 
 
 @named
 def test_a_download_with_a_wrong_sum_leaves_nothing(data: Official, tmp_path: Path) -> None:
     small, _ = write_official(data, tmp_path / "data")
     packed = pack(small, tmp_path / "data", tmp_path / "served")
-    damaged = tmp_path / "served" / next(iter(packed.release.packages))
+    damaged = tmp_path / "served" / next(iter(packed.packages))
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with server(tmp_path / "served") as (address, got), pytest.raises(UserError, match="not to be had from here"):
         load_official(mirrored(packed, address), tmp_path / "data", ALONE)
     assert set(got) == {damaged.name}
-    assert list((tmp_path / "data" / data.release.folder).iterdir()) == []
+    assert list((tmp_path / "data" / data.folder).iterdir()) == []
 
 
 @named
 def test_a_damaged_package_at_hand_is_named_and_leaves_nothing(data: Official, tmp_path: Path) -> None:
     small, _ = write_official(data, tmp_path)
     packed = pack(small, tmp_path, tmp_path)
-    package = tmp_path / list(packed.release.packages)[-1]
+    package = tmp_path / list(packed.packages)[-1]
     whole = package.read_bytes()
     for harmed in (whole[: len(whole) // 2], b"no archive", gzip.compress(b"no tar file"), b""):
         package.write_bytes(harmed)
@@ -380,9 +380,7 @@ def test_one_rank_downloads_while_the_others_wait(tmp_path: Path) -> None:
     packed = pack(small, tmp_path / "data", tmp_path / "served")
     with server(tmp_path / "served") as (address, got):
         results = run_ranks(_load_on_a_rank, 3, mirrored(packed, address), tmp_path / "data")
-    assert {package: got.count(package) for package in got} == dict.fromkeys(
-        packed.release.packages, 2
-    )  # it looks first
+    assert {package: got.count(package) for package in got} == dict.fromkeys(packed.packages, 2)  # it looks first
     assert [labels for _, labels, _ in results] == [contents["train"][1].tolist()] * 3
     assert len({fingerprint for fingerprint, _, _ in results}) == 1
     assert [checks for _, _, checks in results] == [[0], [], []]
@@ -395,10 +393,10 @@ def test_where_downloading_fails_the_first_rank_says_why_and_the_others_stop(tmp
 
 
 @pytest.mark.realdata
-@pytest.mark.parametrize("data", [MNIST, CIFAR10], ids=lambda data: data.release.name)
+@pytest.mark.parametrize("data", [MNIST, CIFAR10], ids=lambda data: data.name)
 def test_the_real_files_have_the_published_statistics(data: Official, real_data: Path) -> None:
     train, test = load_official(data, real_data, ALONE)
-    assert (len(train), len(test)) == ({"mnist": 60_000, "cifar10": 50_000}[data.release.name], 10_000)
+    assert (len(train), len(test)) == ({"mnist": 60_000, "cifar10": 50_000}[data.name], 10_000)
     images, labels = train.load_all()
     counts = torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])])
     values = torch.arange(256) / 255.0

@@ -4,7 +4,6 @@ Sets that the processes have made are compared before a run starts. Of users' ow
 samples each, in other orders. On one process too: what several would stumble on is said there in the same words.
 """
 
-import hashlib
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,19 +24,6 @@ from lockstep.randomness import stream
 _PROBES = 32  # samples of a Dataset that are compared over the processes: it may take a decoded image each
 _READ = 7  # samples that are read several times; an odd number, so that none has its place in the other order too
 _ROUNDING = 1e-3  # of a sample's largest value: machines' kernels may round otherwise
-
-
-def members(dataset: Any) -> str:
-    """A digest of what a Dataset says of its samples: `indices` and `targets`, its own and of those that it wraps."""
-    digest = hashlib.sha256()
-    while dataset is not None:
-        for name in ("indices", "targets"):
-            held = getattr(dataset, name, None)
-            if isinstance(held, Sequence | np.ndarray | torch.Tensor):
-                plain = held.tolist() if isinstance(held, np.ndarray | torch.Tensor) else list(held)
-                digest.update(f"{name} {plain}".encode())
-        dataset = getattr(dataset, "dataset", None)
-    return digest.hexdigest()
 
 
 def require_same(

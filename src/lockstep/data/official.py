@@ -34,8 +34,8 @@ _ELSEWHERE = "name another folder with --data-dir DIR or the environment's LOCKS
 
 
 @dataclass(frozen=True)
-class Release:
-    """The files of a published data set, and the packages that they come in.
+class Official:
+    """A data set in official files, and the packages that they come in.
 
     files: name -> (bytes, checksum); packages: name -> (MD5, names of the files in it); each mirror + a package's name
     is an address. A checksum is hexadecimal, MD5 (32 digits) or SHA-256 (64). Packages are .gz or .tar.gz.
@@ -46,40 +46,47 @@ class Release:
     files: Mapping[str, tuple[int, str]]
     packages: Mapping[str, tuple[str, tuple[str, ...]]]
     mirrors: tuple[str, ...]
+    train: tuple[str, ...]  # file names: records, or images and labels for IDX
+    test: tuple[str, ...]
+    label_bytes: int  # before each image's pixels, of which the last one counts; 0: IDX files
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
 
 
-def ensure(release: Release, root: Path) -> None:
-    """Have every file of the release whole in `root / release.folder`; one process per host calls this.
+def ensure(data: Official, root: Path) -> None:
+    """Have every file of a set whole in `root / data.folder`; one process per host calls this.
 
     A missing file is unpacked from its package where that lies in the folder or in `root`, else downloaded.
     Raises UserError for a damaged file, a folder that cannot be written, or files that cannot be had from here.
     """
-    folder = root / release.folder
+    folder = root / data.folder
     try:
-        missing = [name for name in release.files if not (folder / name).is_file()]
-        for name in release.files:
+        missing = [name for name in data.files if not (folder / name).is_file()]
+        for name in data.files:
             if name not in missing:
-                verify(folder / name, *release.files[name])
-        if missing and not release.mirrors:
-            raise UserError(f"{release.name}: {', '.join(missing)} missing from {folder}", "Install lockstep again.")
-        for package, (_, members) in release.packages.items():
+                verify(folder / name, *data.files[name])
+        if missing and not data.mirrors:
+            raise UserError(f"{data.name}: {', '.join(missing)} missing from {folder}", "Install lockstep again.")
+        for package, (_, members) in data.packages.items():
             if set(members) & set(missing):
                 there = next(path for path in (folder, *folder.parents) if path.is_dir())
                 with tempfile.TemporaryDirectory(prefix=".partial-", dir=there) as scratch:
-                    _complete(release, root, package, missing, Path(scratch))
+                    _complete(data, root, package, missing, Path(scratch))
     except OSError as error:
         remedy = f"Give this user the right to do so and enough space, or {_ELSEWHERE}."
-        raise UserError(f"{release.name}: cannot read or write its files in {folder}: {error}", remedy) from error
+        raise UserError(f"{data.name}: cannot read or write its files in {folder}: {error}", remedy) from error
 
 
-def _complete(release: Release, root: Path, package: str, missing: Sequence[str], scratch: Path) -> None:
+def _complete(data: Official, root: Path, package: str, missing: Sequence[str], scratch: Path) -> None:
     """Put the missing files of a package into their folder, by way of a scratch folder on the same disk."""
     from torchvision.datasets import utils
 
-    folder, (checksum, members) = root / release.folder, release.packages[package]
+    folder, (checksum, members) = root / data.folder, data.packages[package]
     archive = next((path for path in (folder / package, root / package) if path.is_file()), None)
     failures: dict[str, str] = {}
-    for mirror in release.mirrors if archive is None else ():
+    for mirror in data.mirrors if archive is None else ():
         download = partial(utils.download_url, mirror + package, scratch, package, checksum)
         failures[mirror] = within_time(download, scratch)
         if not failures[mirror]:
@@ -88,9 +95,9 @@ def _complete(release: Release, root: Path, package: str, missing: Sequence[str]
     if archive is None:
         tried = "; ".join(f"{mirror}: {failure}" for mirror, failure in failures.items())
         raise UserError(
-            f"{release.name}: {', '.join(missing)} missing from {folder}, and not to be had from here ({tried})",
-            f"On a machine with a network download {', '.join(release.packages)} from {release.mirrors[0]} and put "
-            f"it there, packed or unpacked; or {_ELSEWHERE}, the folder that holds {release.folder}.",
+            f"{data.name}: {', '.join(missing)} missing from {folder}, and not to be had from here ({tried})",
+            f"On a machine with a network download {', '.join(data.packages)} from {data.mirrors[0]} and put "
+            f"it there, packed or unpacked; or {_ELSEWHERE}, the folder that holds {data.folder}.",
         )
     verify(archive, None, checksum)  # before anything of it is unpacked
     with warnings.catch_warnings():
@@ -98,7 +105,7 @@ def _complete(release: Release, root: Path, package: str, missing: Sequence[str]
         utils.extract_archive(str(archive), str(scratch))
     found = {path.name: path for path in scratch.rglob("*") if path.name in members and path.name in missing}
     for name, path in found.items():
-        verify(path, *release.files[name])
+        verify(path, *data.files[name])
     folder.mkdir(parents=True, exist_ok=True)
     for name, path in found.items():  # same file system: a name appears with the whole file behind it
         path.replace(folder / name)
@@ -172,39 +179,25 @@ def within_time(work: Callable[[], object], folder: Path | None = None) -> str:
     return f"timed out: nothing came for {limit:.0f} s"
 
 
-@dataclass(frozen=True)
-class Official:
-    """A data set in official files. label_bytes: before each image's pixels, the last one counts; 0: IDX files."""
-
-    release: Release
-    train: tuple[str, ...]  # file names: records, or images and labels for IDX
-    test: tuple[str, ...]
-    label_bytes: int
-    shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: tuple[str, ...]
-
-
 def load_official(data: Official, root: Path, world: World) -> tuple[ArraySet, ArraySet]:
-    """Training and test set from `root / data.release.folder`, downloaded and verified by one rank per host.
+    """Training and test set from `root / data.folder`, downloaded and verified by one rank per host.
     Raises UserError as `ensure` does, and PeerError on the waiting ranks, where a host's first rank failed.
     """
     with world.first_on_host():
         if world.local_rank == 0:
-            ensure(data.release, root)
+            ensure(data, root)
     return open_split(data, root, "train"), open_split(data, root, "test")
 
 
 def open_split(data: Official, root: Path, split: str) -> ArraySet:
     """A split whose files are whole, as `ensure` has found them by their checksums. Pixels are mapped, not read."""
     files = data.train if split == "train" else data.test
-    paths = [root / data.release.folder / name for name in files]
+    paths = [root / data.folder / name for name in files]
     try:
         raw = [np.memmap(path, np.uint8, "r") for path in paths]
     except OSError as error:
         remedy = "Every machine of the run needs the data below its --data-dir, readable by this user."
-        raise UserError(f"{data.release.name}: its files can't be read: {error}", remedy) from error
+        raise UserError(f"{data.name}: its files can't be read: {error}", remedy) from error
     if data.label_bytes:  # records: label bytes first, of which the last one counts, pixels after
         rows = [array.reshape(-1, data.label_bytes + math.prod(data.shape)) for array in raw]
         images = [array[:, data.label_bytes :] for array in rows]
@@ -215,9 +208,9 @@ def open_split(data: Official, root: Path, split: str) -> ArraySet:
     for path, values in zip(paths if data.label_bytes else paths[1:], labels, strict=True):
         check_labels(str(path), values, len(data.classes), first_id)
         first_id += len(values)
-    identity = repr((data.release.name, split, [data.release.files[name] for name in files]))
+    identity = repr((data.name, split, [data.files[name] for name in files]))
     return ArraySet(
-        name=f"{data.release.name}/{split}",
+        name=f"{data.name}/{split}",
         classes=data.classes,
         mean=data.mean,
         std=data.std,
@@ -242,9 +235,9 @@ def _mnist_like(
 ) -> Official:  # fmt: skip
     """sums: file name -> (MD5 of the file, MD5 of its .gz)."""
     files = {file: (size, sums[file][0]) for file, size in _IDX.items()}
-    release = Release(name, folder, files, {f"{file}.gz": (sums[file][1], (file,)) for file in _IDX}, mirrors)
-    names = tuple(_IDX)
-    return Official(release, names[:2], names[2:], 0, (1, 28, 28), (mean,), (std,), classes)
+    packages, names = {f"{file}.gz": (sums[file][1], (file,)) for file in _IDX}, tuple(_IDX)
+    one = (1, 28, 28), (mean,), (std,), classes
+    return Official(name, folder, files, packages, mirrors, names[:2], names[2:], 0, *one)
 
 
 _DIGITS_FILES = {  # bundled: see digits/README.md
@@ -252,7 +245,7 @@ _DIGITS_FILES = {  # bundled: see digits/README.md
     "test.bin": (360 * 65, "4edac7317d906ebf9da8062259a17f60"),
 }
 DIGITS = Official(
-    Release("digits", "digits", _DIGITS_FILES, packages={}, mirrors=()),
+    "digits", "digits", _DIGITS_FILES, {}, (),
     ("train.bin",), ("test.bin",), 1, (1, 8, 8), (0.3058,), (0.3761,), tuple("0123456789"),
 )  # fmt: skip
 DIGITS_ROOT = Path(__file__).parent
@@ -297,7 +290,7 @@ _CIFAR10_FILES = {
 }
 _CIFAR10_PACKAGES = {"cifar-10-binary.tar.gz": ("c32a1d4ab5d03f1284b67883e8d87530", tuple(_CIFAR10_FILES))}
 CIFAR10 = Official(
-    Release("cifar10", "cifar-10-batches-bin", _CIFAR10_FILES, _CIFAR10_PACKAGES, _CIFAR_MIRRORS),
+    "cifar10", "cifar-10-batches-bin", _CIFAR10_FILES, _CIFAR10_PACKAGES, _CIFAR_MIRRORS,
     tuple(_CIFAR10_FILES)[:5], tuple(_CIFAR10_FILES)[5:], 1, (3, 32, 32),
     (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -315,9 +308,9 @@ plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark 
 spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
 wardrobe whale willow_tree wolf woman worm"""
 CIFAR100 = Official(  # two bytes of labels, coarse, then fine: the fine one counts
-    Release("cifar100", "cifar-100-binary", _CIFAR100_FILES, _CIFAR100_PACKAGES, _CIFAR_MIRRORS),
+    "cifar100", "cifar-100-binary", _CIFAR100_FILES, _CIFAR100_PACKAGES, _CIFAR_MIRRORS,
     ("train.bin",), ("test.bin",), 2, (3, 32, 32),
     (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), tuple(_CIFAR100_CLASSES.split()),
 )  # fmt: skip
 
-OFFICIAL = {data.release.name: data for data in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)}
+OFFICIAL = {data.name: data for data in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from lockstep.data.agreement import generators, members
+from lockstep.data.agreement import generators
 from lockstep.data.image_sets import Array, ArraySet, Ids, ImageSet, check_labels, numbered
 from lockstep.errors import UserError
 from lockstep.randomness import bits_np, stream
@@ -149,7 +149,7 @@ def adapted(name: str, value: Any, seed: int, table: Array | None = None) -> Ima
         raise UserError(f"{name} names {len(classes)} classes and has labels of {table.shape[1]}", EXPECTED)
     mean, std = (tuple(getattr(value, key, (0.5,) * channels)) for key in ("mean", "std"))
     kind = type(value)
-    identity = repr((kind.__module__, kind.__qualname__, len(value), classes, shape, members(value)))
+    identity = repr((kind.__module__, kind.__qualname__, len(value), classes, shape, _members(value)))
     digest = hashlib.sha256(identity.encode()).hexdigest()
     return DatasetSet(name, value, classes, (channels, height, width), mean, std, digest, seed, table)
 
@@ -177,6 +177,18 @@ def _layers(dataset: Any) -> Iterator[Any]:
     while dataset is not None:  # a Subset and the like has one inside
         yield dataset
         dataset = getattr(dataset, "dataset", None)
+
+
+def _members(dataset: Any) -> str:
+    """A digest of what a Dataset says of its samples: `indices` and `targets`, its own and of those that it wraps."""
+    digest = hashlib.sha256()
+    for inner in _layers(dataset):
+        for name in ("indices", "targets"):
+            held = getattr(inner, name, None)
+            if isinstance(held, Sequence | np.ndarray | Tensor):
+                plain = held.tolist() if isinstance(held, np.ndarray | Tensor) else list(held)
+                digest.update(f"{name} {plain}".encode())
+    return digest.hexdigest()
 
 
 def _are_several(labels: Array) -> bool:

@@ -72,8 +72,8 @@ def _require_there(dataset: str, data_dir: str) -> None:
     found = OFFICIAL.get(dataset)
     if found is None or found is DIGITS:
         return
-    folder = resolve_data_dir(data_dir) / found.release.folder
-    if not all((folder / name).is_file() for name in found.release.files):
+    folder = resolve_data_dir(data_dir) / found.folder
+    if not all((folder / name).is_file() for name in found.files):
         raise UserError(f"{dataset} is not in {folder}", "Name the folder that it lies in with --data-dir.")
 
 
