@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -328,9 +329,33 @@ class Changed(nn.Linear):
         return super().forward(x.flatten(1)) * self.scale
 
 
+class ByWorld(nn.Linear):
+    """Follows the number of processes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) / (dist.get_world_size() if dist.is_initialized() else 1)
+
+
+ELSEWHERE = "the same slice gives something else on another process: by rank, threads, environment or time"
+
+
+def said_of_a_world(world: World) -> list[str]:
+    net, found = ByWorld(PIXELS, CLASSES), list[str]()
+    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=ExactSync(net, world, SLICES))
+    step.check.report = lambda finding, _: found.append(finding.cause)
+    for batch in batches(world):
+        step(batch)
+    return found
+
+
+def test_what_follows_the_number_of_processes_is_said_on_several_too() -> None:
+    assert run_ranks(said_of_a_world, 2, law=True) == [[ELSEWHERE]] * 2
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (ByWorld, [ELSEWHERE]),
         (Counting, ["what a slice gives depends on the slices before it, by calls"]),
         (Changed, ["the copies for threads compute otherwise than the model; from now on there are none"]),
         (nn.Flatten, []),
