@@ -77,11 +77,11 @@ def gathered(world: World) -> list[Any]:
         raise AssertionError("a collective unpickles")
 
     setattr(distributed_c10d, "_tensor_to_object", refuse)  # noqa: B010
-    return [world.gather({"rank": world.rank, "text": "é" * world.rank}), world.gather([None, 0.1, float("inf")])]
+    return [world.gather({"rank": world.rank, "text": "é" * world.rank * 900}), world.gather([None, 0.1, float("inf")])]
 
 
 def test_what_ranks_gather_is_json() -> None:
-    expected = [[{"rank": rank, "text": "é" * rank} for rank in range(3)], [[None, 0.1, float("inf")]] * 3]
+    expected = [[{"rank": rank, "text": "é" * rank * 900} for rank in range(3)], [[None, 0.1, float("inf")]] * 3]
     assert run_ranks(gathered, 3) == [expected] * 3
     with pytest.raises(TypeError, match="not JSON serializable"):
         World.single().gather(torch.nn.Identity())

@@ -28,6 +28,7 @@ from lockstep.distributed.rendezvous import choose_interface, different, keep_to
 from lockstep.errors import PeerError, UserError, reason, shown
 
 _LAST_RELEASES_S = 0.1
+_AT_ONCE = 1024  # bytes of a value that `gather` sends in one collective; a longer one takes two
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,18 @@ class World:
         content = json.dumps(value).encode()
         if self.size == 1:
             return [json.loads(content)]
-        text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        sizes = torch.zeros(self.size, dtype=torch.int64)
-        sizes[self.rank] = len(text)
-        dist.all_reduce(sizes)
-        table = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
-        table[self.rank, : len(text)] = text
-        dist.all_gather(list(table.unbind()), table[self.rank].clone())
-        return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(table, sizes.tolist(), strict=True)]
+        fits = len(content) <= _AT_ONCE
+        rows = self._rows(content if fits else b"#%d" % len(content), _AT_ONCE)
+        if longest := max((int(row[1:]) for row in rows if row.startswith(b"#")), default=0):
+            rows = self._rows(content, longest)
+        return [json.loads(row) for row in rows]
+
+    def _rows(self, content: bytes, length: int) -> list[bytes]:
+        """Every rank's bytes, padded by spaces."""
+        mine = torch.frombuffer(bytearray(content.ljust(length)), dtype=torch.uint8)
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(rows, mine)
+        return [row.numpy().tobytes() for row in rows]
 
     def require_same(self, mine: Mapping[str, str]) -> None:
         """Compare values by their names, on all ranks together; UserError on all of them names what differs, where."""

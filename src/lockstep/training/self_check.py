@@ -1,12 +1,12 @@
 """Does the number of processes change what a step computes? Measured at real steps, on the real model.
 
 On a process's steps 0, 1, 2, 4, ... 1,024 and every 1,024th the batch that was just taken is taken again, shared out
-otherwise: cut in two or three, whatever the number of ranks; now and then with a single sample by itself, with other
-numbers of threads, and as a whole by one of them. Everything is put back before and after. Gradients, loss, buffers
-and what else the model keeps are compared; what differs beyond rounding (that of inputs a few units in the last place
-away) is named, with its cause where a small experiment tells (find_cause.py). A run says one sentence, in the same
-words on any number of processes: the strongest kind of difference, the first of that kind in the model's order, and
-the cause that the same samples show on rank 0.
+otherwise: cut in two or three, whatever the number of ranks; now and then with a single sample by itself, seldom with
+other numbers of threads, and as a whole by one of them. Everything is put back before and after. Gradients, loss,
+buffers and what else the model keeps are compared; what differs beyond rounding (that of inputs a few units in the
+last place away) is named, with its cause where a small experiment tells (find_cause.py). A run says one sentence, in
+the same words on any number of processes: the strongest kind of difference, the first of that kind in the model's
+order, and the cause that the same samples show on rank 0.
 """
 
 import math
@@ -52,7 +52,8 @@ from lockstep.training.outcomes import (
 from lockstep.training.updates import held, trials
 
 _SELDOM = 1024  # steps between two checks, once a run has gone on for so long
-_THOROUGH = {1, 8, 16}  # the checks that pass a single sample, change threads, and have one of several ranks take all
+_SINGLE = {1, 8, 16}  # the checks that pass a single sample by itself, which is cheap
+_THOROUGH = {1, 16}  # the checks that change threads, and have one of several ranks take all: four steps or more
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS = 50.0  # times the limit
 _LOOKS = 2  # checks on which something must be seen that is not beyond doubt
@@ -287,8 +288,9 @@ class SelfCheck(StepPasses):
         number = 2 + self.checked % 2 if self.ranks <= self._most else max(2, self.ranks - 1)
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
         self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
+        single = self._second or self.checked in _SINGLE
         for i, start, stop in wholes:
-            for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, self._thorough)):
+            for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, single)):
                 parts[(k + 1) % self.ranks].append((i, a, b))
                 self._takers[i, a] = k, len(cuts)
         found = self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=True)
