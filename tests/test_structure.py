@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (5311, "data"),
     "training": (5199, "training"),
     "gradients and draws": (4115, "parallel rng"),
-    "processes": (2979, "distributed"),
+    "processes": (2985, "distributed"),
     "state and monitoring": (3494, "checkpoint monitoring"),
     "models and their use": (1736, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -52,11 +52,11 @@ BUDGETS = {
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
     "verify, chaos": (1169, "commands/verify commands/chaos"),
-    "looking at runs": (1263, "commands/report commands/runs commands/watch commands/diff"),
+    "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1347, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_781, 260
+MAX_LINES, MAX_FILES = 37_788, 260
 
 
 def module_name(path: Path) -> str:

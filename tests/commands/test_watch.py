@@ -144,6 +144,12 @@ def test_without_a_name_the_newest_that_runs(tmp_path: Path, capsys: Any, monkey
     assert not (tmp_path / "runs/old" / LOCK).exists()
 
 
+@pytest.mark.parametrize(("top5", "said"), [(1.0, "top-1 50.00%  loss"), (0.9, "top-1 50.00%  top-5 90.00%  loss")])
+def test_top_5_is_told_where_it_says_something(top5: float, said: str, tmp_path: Path) -> None:
+    record = {"kind": "eval", "epoch": 0, "top1": 0.5, "top5": top5, "loss": 1.0}
+    assert said in describe(record, RunSummary(tmp_path))
+
+
 def test_it_goes_through_a_pipe(tmp_path: Path) -> None:
     write(tmp_path / "run", records())
     ended = run_lockstep("watch", "run", cwd=tmp_path)

@@ -164,7 +164,8 @@ def _start(record: Mapping[str, Any], run: RunSummary) -> str:
 
 def _evaluation(record: Mapping[str, Any], run: RunSummary) -> str:
     epoch = integer(record, "epoch")
-    tops = [(f"top-{name[3:]} {{:.2%}}", number(record, name)) for name in ("top1", "top5")]
+    top5 = number(record, "top5")  # of five classes or fewer it is always right, and says nothing
+    tops = [("top-1 {:.2%}", number(record, "top1")), ("top-5 {:.2%}", None if top5 == 1 else top5)]
     scores = [*tops, ("loss {:.4f}", number(record, "loss")), ("({:,} images)", integer(record, "count"))]
     parts = [form.format(value) for form, value in scores if value is not None]
     return f"epoch {'?' if epoch is None else epoch + 1}/{run.epochs or '?'}: {'  '.join(parts)}"

@@ -38,14 +38,20 @@ def status(what: str) -> None:
 
 
 def for_people(text: str, stream: TextIO | None) -> str:
-    """Text whose lines a terminal would break inside words, broken between them; elsewhere as it is."""
+    """Text whose lines a terminal would break inside words, broken between them and indented alike; elsewhere as it is.
+    """
     if stream is None or not stream.isatty():
         return text
     from rich.console import Console
     from rich.text import Text
 
-    columns = shutil.get_terminal_size().columns  # of which a Chinese character takes two
-    return "\n".join(line.plain.rstrip() for line in Text(text).wrap(Console(width=columns), columns))
+    columns, lines = shutil.get_terminal_size().columns, []  # of which a Chinese character takes two
+    for paragraph in text.split("\n"):
+        indent = paragraph[: len(paragraph) - len(paragraph.lstrip(" "))]
+        width = max(1, columns - len(indent))
+        parts = Text(paragraph.lstrip(" ")).wrap(Console(width=width), width)
+        lines += [f"{indent}{part.plain}".rstrip() for part in parts or [Text()]]
+    return "\n".join(lines)
 
 
 def print_to(path: Path) -> None:
