@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (5311, "data"),
     "training": (5199, "training"),
     "gradients and draws": (4115, "parallel rng"),
-    "processes": (2985, "distributed"),
+    "processes": (2984, "distributed"),
     "state and monitoring": (3494, "checkpoint monitoring"),
     "models and their use": (1736, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1347, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_788, 260
+MAX_LINES, MAX_FILES = 37_787, 260
 
 
 def module_name(path: Path) -> str:

@@ -49,7 +49,7 @@ def test_lines_break_between_words_where_a_terminal_would_break_inside_them(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    text = f"{'of the classes 郁金香 and daisy, ' * 5}\n\n  a remedy that is longer than the first of its lines, which it goes on below"
+    text = f"{'of the classes 郁金香 and daisy, ' * 5}\n\n  a remedy longer than a line goes on below it"
     lines = for_people(text, Terminal()).split("\n")
     assert max(map(cell_len, lines)) <= columns
     assert {word for line in lines for word in line.split()} == set(text.split())

@@ -38,8 +38,7 @@ def status(what: str) -> None:
 
 
 def for_people(text: str, stream: TextIO | None) -> str:
-    """Text whose lines a terminal would break inside words, broken between them and indented alike; elsewhere as it is.
-    """
+    """Text whose lines a terminal would break inside words, broken between them, indented alike; elsewhere as it is."""
     if stream is None or not stream.isatty():
         return text
     from rich.console import Console
