@@ -24,7 +24,7 @@ from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimCon
 from lockstep.data.picture_set import centre_crop
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.models.pretrained import Weights, converted, find
+from lockstep.models.published_weights import Weights, converted, find
 from lockstep.training import pretrained
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train

@@ -15,7 +15,7 @@ from lockstep.config.recipes import recipe
 from lockstep.data.official import fetch, unreachable, verify
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, reason
-from lockstep.models.pretrained import ASKED, Weights, converted, find, tag_of
+from lockstep.models.published_weights import ASKED, Weights, converted, find, tag_of
 
 
 def asked(config: Config) -> bool:
