@@ -49,7 +49,7 @@ from lockstep.training.outcomes import (
     moved,
     moved_apart,
 )
-from lockstep.training.updates import held, trials
+from lockstep.training.update_check import held, trials
 
 _SELDOM = 1024  # steps between two checks, once a run has gone on for so long
 _SINGLE = {1, 8, 16}  # the checks that pass a single sample by itself, which is cheap

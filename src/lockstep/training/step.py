@@ -37,7 +37,7 @@ from lockstep.rng.intercept import keyed
 from lockstep.training.losses import Loss, require_mean, terms_of
 from lockstep.training.precision import autocast, scaler
 from lockstep.training.self_check import SelfCheck, is_checked
-from lockstep.training.updates import step_hooks
+from lockstep.training.update_check import step_hooks
 
 
 class Scalars(dict[tuple[float, torch.dtype, torch.device], Tensor]):
