@@ -17,8 +17,9 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -65,19 +66,17 @@ class LoaderWorkers:
         Raises UserError where workers are killed at one request again and again, and whatever the task raises.
         """
         warm.current()  # forked, where this process has no threads yet
-        rest = iter(requests)
-        answers = deque(map(self._ask, islice(rest, _AHEAD * len(self._workers))))
+        rest, submit = iter(requests), self._threads.submit
+        answer_to = partial(_answer, self._idle)  # which holds nothing of this pool: it may go
+        answers = deque(submit(answer_to, each) for each in islice(rest, _AHEAD * len(self._workers)))
         try:
             while answers:
                 answer = answers.popleft().result()
-                answers.extend(map(self._ask, islice(rest, 1)))
+                answers.extend(submit(answer_to, each) for each in islice(rest, 1))
                 yield answer
         finally:
             for future in answers:
                 future.cancel()
-
-    def _ask(self, request: Any) -> "Future[tuple[Tensor, ...]]":
-        return self._threads.submit(_answer, self._idle, request)  # which holds nothing of this pool: it may go
 
 
 def running() -> list[tuple[str, int]]:
