@@ -111,6 +111,15 @@ def test_a_crop_lies_inside_and_has_an_allowed_shape(height: int, width: int, dr
         assert (w + 0.5) / (h - 0.5) >= 3 / 4 - 1e-9
 
 
+@given(height=sides, width=sides, draws=draws22, ratio=st.sampled_from([(1e-3, 0.01), (0.1, 10), (10, 100)]))
+def test_a_crop_of_any_ratio_has_a_pixel(
+    height: int, width: int, draws: list[float], ratio: tuple[float, float]
+) -> None:
+    top, left, h, w = crop_box(height, width, draws, ratios=ratio)
+    assert 0 <= top < top + h <= height
+    assert 0 <= left < left + w <= width
+
+
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1), (3 / 4, 4 / 3)), ((0.35, 0.6), (0.5, 0.9))])
 def test_crops_have_the_published_distribution(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
     draws = np.random.default_rng(0).random((4000, 22))

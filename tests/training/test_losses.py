@@ -168,6 +168,8 @@ def test_a_loss_that_is_no_mean_is_refused_on_any_number_of_processes() -> None:
 def test_what_can_not_be_a_loss_is_named() -> None:
     with pytest.raises(UserError, match=r'MSELoss\(reduction="sum"\) grows with the batch'):
         terms_of(nn.MSELoss(reduction="sum"))
+    with pytest.raises(UserError, match="the loss is a str, not a function"):
+        TrainStep(net(), "CrossEntropyLoss", torch.optim.SGD(net().parameters()))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the loss returned a float"):
         trained(SINGLE, lambda o, y: 0.5)
     with pytest.raises(UserError, match="the model returned a list of 2, and the loss takes one tensor"):

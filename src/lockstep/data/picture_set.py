@@ -260,5 +260,5 @@ def crop_box(
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             return int(draws[-2] * (height - h + 1)), int(draws[-1] * (width - w + 1)), h, w
-    h, w = min(height, round(width / ratios[0])), min(width, round(height * ratios[1]))
+    h, w = max(1, min(height, round(width / ratios[0]))), max(1, min(width, round(height * ratios[1])))
     return (height - h) // 2, (width - w) // 2, h, w

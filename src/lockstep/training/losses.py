@@ -35,6 +35,8 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative; others are 
 
 def terms_of(loss: Loss) -> Callable[[Any, Tensor], Terms]:
     """What a loss gives for a shard, as a scalar and what its sum is divided by. Raises UserError for a sum."""
+    if not callable(loss):
+        raise UserError(f"the loss is a {type(loss).__name__}, not a function", "Give it as nn.CrossEntropyLoss().")
     if isinstance(loss, partial) and loss.func in _WEIGHTED and not loss.args:
         return terms_of(_WEIGHTED[loss.func](**loss.keywords))
     if getattr(loss, "reduction", None) == "sum":

@@ -184,8 +184,8 @@ class TrainStep:
     Args:
         model: the module that `parallelize` returned, or any module in a world of one.
         loss: a function of (outputs, labels) that returns the mean over its samples, as torch's do, or each sample's
-            loss, or a numerator and a denominator that are summed over the whole batch; or one of torch's loss modules,
-            or its name. Class weights and ignored labels go with the module.
+            loss, or a numerator and a denominator that are summed over the whole batch; or one of torch's loss modules.
+            Class weights and ignored labels go with the module.
         optimizer: any torch optimizer over the model's parameters.
         precision: "fp32", "tf32", "bf16" or "fp16"; the last two through autocast, fp16 with a gradient scaler.
         clip_norm: largest global gradient norm (0: no clipping).
