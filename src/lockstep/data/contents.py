@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from lockstep.data.image_sets import Array, Ids, ImageSet, counts, label_name
-from lockstep.data.picture_set import PictureSet, shown, user_cache
+from lockstep.data.picture_set import PictureSet, user_cache
 from lockstep.distributed.files import atomic_write
 from lockstep.distributed.world import World
-from lockstep.errors import UserError
+from lockstep.errors import UserError, shown
 
 _WORTH_S = 2.0  # hashing that takes longer is reported, and what came of it is kept
 _WORDS = 2  # int64 of a hash: 128 bits, so that a billion pictures have no two by chance

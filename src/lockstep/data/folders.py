@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.picture_set import EXTENSIONS, Files, PictureSet, class_name, refused, shown
+from lockstep.data.picture_set import EXTENSIONS, Files, PictureSet, class_name, refused
+from lockstep.errors import shown
 
 _OF_SYSTEMS = {
     *("__macosx", "@eadir", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin", "lost+found"),

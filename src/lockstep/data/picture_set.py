@@ -18,7 +18,7 @@ from torch import Tensor
 from lockstep.config.data import RATIO, SCALE
 from lockstep.data.decoding import HEIF_PACKAGE, decode, resized
 from lockstep.data.image_sets import Array, Ids
-from lockstep.errors import UserError, reason
+from lockstep.errors import UserError, reason, shown
 from lockstep.randomness import stream, uniform_np
 
 _HEIF = (".heic", ".heif")
@@ -194,13 +194,6 @@ class PictureSet:
             return decode(self.source.read(sample), self.decode_size)
         except Exception as error:  # whatever a decoder makes of a broken file
             raise UserError(f"{self.where(sample)} cannot be read as an image: {reason(error)}", _BROKEN) from error
-
-
-def shown(text: str) -> str:
-    """A path, a name or a message on one line: what is not printable is written as Python writes it."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def refused(message: str, remedy: str) -> UserError:

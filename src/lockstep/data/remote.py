@@ -19,9 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.data.picture_set import shown
 from lockstep.distributed.files import atomic_write
-from lockstep.errors import UserError, is_url, reason, refusal
+from lockstep.errors import UserError, is_url, reason, refusal, shown
 
 TRIES = 6  # of one read; the waits between them grow from 0.2 s to 3.2 s
 _FIRST_WAIT_S = 0.2

@@ -28,13 +28,13 @@ from lockstep.data.folders import split_of
 from lockstep.data.image_sets import Array, Ids
 from lockstep.data.order import Windows
 from lockstep.data.parquet import Page, unpacked
-from lockstep.data.picture_set import PictureSet, class_name, refused, shown, user_cache
+from lockstep.data.picture_set import PictureSet, class_name, refused, user_cache
 from lockstep.data.remote import PieceCache, expand_braces, list_files, read_range, stat
 from lockstep.data.shard_index import Facts, Index, ShardList, build, open_index, require_unchanged
 from lockstep.distributed.files import named
 from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World
-from lockstep.errors import UserError, is_url, reason, require_no_secrets, unknown
+from lockstep.errors import UserError, is_url, reason, require_no_secrets, shown, unknown
 
 OPTIONS = ("val", "classes", "label", "image")
 _KINDS = (".tar", ".parquet")
