@@ -236,7 +236,10 @@ def user_sets(path: str, made: Any, seed: int) -> tuple[ImageSet, ImageSet]:
     if not isinstance(made, Sequence) or isinstance(made, str) or len(made) != 2:
         raise UserError(f"{path} gives {described(made)}, not two sets", EXPECTED)
     if all(isinstance(each, tuple | list) and len(each) == 2 for each in made):
-        arrays = [_array(path, i) if isinstance(i, Tensor) else i for each in made for i in each]
+        try:
+            arrays = [i.detach().cpu().numpy() if isinstance(i, Tensor) else i for each in made for i in each]
+        except TypeError as error:  # bfloat16, sparse
+            raise UserError(f"{path}: numpy takes no such tensor: {reason(error)}", EXPECTED) from error
         if all(isinstance(array, np.ndarray) for array in arrays):
             return _array_sets(path, arrays)
     table = _table(made)
@@ -246,14 +249,6 @@ def user_sets(path: str, made: Any, seed: int) -> tuple[ImageSet, ImageSet]:
     if len(train.classes) != len(val.classes):
         raise UserError(f"{path}: train has {len(train.classes)} classes and val has {len(val.classes)}", EXPECTED)
     return train, val
-
-
-def _array(path: str, tensor: Tensor) -> Array:
-    try:
-        return tensor.detach().cpu().numpy()
-    except TypeError as error:  # bfloat16, sparse
-        what = f"{path} gives a tensor {tensor.dtype}, which numpy does not take: {reason(error)}"
-        raise UserError(what, f"Convert it, as by .float(). {EXPECTED}") from error
 
 
 def _array_sets(path: str, arrays: list[Array]) -> tuple[ArraySet, ArraySet]:

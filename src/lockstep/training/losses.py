@@ -221,15 +221,13 @@ def loss_of(optim: OptimConfig, train: TrainLoader) -> tuple[Loss, list[str]]:
         )
     if kind == "cross-entropy" and optim.class_weights == "none":
         return cross_entropy(optim.label_smoothing), []
-    weights, images, members = None, train.images, train.order.members()
+    weights, images, used = None, train.images, train.order.members()
     if optim.class_weights != "none":
         labels = labels_of(images, f"--class-weights {optim.class_weights}")
-        labels = labels if members is None else labels[members]
-        weights = class_weights(optim.class_weights, labels, images.classes)
-    device = torch.device("cpu") if train.world.device.type == "mps" else train.world.device  # MPS has no float64
-    table = None if weights is None else torch.from_numpy(weights).to(device)
-    if table is not None and train.world.device.type == "mps":
-        table = table.float().to(train.world.device)
+        weights = class_weights(optim.class_weights, labels if used is None else labels[used], images.classes)
+    device, table = train.world.device, None if weights is None else torch.from_numpy(weights)
+    if table is not None:
+        table = (table.float() if device.type == "mps" else table).to(device)  # MPS has no float64
     loss = ClassLoss(kind, float(gamma or 2), optim.label_smoothing, table, sets)
     return loss, [] if weights is None else [_told(weights, images.classes)]
 
