@@ -39,8 +39,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1778, "config"),
-    "data": (5311, "data"),
-    "training": (5199, "training"),
+    "data": (5315, "data"),
+    "training": (5202, "training"),
     "gradients and draws": (4115, "parallel rng"),
     "processes": (2984, "distributed"),
     "state and monitoring": (3494, "checkpoint monitoring"),

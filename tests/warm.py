@@ -25,7 +25,7 @@ import threading
 import types
 import warnings
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -164,6 +164,8 @@ def _become(request: dict[str, Any], received: list[int]) -> NoReturn:
         os.dup2(fd, place)
         os.close(fd)
     os.chdir(request["cwd"])
+    # where a fresh interpreter of multiprocessing's looks for the main script
+    process.ORIGINAL_DIR = request["cwd"]  # type: ignore[attr-defined]
     _take_over(request["env"])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         ignored = number in request["ignored"] or number in (signal.SIGPIPE, signal.SIGXFSZ)

@@ -149,12 +149,13 @@ def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused() ->
 class Reading(Numbered):
     """Its images depend on `how` they are read."""
 
-    def __init__(self, how: str) -> None:
-        super().__init__()
+    def __init__(self, how: str, labelled_by: int = 0) -> None:
+        super().__init__(np.random.default_rng(labelled_by).integers(3, size=30).tolist())
         self.how, self.generator, self.cache = how, np.random.default_rng(0), dict[int, float]()
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         image, label = super().__getitem__(index)
+        label = label[index]
         match self.how:
             case "keyed":
                 return image + np.random.rand() + random.random() + torch.rand(()), label
@@ -167,6 +168,11 @@ class Reading(Numbered):
         return image + np.random.default_rng(os.getpid()).normal(), label
 
 
+def noise_and_process() -> Any:
+    """Images that are others each time, and labels by the process: the one doesn't hide the other."""
+    return Reading("own generator", os.getpid()), Numbered()
+
+
 def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str]]:
     """What is said of sets that are read otherwise, and of factories."""
     said, refused = {}, {}
@@ -177,6 +183,7 @@ def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str]]:
     for name, given in (
         ("by_process", by_process),
         ("by_process_in_arrays", by_process_in_arrays),
+        ("noise_and_process", noise_and_process),
         ("strict", (Numbered(), Reading("process"))),
     ):
         execution = Execution(law=laws.get(name, "warn"))
@@ -198,6 +205,7 @@ def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them() -
     for _, refused in (alone, first, second):
         assert "by_process/train is not the same set in every process: 20 samples" in refused["by_process"]
         assert "arrays/val is not the same set in every process: 4 samples" in refused["by_process_in_arrays"]
+        assert "noise_and_process/train is not the same set in every process" in refused["noise_and_process"]
         assert "--law strict: weights will differ" in refused["strict"]
         assert "own/val depends on the process" in refused["strict"]
 

@@ -456,9 +456,27 @@ class Rare(Net):
         return x if self.passes == 2 else super().middle(x)
 
 
+class Exits(Net):
+    """Uses a layer where one sample is among those that pass; and keeps their covariance, which ranks put together."""
+
+    covariance: Tensor
+
+    def begin(self) -> None:
+        self.register_buffer("covariance", torch.eye(HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        self.covariance.lerp_(h.detach().T @ h.detach() / len(h), 0.1)
+        return self.head(torch.tanh(self.second(h)) if x.max() > 2.1 else h)
+
+
 @pytest.mark.parametrize(
     ("make", "accumulate", "sentence"),
     [
+        pytest.param(
+            *(Exits, 1, "2 parameter(s) took no part in the loss: second.weight, second.bias"),
+            marks=pytest.mark.slow,  # the other rank waits in its collective until this one is gone
+        ),
         (Ghost, 1, "batch norm is called more often for some samples than for others: a process would wait for"),
         (Rare, 2, "2 parameter(s) took no part in the loss: second.weight, second.bias"),
     ],

@@ -67,8 +67,7 @@ def _contents(sets: Sequence[ImageSet], seed: int, local_rank: int, steady: Sequ
         # another process of this machine looks at the same files: one of them is enough
         known = [local_rank > 0 and isinstance(each, PictureSet) for each in sets]
         return [
-            [len(each), "" if known[k] else each.fingerprint, *(_some(each) if steady[k] else ([], []))]
-            for k, each in enumerate(sets)
+            [len(each), "" if known[k] else each.fingerprint, *_some(each, steady[k])] for k, each in enumerate(sets)
         ]
 
 
@@ -94,12 +93,17 @@ def _differs(one: list[Any], other: list[Any]) -> bool:
     return any(abs(a - b) > _ROUNDING * max(a, b) for a, b in zip(one[3], other[3], strict=True))
 
 
-def _some(images: ImageSet) -> tuple[list[int], list[float]]:
-    """Labels, and mean and root mean square of absolute pixels, of some samples all over a set that has no digest."""
+def _some(images: ImageSet, steady: bool) -> tuple[list[int], list[float]]:
+    """Labels, and mean and root mean square of absolute pixels, of some samples all over a set that has no digest.
+
+    Of one that isn't steady the labels alone, if these are the same a second time.
+    """
     if not hasattr(images, "dataset"):
         return [], []
     ids = np.unique(np.linspace(0, len(images) - 1, _PROBES).astype(np.int64))
     pixels, labels = images.read(ids, None)
+    if not steady:
+        return labels.tolist() if torch.equal(labels, images.read(ids, None)[1]) else [], []
     flat = pixels.double().abs().flatten(1)
     return labels.tolist(), torch.cat([flat.mean(1), flat.square().mean(1).sqrt()]).tolist()
 

@@ -266,7 +266,8 @@ def made_otherwise(config: Config, images: ImageSet, world: World) -> tuple[str,
 def _share_state(model: nn.Module, world: World, moving: Sequence[str]) -> None:
     """Make rank 0's states of the generators that a model holds everyone's, as its weights are, and what else moves."""
     state = HiddenState({"": model})
-    names = sorted({*state.generators, *moving} & state.values.keys())
+    stems = {name.partition("[")[0] for name in moving}  # a list's elements go together: some are alike by chance
+    names = sorted(state.generators | {name for name in state.values if name.partition("[")[0] in stems})
     theirs = world.gather({name: packed(state.values[name]) for name in names})[0]
     for name, value in theirs.items():
         if value is not None:

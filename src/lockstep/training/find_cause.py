@@ -23,7 +23,7 @@ from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.training.outcomes import Outcome, StepPasses, added
 
-AGAIN = 4  # passes: what is decided by a coin comes to the same in one of two
+AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
 SECOND_TIME = "gives something else the second time: what moves is out of reach (a file, the time)"
 _NUMPY, _PYTHON, _TORCH = "numpy's generator", "Python's generator", "torch's generator"
 

@@ -290,7 +290,7 @@ class TrainStep:
         if first:
             self.passes_write = versions != [p._version for p in self.named.values()]
         end_step(self._norms, batch.count, self.sync.ranks)
-        if first if self.sync.exact else batch.shards:
+        if first if self.sync.exact else batch.shards and self.model is self.bare:
             self.require_gradients()
         self.sync.finish()
         if check is not None:
@@ -391,6 +391,8 @@ class TrainStep:
             if self._replays and i < len(sizes) - 1:  # the next replay of a CUDA graph writes into its own gradients
                 for p in self.parameters:
                     p.grad = None if p.grad is None else p.grad.clone()
+            if i == len(sizes) - 1 and model is self.model is not self.bare and not self.sync.exact:
+                self.require_gradients()  # before any collective that the others would not answer
             return found
 
         def take_unguarded(model: nn.Module, i: int) -> Tensor:
