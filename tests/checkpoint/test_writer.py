@@ -151,14 +151,6 @@ def test_a_failure_can_be_asked_for_without_waiting(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_what_can_not_be_kept_is_told_at_once(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, keep=1)
-    net, optimizer = tiny(1)
-    with pytest.raises(UserError, match=r"state\.x is a object"):
-        writer.save(1, net, optimizer, state={"x": object()})
-    assert not writer.busy
-
-
 def test_pruning_that_fails_is_told_and_the_checkpoint_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(folder: Path) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
