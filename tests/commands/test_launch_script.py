@@ -346,13 +346,6 @@ def test_the_command_says_what_is_wrong(words: list[str], message: str, capsys: 
     assert message in capsys.readouterr().err
 
 
-def test_help_names_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["launch-script", "--help"])
-    assert not ended.value.code
-    assert "slurm|kubernetes|torchrun" in capsys.readouterr().out
-
-
 @given(st.text(min_size=1))
 @example("9_my.recipes:" + "a" * 60)
 @example("my_package.recipes:_ours_")
