@@ -24,12 +24,12 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep import cli
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.foreign import load_foreign, read_foreign
 from lockstep.commands.export import Export, export
 from lockstep.errors import UserError
 from tests.checkpoint.moments import bits, model
+from tests.inprocess import said
 
 
 def prefixed(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -352,20 +352,14 @@ def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path
 
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.pt"
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["export", str(run), "--to", "torch", "--weights", "final", "--out", str(out)])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.strip() == str(out)
+    assert said(capsys, "export", run, "--to", "torch", "--weights", "final", "--out", out)[0].strip() == str(out)
     assert torch.load(out, weights_only=True)
     for words, message in (
         (["export"], "export needs a run folder"),
         (["export", str(run), "--to", "tflite"], "unknown to 'tflite'"),
         (["export", str(tmp_path)], "no weights at"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(words)
-        assert ended.value.code == 2
-        assert message in capsys.readouterr().err
+        assert message in said(capsys, *words, code=2)[1]
 
 
 def test_a_folder_means_the_weights_in_it(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from namespaces import missing, two_hosts
 
-from lockstep import cli
 from lockstep.commands.doctor import command, machine, network
 from lockstep.commands.doctor.children import Child, run
 from lockstep.commands.doctor.command import follow
@@ -28,6 +27,7 @@ from lockstep.commands.doctor.machine import Machine, agreement
 from lockstep.commands.doctor.plan import PARTS, Finding, Plan, graded
 from lockstep.distributed.rendezvous import listen_at, serve
 from lockstep.errors import UserError
+from tests import inprocess
 from tests.subprocesses import Command, run_lockstep
 
 PATIENT_S = 60.0
@@ -81,18 +81,14 @@ def test_the_command_here(tmp_path: Path) -> None:
 
 
 def test_a_failure_has_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("", 0)) as other, pytest.raises(SystemExit) as end:
-        cli.main(["doctor", "--only", "network", "--master-port", number := str(other.getsockname()[1])])
-    out, err = capsys.readouterr()
-    assert end.value.code == 1, out
+    with socket.create_server(("", 0)) as other:
+        number = other.getsockname()[1]
+        out, err = inprocess.said(capsys, "doctor", "--only", "network", "--master-port", number, code=1)
     assert f"fail    port               port {number}: Address already in use" in out
     assert "name another by --master-port" in out
     assert out.splitlines()[-1].endswith(" 1 failure(s)")
     assert err == ""
-    with pytest.raises(SystemExit) as end:
-        cli.main(["doctor", "digits"])
-    assert end.value.code == 2
-    assert "doctor takes flags alone, got digits" in capsys.readouterr().err
+    assert "doctor takes flags alone, got digits" in inprocess.said(capsys, "doctor", "digits", code=2)[1]
 
 
 def test_help_needs_no_torch() -> None:

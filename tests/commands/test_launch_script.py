@@ -15,12 +15,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lockstep.cli import main
 from lockstep.commands.launch_script import TARGETS, SlurmPlan, TorchrunPlan, kubernetes, slurm, torchrun
 from lockstep.commands.shared.arguments import parse, planned
 from lockstep.config import Config, OptimConfig
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
+from tests.inprocess import said
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), max_size=12)
 
@@ -322,11 +322,10 @@ def test_kubernetes_leaves_dollars_alone() -> None:
 def test_the_command_writes_a_file_that_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for target, executable in (("slurm", True), ("torchrun", False)):
         file = tmp_path / target
-        for words in ([], ["--file", str(file)]):
-            with pytest.raises(SystemExit) as ended:
-                main(["launch-script", target, "mnist", "--epochs", "3", *words])
-            assert not ended.value.code
-        assert capsys.readouterr().out == file.read_text()
+        printed, silent = (
+            said(capsys, "launch-script", target, "mnist", "--epochs", 3, *words)[0] for words in ((), ("--file", file))
+        )
+        assert (printed, silent) == (file.read_text(), "")
         assert "train mnist" in file.read_text()
         assert os.access(file, os.X_OK) == executable
 
@@ -340,10 +339,7 @@ def test_the_command_writes_a_file_that_can_be_run(tmp_path: Path, capsys: pytes
     ],
 )
 def test_the_command_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["launch-script", *words])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in said(capsys, "launch-script", *words, code=2)[1]
 
 
 @given(st.text(min_size=1))

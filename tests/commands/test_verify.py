@@ -23,6 +23,7 @@ from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from tests import journals
 from tests.commands.plans import HERE, plan_for
+from tests.inprocess import said
 from tests.pool import Pool
 from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
@@ -261,15 +262,8 @@ def test_the_command_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--model", "digits_nett"], "digits_net"),
     ],
 )
-def test_bad_flags_end_with_2(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lockstep import cli
-
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["verify", *flags])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+def test_bad_flags_end_with_2(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in said(capsys, "verify", *flags, code=2)[1]
 
 
 def test_verify_takes_the_flags_of_train() -> None:
