@@ -194,8 +194,6 @@ def test_forwards_hold_no_collective_on_buffers(ranks: list[dict[str, Any]]) -> 
 def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
     with pytest.raises(UserError, match=r"there is only the CPU: nn\.DataParallel would just call the module"):
         parallelize(network(), SINGLE, strategy="dp")
-    with pytest.raises(UserError, match="--batch-norm global"):
-        parallelize(network(), SINGLE, strategy="dp", batch_norm="global")
     with pytest.raises(UserError, match="--strategy single is one process, and a launcher has started 2"):
         parallelize(network(), World(0, 2, 0, 2, torch.device("cpu"), "gloo"), strategy="single")
     one_gpu = World(0, 1, 0, 1, torch.device("cuda", 0), "none")
