@@ -202,7 +202,7 @@ def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
 
 
 @pytest.mark.parametrize("how", [{"strategy": "ddp"}, {"strategy": "single"}, {"compress": "bf16"}])
-def test_a_world_of_one_is_the_module_itself(how: dict[str, str]) -> None:
+def test_a_world_of_one_is_the_module_itself(how: dict[str, Any]) -> None:
     model = network()
     assert parallelize(model, SINGLE, **how) is model
     sync = sync_of(model)

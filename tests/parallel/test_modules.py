@@ -68,7 +68,7 @@ def averaged(world: World) -> dict[str, object]:
     module = Reassigning().double()
     module.center = torch.tensor([0.1, 1 / 3, float(world.rank)], dtype=torch.float64)
     module.mask[0] = world.rank
-    module.phase[0] = 1j * world.rank
+    module.phase[0] = torch.tensor(1j * world.rank)
     module.seen.fill_(world.rank == 0)
     module.steps.fill_(10 + world.rank)
     values = torch.rand(1000, generator=torch.Generator().manual_seed(0))
