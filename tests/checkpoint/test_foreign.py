@@ -24,12 +24,12 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep import cli, models
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.foreign import load_foreign, read_foreign
 from lockstep.commands.export import Export, export
 from lockstep.errors import UserError
 from tests.checkpoint.moments import bits, model
+from tests.inprocess import said
 
 
 def prefixed(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -78,13 +78,6 @@ def test_another_models_weights_are_refused_by_name(tmp_path: Path) -> None:
         load_foreign(nn.Linear(2, 2), tmp_path / "w.pt")
 
 
-def test_a_lightning_module_s_names_are_found_below_its_attribute(tmp_path: Path) -> None:
-    theirs, ours = model(0), model(1)
-    torch.save({"epoch": 1, "state_dict": prefixed(theirs.state_dict(), "model.")}, tmp_path / "w.ckpt")
-    assert load_foreign(ours, tmp_path / "w.ckpt") == []
-    assert bits(ours.state_dict()) == bits(theirs.state_dict())
-
-
 class _Settings(dict[str, Any]):
     """As Lightning's AttributeDict or yacs' CfgNode."""
 
@@ -101,15 +94,16 @@ def _harmless(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("name", ["state_dict", "model", "module", "network", "model_ema"])
-def test_what_scripts_save_beside_their_weights_is_passed_over(tmp_path: Path, name: str, legacy: bool) -> None:
-    theirs, ours, path = model(0), model(1), tmp_path / "checkpoint.pth"
-    state: Any = AveragedModel(theirs).state_dict() if name == "model_ema" else theirs.half().state_dict()
-    for entry, value in [("all", None), *_harmless(tmp_path).items()]:
-        beside = _harmless(tmp_path) if entry == "all" else {entry: value}
-        torch.save({**beside, name: state}, path, _use_new_zipfile_serialization=not legacy)
+def test_what_scripts_save_beside_their_weights_is_passed_over(tmp_path: Path, legacy: bool) -> None:
+    theirs, ours, path, harmless = model(0), model(1), tmp_path / "checkpoint.pth", _harmless(tmp_path)
+    state = theirs.half().state_dict()
+    average, expected = AveragedModel(theirs.float()).state_dict(), bits(theirs.state_dict())
+    several = [(name, harmless) for name in ("state_dict", "model", "module", "network", "model_ema")]
+    for name, beside in several + [("model", {entry: value}) for entry, value in harmless.items()]:
+        content = {**beside, name: average if name == "model_ema" else state}
+        torch.save(content, path, _use_new_zipfile_serialization=not legacy)
         load_foreign(ours, path)
-        assert bits(ours.state_dict()) == bits(theirs.float().state_dict())
+        assert bits(ours.state_dict()) == expected
     torch.save({"student": state, "teacher": state}, path)
     with pytest.raises(UserError, match="several sets of weights: student, teacher"):
         read_foreign(path)
@@ -117,10 +111,9 @@ def test_what_scripts_save_beside_their_weights_is_passed_over(tmp_path: Path, n
 
 def test_timms_and_torchvisions_training_scripts_checkpoints_load(tmp_path: Path) -> None:
     """timm's by its own saver, torchvision's by the lines of references/classification/train.py."""
-    build = partial(models.build, "resnet18", in_channels=3, num_classes=4, image_size=32)
-    theirs, args = build(), argparse.Namespace(model="resnet18", output_dir=str(tmp_path), opt="sgd")
+    theirs, args = model(0), argparse.Namespace(model="resnet18", output_dir=str(tmp_path), opt="sgd")
     optimizer = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)
-    theirs(torch.randn(2, 3, 32, 32)).sum().backward()
+    theirs(torch.randn(2, 3, 3, 3)).sum().backward()
     optimizer.step()
     average = ModelEmaV3(theirs, decay=0.5)
     saver = CheckpointSaver(theirs, optimizer, args, average, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path))
@@ -134,7 +127,7 @@ def test_timms_and_torchvisions_training_scripts_checkpoints_load(tmp_path: Path
     torch.save(checkpoint, tmp_path / "model_0.pth")
     torch.save(ema.state_dict(), tmp_path / "ema.pth")
     for name in ("last.pth.tar", "model_best.pth.tar", "model_0.pth", "ema.pth"):
-        ours = build()
+        ours = model(1)
         assert load_foreign(ours, tmp_path / name) == []
         assert bits(ours.state_dict()) == bits(theirs.state_dict())
 
@@ -299,20 +292,15 @@ def test_what_is_no_plain_file_is_refused_by_name(tmp_path: Path) -> None:
     assert weights.read_metadata(tmp_path / "w.safetensors") == {}
 
 
-def test_a_missing_one_is_told(tmp_path: Path) -> None:
-    for path in (tmp_path / "w.pt", tmp_path):
-        with pytest.raises(UserError, match="no weights at"):
-            read_foreign(path)
-
-
 @given(
     octets=st.binary(max_size=300), start=st.sampled_from([b"", b"PK\x03\x04", b"\x80\x02", b"\x08" + bytes(7) + b"{"])
 )
 def test_no_bytes_do_anything_but_fail(octets: bytes, start: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("w") / "w"
     path.write_bytes(start + octets)
-    with pytest.raises(UserError):
-        read_foreign(path)
+    for use in (read_foreign, partial(weights.load, nn.Linear(2, 2))):
+        with pytest.raises(UserError):
+            use(path)
 
 
 @pytest.fixture
@@ -364,25 +352,22 @@ def test_an_export_overwrites_nothing_and_says_what_is_wrong(run: Path, tmp_path
 
 def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.pt"
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["export", str(run), "--to", "torch", "--weights", "final", "--out", str(out)])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.strip() == str(out)
+    assert said(capsys, "export", run, "--to", "torch", "--weights", "final", "--out", out)[0].strip() == str(out)
     assert torch.load(out, weights_only=True)
     for words, message in (
         (["export"], "export needs a run folder"),
         (["export", str(run), "--to", "tflite"], "unknown to 'tflite'"),
         (["export", str(tmp_path)], "no weights at"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(words)
-        assert ended.value.code == 2
-        assert message in capsys.readouterr().err
+        assert message in said(capsys, *words, code=2)[1]
 
 
 def test_a_folder_means_the_weights_in_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no weights at .* holds no model\.safetensors"):
         read_foreign(tmp_path)
+    for use in (read_foreign, partial(weights.load, nn.Linear(2, 2))):
+        with pytest.raises(UserError, match="no weights at"):
+            use(tmp_path / "w.pt")
     (tmp_path / "weights").mkdir()
     save_file({"weight": torch.full((1,), 2.0)}, tmp_path / "weights/best.safetensors")
     assert read_foreign(tmp_path)["weight"] == 2

@@ -9,15 +9,16 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import lockstep as ls
+from lockstep import World
 from lockstep.checkpoint.weights import digest
 from lockstep.errors import PeerError, UserError
 from tests.ranks import run_ranks
 
 EVERY, EPOCHS = 5, 2
-ALONE = ls.World.single()
+ALONE = World.single()
 
 
-def train(world: ls.World, folder: Path, stop: int) -> tuple[int, int, str, dict[str, object]]:
+def train(world: World, folder: Path, stop: int) -> tuple[int, int, str, dict[str, object]]:
     """Go on for at most `stop` steps; returns the steps before and after, the weights' digest, and what was beside."""
     torch.manual_seed(0)
     loader, _ = ls.loaders("digits", world, batch_size=128, seed=0, workers=0)
@@ -39,19 +40,18 @@ def train(world: ls.World, folder: Path, stop: int) -> tuple[int, int, str, dict
     return began, done, digest(model), checkpoints.state
 
 
+def stopped_and_gone_on(world: World, folder: Path) -> list[tuple[int, int, str, dict[str, object]]]:
+    """A run that is never stopped, one that is, and the rest of that."""
+    return [train(world, folder / name, stop) for name, stop in (("whole", 999), ("stopped", 13), ("stopped", 999))]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_it_goes_on_where_it_was(tmp_path: Path, ranks: int) -> None:
-    def run(folder: str, stop: int) -> tuple[int, int, str, dict[str, object]]:
-        if ranks == 1:
-            return train(ALONE, tmp_path / folder, stop)
-        found = run_ranks(train, ranks, tmp_path / folder, stop)
-        assert found[0][:3] == found[1][:3]
-        return found[0]
-
-    whole = run("whole", 999)
+    found = [stopped_and_gone_on(ALONE, tmp_path)] if ranks == 1 else run_ranks(stopped_and_gone_on, 2, tmp_path)
+    assert [run[:3] for run in found[0]] == [run[:3] for run in found[-1]]
+    whole, stopped, (began, done, weights, state) = found[0]
     assert (whole[:2], whole[3]) == ((0, 24), {})
-    assert run("stopped", 13)[:2] == (0, 13)
-    began, done, weights, state = run("stopped", 999)
+    assert stopped[:2] == (0, 13)
     assert (began, done) == (10, 24)
     assert weights == whole[2]
     assert state["note"] == "as it was"
@@ -99,7 +99,7 @@ def test_a_scale_that_no_step_would_take_is_told(tmp_path: Path) -> None:
         ls.Checkpoints(tmp_path, net, torch.optim.AdamW(net.parameters(), lr=3e-3), ALONE).resume()
 
 
-def refused(world: ls.World, folder: Path) -> str:
+def refused(world: World, folder: Path) -> str:
     with pytest.raises((UserError, PeerError)) as caught:
         train(world, folder, 1)
     return f"{type(caught.value).__name__}: {caught.value}"

@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import shutil
-import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -393,18 +392,6 @@ def test_a_disk_that_became_read_only(small_disk: Path) -> None:
     loaded = newest(folder)
     assert loaded is not None, "reading is all right"
     assert loaded.step == 1
-
-
-def test_a_folder_without_the_right_to_write(tmp_path: Path) -> None:
-    keep(tmp_path, 1)
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    try:
-        if os.access(tmp_path, os.W_OK):
-            pytest.skip("rights do not bind this user (root)")
-        with pytest.raises(UserError, match="Permission denied"):
-            keep(tmp_path, 2)
-    finally:
-        tmp_path.chmod(stat.S_IRWXU)
 
 
 def test_a_file_of_another_size_is_told_by_its_size_and_not_read(tmp_path: Path) -> None:

@@ -151,21 +151,15 @@ def test_a_mismatch_names_what_is_missing_unexpected_and_misshapen_and_changes_n
     assert digest(other) == before
 
 
-@pytest.mark.parametrize("cut", [0, 4, 50, -1])
-def test_a_damaged_file_is_named_and_changes_nothing(tmp_path: Path, cut: int) -> None:
-    path, model = tmp_path / "w.safetensors", _model()
-    save(model, path, {})
-    path.write_bytes(path.read_bytes()[:cut])
-    before = digest(model)
-    with pytest.raises(UserError, match=r"w\.safetensors is damaged"):
-        load(model, path)
-    assert digest(model) == before
-
-
-def test_any_changed_bit_is_found_out_or_changes_nothing(tmp_path: Path) -> None:
+def test_a_file_cut_short_or_with_another_bit_is_named_or_changes_nothing(tmp_path: Path) -> None:
     path, model, saved = tmp_path / "w.safetensors", _model(1), _model()
     save(saved, path, {"epoch": "3"})
-    whole, same = path.read_bytes(), 0
+    whole, same, before = path.read_bytes(), 0, digest(model)
+    for cut in (0, 4, 50, -1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match=r"w\.safetensors is damaged"):
+            load(model, path)
+        assert digest(model) == before
     for at in range(0, len(whole), 5):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         try:
@@ -186,14 +180,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         load(_model(), tmp_path / "w.safetensors")
 
 
-@given(octets=st.binary(max_size=200))
-def test_no_bytes_do_anything_but_fail(octets: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("w") / "w"
-    path.write_bytes(octets)
-    with pytest.raises(UserError):
-        load(nn.Linear(2, 2), path)
-
-
 def test_what_a_damaged_file_holds_moves_no_cursor(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     for kind in (r"a\n", r"a\u001b[2J", r"a\rb\u0007"):
@@ -202,11 +188,6 @@ def test_what_a_damaged_file_holds_moves_no_cursor(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is damaged or not a safetensors file: ") as told:
             load(_model(), path)
         assert told.value.message.isprintable()
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no weights at"):
-        load(_model(), tmp_path / "nowhere")
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lockstep.checkpoint import store
 from lockstep.checkpoint.format import MANIFEST, FileRecord
@@ -151,14 +150,6 @@ def test_a_failure_can_be_asked_for_without_waiting(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_what_can_not_be_kept_is_told_at_once(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, keep=1)
-    net, optimizer = tiny(1)
-    with pytest.raises(UserError, match=r"state\.x is a object"):
-        writer.save(1, net, optimizer, state={"x": object()})
-    assert not writer.busy
-
-
 def test_pruning_that_fails_is_told_and_the_checkpoint_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(folder: Path) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -187,27 +178,6 @@ def test_closing_without_a_write_is_nothing(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "checkpoints", keep=1)
     writer.close()
     assert not (tmp_path / "checkpoints").exists()
-
-
-@pytest.mark.gpu
-def test_a_gpus_moment_is_kept_while_it_trains_on(tmp_path: Path) -> None:
-    net = model(channels_last=True).cuda()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, fused=True)
-    writer = Writer(tmp_path, keep=9)
-    expected = {}
-    for step in range(1, 6):
-        train(net, optimizer, step, step + 1)
-        writer.save(step, net, optimizer)
-        expected[step] = bits(net.state_dict())
-    writer.close()
-    fresh = model(1).cuda()
-    for step, path in list_checkpoints(tmp_path).items():
-        loaded = newest(tmp_path)
-        assert loaded is not None
-        del path
-        if loaded.step == step:
-            restore(loaded, fresh)
-            assert bits(fresh.state_dict()) == expected[step]
 
 
 def test_a_thread_that_cannot_start_is_named_and_the_end_does_not_wait_for_it(

@@ -17,13 +17,12 @@ from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.training.assemble import Run
-from tests.commands.variants import bare_net
 
 _rand = torch.rand  # bound before a step could key what it draws
 
 
-def _before_update(run: Run, change: Callable[[int], object]) -> None:
-    """Call change(step, from 1) before each update: gradients are reduced and clipped by then."""
+def _at_updates(run: Run, change: Callable[[int], object], after: bool = False) -> None:
+    """Call change(step, from 1) before each update, when gradients are reduced and clipped, or after it."""
     calls = 0  # no iterator: the comparison of steps puts a number back
 
     def hook(*_: object) -> None:
@@ -31,18 +30,8 @@ def _before_update(run: Run, change: Callable[[int], object]) -> None:
         calls += 1
         change(calls)
 
-    run.step.optimizer.register_step_pre_hook(hook)
-
-
-def _after_update(run: Run, change: Callable[[int], object]) -> None:
-    calls = 0  # no iterator: the comparison of steps puts a number back
-
-    def hook(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-        change(calls)
-
-    run.step.optimizer.register_step_post_hook(hook)
+    optimizer = run.step.optimizer
+    (optimizer.register_step_post_hook if after else optimizer.register_step_pre_hook)(hook)
 
 
 def _scale_gradients(run: Run, factor: float, names: tuple[str, ...] = (), step: int = 0) -> None:
@@ -53,7 +42,7 @@ def _scale_gradients(run: Run, factor: float, names: tuple[str, ...] = (), step:
             if parameter.grad is not None and (not names or name in names) and step in (0, now):
                 parameter.grad.mul_(factor)
 
-    _before_update(run, scale)
+    _at_updates(run, scale)
 
 
 # Gradients and their sum
@@ -131,21 +120,6 @@ def skipped_on_one_rank(run: Run, world: World, config: Config) -> None:
     run.step = Skipping(run)  # type: ignore[assignment]
 
 
-def skipped_on_two(run: Run, world: World, config: Config) -> None:
-    """The update of the third step is lost on two processes: all of them."""
-    kept: list[Tensor] = []
-    if world.size == 2:
-        _before_update(run, lambda step: kept.extend(p.detach().clone() for p in run.model.parameters() if step == 3))
-
-        def restore(step: int) -> None:
-            if step == 3:
-                with torch.no_grad():
-                    for parameter, value in zip(run.model.parameters(), kept, strict=True):
-                        parameter.copy_(value)
-
-        _after_update(run, restore)
-
-
 def remainder_dropped(run: Run, world: World, config: Config) -> None:
     """The last of the accumulated micro-batches never passes."""
 
@@ -165,7 +139,7 @@ def momentum_drifts(run: Run, world: World, config: Config) -> None:
         for held in run.step.optimizer.state.values():
             held["momentum_buffer"].mul_(1 + 1e-6 * world.rank)
 
-    _after_update(run, drift)
+    _at_updates(run, drift, after=True)
 
 
 def momentum_lost(run: Run, world: World, config: Config) -> None:
@@ -174,7 +148,7 @@ def momentum_lost(run: Run, world: World, config: Config) -> None:
             for held in run.step.optimizer.state.values():
                 held["momentum_buffer"].zero_()
 
-    _after_update(run, lose)
+    _at_updates(run, lose, after=True)
 
 
 def decay_by_size(run: Run, world: World, config: Config) -> None:
@@ -241,52 +215,9 @@ def forgotten_seed(run: Run, world: World, config: Config) -> None:
     run.model.register_forward_pre_hook(unseeded)
 
 
-class _Averaging(nn.Module):
-    """A running mean of what this process sees, in a buffer that each pass replaces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean: Tensor
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * images.detach().mean()
-        return images
-
-
-def averaging_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """Its loss does not depend on its buffer."""
-    return nn.Sequential(_Averaging(), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
-
-
 def buffers_of_one_rank(run: Run, world: World, config: Config) -> None:
     run.step.sync.watch_buffers = lambda: None  # type: ignore[method-assign]
     run.step.sync.synchronize = lambda: None  # type: ignore[method-assign]
-
-
-class _Addressed(nn.Module):
-    """As a kernel whose last bit depends on where its input begins."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images * (1 + torch.finfo(images.dtype).eps) if images.data_ptr() % 64 else images
-
-
-def addressed_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
-    return nn.Sequential(_Addressed(), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
-
-
-def unaligned_slices(run: Run, world: World, config: Config) -> None:
-    """Views into a larger tensor, as slices of a batch are, that begin where they begin."""
-
-    def moved(module: nn.Module, args: Any) -> Any:
-        images = args[0]
-        room = images.new_empty(images.numel() + 1)
-        view = room[1:].view(images.shape)
-        return (view.copy_(images),)
-
-    if world.size == 2:
-        run.model.register_forward_pre_hook(moved)
 
 
 def kernel_by_size(run: Run, world: World, config: Config) -> None:

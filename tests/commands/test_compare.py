@@ -305,20 +305,6 @@ def test_rounds_are_interleaved_and_what_is_there_is_not_run_again(tmp_path: Pat
         command.compare(_plan("single", out=str(tmp_path / "c"), seed=1), _silent, _measured(calls))
 
 
-def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
-    plan, calls = _plan("single", "ddp", out=str(tmp_path / "c")), list[str]()
-
-    def stopped(folder: Path, config: Config) -> dict[str, Any]:
-        if folder.name == "ddp-x1-r1":
-            raise KeyboardInterrupt
-        return _measured(calls)(folder, config)
-
-    with pytest.raises(KeyboardInterrupt):
-        command.compare(plan, _silent, stopped)
-    command.compare(plan, _silent, _measured(calls))
-    assert calls == ["single-x1-r1", "ddp-x1-r1", "ddp-x2-r1"]
-
-
 def test_what_can_t_be_measured_here_is_not_started_and_a_failure_is_not_repeated(tmp_path: Path) -> None:
     strategies = ("dp", "single", "ddp", "ddp+fp16", "exact2+syncbn", "ddp+tf32", "ddp+accumulate64")
     plan, calls = _plan(*strategies, nproc=(1, 2, 4), out=str(tmp_path / "c"), repeats=2), list[str]()

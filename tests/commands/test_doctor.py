@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from lockstep.commands.doctor.machine import Machine, agreement
 from lockstep.commands.doctor.plan import PARTS, Finding, Plan, graded
 from lockstep.distributed.rendezvous import listen_at, serve
 from lockstep.errors import UserError
+from tests import inprocess
 from tests.subprocesses import Command, run_lockstep
 
 PATIENT_S = 60.0
@@ -78,18 +80,15 @@ def test_the_command_here(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_has_exit_code_1(tmp_path: Path) -> None:
+def test_a_failure_has_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("", 0)) as other:
-        number = str(other.getsockname()[1])
-        ended = run_lockstep("doctor", "--only", "network", "--master-port", number, cwd=tmp_path, fresh=True)
-    assert ended.code == 1, ended.text
-    assert f"fail    port               port {number}: Address already in use" in ended.out
-    assert "name another by --master-port" in ended.out
-    assert ended.out.splitlines()[-1].endswith(" 1 failure(s)")
-    assert ended.err == ""
-    ended = run_lockstep("doctor", "digits", cwd=tmp_path)
-    assert ended.code == 2
-    assert "doctor takes flags alone, got digits" in ended.err
+        number = other.getsockname()[1]
+        out, err = inprocess.said(capsys, "doctor", "--only", "network", "--master-port", number, code=1)
+    assert f"fail    port               port {number}: Address already in use" in out
+    assert "name another by --master-port" in out
+    assert out.splitlines()[-1].endswith(" 1 failure(s)")
+    assert err == ""
+    assert "doctor takes flags alone, got digits" in inprocess.said(capsys, "doctor", "digits", code=2)[1]
 
 
 def test_help_needs_no_torch() -> None:
@@ -374,13 +373,14 @@ def test_little_shared_memory_and_a_full_disk(tiny: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "status"), [(100, "fail"), (512, "warn"), (1024, "ok")])
 def test_open_files(limit: int, status: str) -> None:
-    program = (
-        "import resource; from lockstep.commands.doctor.machine import open_files\n"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
-        f"found = open_files(); assert (found.status, bool(found.remedy)) == ('{status}', {status != 'ok'}), found\n"
-        f"assert 'ulimit -n is {limit}' in found.message"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        found = machine.open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (found.status, bool(found.remedy)) == (status, status != "ok")
+    assert f"ulimit -n is {limit}" in found.message
 
 
 def test_a_folder_for_runs(tmp_path: Path) -> None:
@@ -391,24 +391,8 @@ def test_a_folder_for_runs(tmp_path: Path) -> None:
     assert found.message.startswith(f"{tmp_path}: writes ")
     assert not list(tmp_path.iterdir())
     (tmp_path / "runs").touch()
-    assert machine.disk(tmp_path / "runs").status == "fail"
-
-
-def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    if os.access(tmp_path, os.W_OK):  # root may: then the file system must refuse
-        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(tmp_path)], capture_output=True)
-        if made.returncode != 0:
-            pytest.skip("root that may mount nothing")
-    try:
-        found = machine.disk(tmp_path)
-    finally:
-        if os.path.ismount(tmp_path):
-            subprocess.run(["umount", str(tmp_path)], check=True)
-        tmp_path.chmod(0o755)
-    assert found.status == "fail"
-    assert "ermission denied" in found.message or "Read-only file system" in found.message
-    assert "--out" in found.remedy
+    found = machine.disk(tmp_path / "runs")
+    assert (found.status, "--out" in found.remedy) == ("fail", True)
 
 
 # Names, interfaces, ports, and the way to machine 0

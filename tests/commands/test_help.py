@@ -7,23 +7,20 @@ from typing import Any
 
 import pytest
 
-from lockstep import cli
 from lockstep.commands import COMMANDS
 from lockstep.commands.shared.help import EVERYDAY
 from lockstep.config import Config
 from lockstep.config.fields import flag_names, flags_of
 from lockstep.config.flags import ADVICE
 from lockstep.config.recipes import RECIPES
+from tests import inprocess
 from tests.configs import flags_of_command
 
 SECTIONS = ("run", "data", "samples", "model", "optim", "comm", "selection", "execution", "recovery")
 
 
 def said(capsys: pytest.CaptureFixture[str], line: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as end:
-        cli.main(line.split())
-    out, err = capsys.readouterr()
-    assert end.value.code == code, err
+    out, err = inprocess.said(capsys, *line.split(), code=code)
     return err or out
 
 

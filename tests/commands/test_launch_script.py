@@ -15,12 +15,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lockstep.cli import main
 from lockstep.commands.launch_script import TARGETS, SlurmPlan, TorchrunPlan, kubernetes, slurm, torchrun
 from lockstep.commands.shared.arguments import parse, planned
 from lockstep.config import Config, OptimConfig
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
+from tests.inprocess import said
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), max_size=12)
 
@@ -109,24 +109,24 @@ def test_a_value_that_the_recipe_has_can_be_taken_away(monkeypatch: pytest.Monke
     assert parsed(["digits", *flags]) == without
 
 
+ROOM = "PreemptTime=2026-11-21T10:15:29"  # what Slurm shows of a job that makes room for another
+STAYS = "PreemptTime=None"
+
+
 @pytest.mark.parametrize(
-    ("code", "restarts", "requeued"),
-    [(138, "", True), (138, "1", True), (138, "2", False), (0, "", False), (143, "", False), (1, "", False)],
+    ("code", "shown", "restarts", "requeued"),
+    [
+        *((138, STAYS, "", True), (138, STAYS, "1", True), (138, STAYS, "2", False)),
+        *((code, STAYS, "", False) for code in (0, 1, 143)),
+        *((143, ROOM, "", True), (138, ROOM, "", True), (0, ROOM, "", False), (1, ROOM, "", False)),
+    ],
 )
-def test_a_job_queues_again_where_it_was_stopped_by_the_signal(
-    tmp_path: Path, code: int, restarts: str, requeued: bool
+def test_a_job_queues_again_where_it_was_stopped_by_the_signal_or_makes_room(
+    tmp_path: Path, code: int, shown: str, restarts: str, requeued: bool
 ) -> None:
-    script = slurm(plan("slurm", "--requeues", "2"))
     counted = {"SLURM_RESTART_COUNT": restarts} if restarts else {}
-    ended, _, asked = bash(script, tmp_path, f"exit {code}", **counted)
-    assert ended == code
-    assert asked == (["requeue 77"] if requeued else [])
-
-
-@pytest.mark.parametrize(("code", "requeued"), [(143, True), (138, True), (0, False), (1, False)])
-def test_a_job_that_makes_room_for_another_queues_again(tmp_path: Path, code: int, requeued: bool) -> None:
-    found = bash(slurm(plan("slurm")), tmp_path, f"exit {code}", "PreemptTime=2026-11-21T10:15:29")
-    assert (found[0], bool(found[2])) == (code, requeued)
+    ended, _, asked = bash(slurm(plan("slurm", "--requeues", "2")), tmp_path, f"exit {code}", shown, **counted)
+    assert (ended, asked) == (code, ["requeue 77"] * requeued)
 
 
 def test_the_signal_before_the_limit_reaches_the_run(tmp_path: Path) -> None:
@@ -322,11 +322,10 @@ def test_kubernetes_leaves_dollars_alone() -> None:
 def test_the_command_writes_a_file_that_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for target, executable in (("slurm", True), ("torchrun", False)):
         file = tmp_path / target
-        for words in ([], ["--file", str(file)]):
-            with pytest.raises(SystemExit) as ended:
-                main(["launch-script", target, "mnist", "--epochs", "3", *words])
-            assert not ended.value.code
-        assert capsys.readouterr().out == file.read_text()
+        printed, silent = (
+            said(capsys, "launch-script", target, "mnist", "--epochs", 3, *words)[0] for words in ((), ("--file", file))
+        )
+        assert (printed, silent) == (file.read_text(), "")
         assert "train mnist" in file.read_text()
         assert os.access(file, os.X_OK) == executable
 
@@ -340,17 +339,7 @@ def test_the_command_writes_a_file_that_can_be_run(tmp_path: Path, capsys: pytes
     ],
 )
 def test_the_command_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["launch-script", *words])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_help_names_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["launch-script", "--help"])
-    assert not ended.value.code
-    assert "slurm|kubernetes|torchrun" in capsys.readouterr().out
+    assert message in said(capsys, "launch-script", *words, code=2)[1]
 
 
 @given(st.text(min_size=1))

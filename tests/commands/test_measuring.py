@@ -137,13 +137,13 @@ def test_others_are_those_that_this_process_did_not_start() -> None:
     try:
         used = psutil.Process(stranger.pid).cpu_times
         others, began = measuring.watch_others(), time.monotonic()
-        while used().user < 1.5:
+        while used().user < 0.6:
             time.sleep(0.05)
         seen = others() * (time.monotonic() - began)
     finally:
         stranger.kill()
         stranger.wait()
-    assert seen > 1.0  # core seconds: it is not counted as ours before it has ended
+    assert seen > 0.4  # core seconds: it is not counted as ours before it has ended
     assert measuring.busy(0.1) == ""
     assert "1.5 cores" in measuring.busy(1.5)
 

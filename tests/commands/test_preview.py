@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.cli import main
 from lockstep.commands.preview import Views, drawn, views
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, SamplesConfig
 from lockstep.distributed.world import World
 from lockstep.training.assemble import load_data, train_loader
+from tests.inprocess import said
 
 DIGITS = Config(
     batch_size=4,
@@ -22,12 +22,6 @@ DIGITS = Config(
     ),
     execution=Execution(device="cpu"),
 )
-
-
-def stop(*args: str) -> int | str | None:
-    with pytest.raises(SystemExit) as end:
-        main(["preview", *args])
-    return end.value.code
 
 
 def test_it_shows_what_the_training_loader_hands_out() -> None:
@@ -50,9 +44,9 @@ def test_it_shows_what_the_training_loader_hands_out() -> None:
     assert not torch.equal(shown.after[0], shown.after[1])
 
 
-def test_the_sheet_has_every_picture_in_its_place(tmp_path: Path) -> None:
+def test_the_sheet_has_every_picture_in_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sheet.png"
-    assert stop("--augment", "randominvert:1", "--samples", "3", "--views", "2", "--out", str(out)) == 0
+    said(capsys, "preview", "--augment", "randominvert:1", "--samples", "3", "--views", "2", "--out", out)
     sheet = np.array(Image.open(out))
     config = replace(Config(), data=replace(Config().data, augment=("randominvert:1",)))
     shown = views(config, 3, 2)
@@ -81,28 +75,26 @@ def test_a_run_folder_and_the_code_that_it_names(
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text(json.dumps(DIGITS.to_dict()))
-    assert stop("run", "--views", "1") == 2
-    said = capsys.readouterr().err
-    assert "names code that this would run: augment tests.data.test_transforms:own" in said
-    assert "--trust-code" in said
-    assert stop("run", "--views", "1", "--trust-code") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("preview.png: 6 pictures of 8x8, as they are and in 1 epoch(s)\n")
-    assert "--crop-padding 1 --augment randaugment:2,9 tests.data.test_transforms:own" in said
+    command = ("preview", "run", "--views", "1")
+    _, err = said(capsys, *command, code=2)
+    assert "names code that this would run: augment tests.data.test_transforms:own" in err
+    assert "--trust-code" in err
+    out, _ = said(capsys, *command, "--trust-code")
+    assert out.startswith("preview.png: 6 pictures of 8x8, as they are and in 1 epoch(s)\n")
+    assert "--crop-padding 1 --augment randaugment:2,9 tests.data.test_transforms:own" in out
     before = Path("preview.png").read_bytes()
-    assert stop("run", "--views", "1", "--augment=", "--crop-padding", "0", "--trust-code") == 0
+    out, _ = said(capsys, *command, "--augment=", "--crop-padding", "0", "--trust-code")
     assert Path("preview.png").read_bytes() != before
-    assert "nothing is changed" in capsys.readouterr().out
+    assert "nothing is changed" in out
 
 
 def test_a_file_gives_what_the_flags_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "mine.toml", tmp_path / "x.png"
     file.write_text('[data]\ndataset = "digits"\naugment = ["randaugment:2,9", "gaussianblur:3,p=0.5"]\n')
-    assert stop("digits", "--config", str(file), "--views", "1", "--out", str(out)) == 0
-    assert "--augment randaugment:2,9 gaussianblur:3,p=0.5" in capsys.readouterr().out
+    command = ("preview", "digits", "--views", "1", "--out", out)
+    assert "--augment randaugment:2,9 gaussianblur:3,p=0.5" in said(capsys, *command, "--config", file)[0]
     before = out.read_bytes()
-    flags = "--augment", "randaugment:2,9", "gaussianblur:3,p=0.5"
-    assert stop("digits", *flags, "--views", "1", "--out", str(out)) == 0
+    said(capsys, *command, "--augment", "randaugment:2,9", "gaussianblur:3,p=0.5")
     assert out.read_bytes() == before
 
 
@@ -140,5 +132,4 @@ def floats() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, tor
     ],
 )
 def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stop(*words) == 2
-    assert message in capsys.readouterr().err
+    assert message in said(capsys, "preview", *words, code=2)[1]

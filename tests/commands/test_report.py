@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cli import main
 from lockstep.commands.report.charts import axis
 from lockstep.commands.report.history import Curve, History
 from lockstep.commands.report.page import MOST_RUNS, Run, as_data, html, load_runs
 from lockstep.errors import UserError
 from lockstep.inference.mistakes import Mistake, Mistakes
 from lockstep.monitoring.journal import Reader
+from tests import inprocess
 from tests.commands import reports
 
 VOID = {"meta", "link", "img", "input"}
@@ -324,13 +324,10 @@ def test_the_command_writes_the_page_and_its_data(tmp_path: Path, capsys: pytest
     folder = reports.leave(tmp_path / os.fsdecode(b"a\x1b[2J\xff"), reports.eventful())
     with (folder / "journal.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(folder), "--json", str(tmp_path / "a.json")])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert r"a\x1b[2J\xff/report.html: 1 run(s), " in said
-    assert "the pictures are missing: " in said
-    assert "\x1b" not in said
+    out, _ = inprocess.said(capsys, "report", folder, "--json", tmp_path / "a.json")
+    assert r"a\x1b[2J\xff/report.html: 1 run(s), " in out
+    assert "the pictures are missing: " in out
+    assert "\x1b" not in out
     (found,) = json.loads((tmp_path / "a.json").read_text())["runs"]
     assert (found["folder"], found["top1"], found["step"]) == (str(folder), 0.75, 10)
     assert found["curves"]["eval top1"] == [[5, 6.0, 0.5], [10, 15.5, 0.75]]

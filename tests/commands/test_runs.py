@@ -12,21 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from lockstep import cli
 from lockstep.commands.runs import Listing, ago
 from lockstep.commands.shared.grid import Column, fitted
 from lockstep.config.recipes import recipe
 from lockstep.monitoring.runs import summarize
+from tests import inprocess
 from tests.monitoring.folders import gone, locked, records, write
 
 NAMES = ("since", "name", "recipe", "processes", "epoch", "top1", "best", "loss", "state")
 
 
 def said(capsys: pytest.CaptureFixture[str], *line: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as end:
-        cli.main(line)
-    out, err = capsys.readouterr()
-    assert end.value.code == code, err
+    out, err = inprocess.said(capsys, *line, code=code)
     assert bool(err) == (code == 2)
     return err or out
 

@@ -16,13 +16,14 @@ from lockstep.commands.verify.command import verify
 from lockstep.commands.verify.compare import Row, compare, metrics
 from lockstep.commands.verify.plan import Plan, Variant
 from lockstep.commands.verify.report import Report
-from lockstep.commands.verify.trace import Job, Trace, fingerprint, read, trace_run, write
+from lockstep.commands.verify.trace import Job, Trace, fingerprint, read, trace_run
 from lockstep.config import Config, Execution
 from lockstep.distributed.failures import WorkerFailed
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from tests import journals
 from tests.commands.plans import HERE, plan_for
+from tests.inprocess import said
 from tests.pool import Pool
 from tests.ranks import run_ranks
 from tests.subprocesses import run_lockstep
@@ -117,7 +118,6 @@ def test_a_buffer_that_the_model_replaces_is_traced_too(tmp_path: Path) -> None:
 RIGHT: dict[str, dict[str, Any]] = {
     "exact": {"exact": 4, "flip": True, "ema": 0.9, "clip_norm": 0.1, "warmup_epochs": 1},
     "exact, of uneven slices": {"exact": 5, "batch_size": 23},
-    "exact, dropout and batch norm": {"exact": 3, "model": "dropping_net"},
     "exact, fp16": {"exact": 3, "precision": "fp16"},
     "exact, a buffer that is replaced": {"exact": 3, "model": "centred_net"},
     "plain, mixed": {"batch_size": 23, "mixup": 0.4, "cutmix": 1.0, "flip": True},
@@ -130,7 +130,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = ("exact", "exact, dropout and batch norm", "exact, a buffer that is replaced", "plain, mixed")
+QUICK = ("exact, a buffer that is replaced", "plain, mixed")  # dropout and batch norm in the varied run above
 MARKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RIGHT]
 
 
@@ -160,7 +160,6 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "overflow_on_two": ({"precision": "fp16"}, "skipped steps"),
     "outgrown_float32": ({}, "inf"),
     "skipped_on_one_rank": ({}, "replicas from step 2"),
-    "skipped_on_two": ({}, "step 3: weights"),
     "remainder_dropped": ({"accumulate": 3}, "step 1: loss"),
     "momentum_drifts": ({}, "replicas from step 1 (momentum_buffer"),
     "momentum_lost": ({}, "step 2: optimizer (momentum_buffer"),
@@ -170,8 +169,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "slices_by_size": ({"exact": 4}, "step 1: loss, gradient norm"),
     "mixed_within_the_share": ({"mixup": 0.4, "cutmix": 1.0, "batch_size": 26}, "images from step 1"),
     "forgotten_seed": ({"exact": 4}, "step 1: loss"),
-    "buffers_of_one_rank": ({"model": f"{FAULTS}:averaging_net"}, "0.mean of rank 1"),
-    "unaligned_slices": ({"exact": 4, "model": f"{FAULTS}:addressed_net"}, "step 1: loss"),
+    "buffers_of_one_rank": ({"model": "averaging_net"}, "0.mean of rank 1"),
     "kernel_by_size": ({"exact": 4}, "step 1: gradient norm"),
     "padded_evaluation": ({}, "count 30 and 37"),
     f"{HERE}:local_batch_norm": ({"model": "normed_net", "batch_norm": "global"}, "buffers"),
@@ -264,15 +262,8 @@ def test_the_command_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--model", "digits_nett"], "digits_net"),
     ],
 )
-def test_bad_flags_end_with_2(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lockstep import cli
-
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["verify", *flags])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+def test_bad_flags_end_with_2(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in said(capsys, "verify", *flags, code=2)[1]
 
 
 def test_verify_takes_the_flags_of_train() -> None:
@@ -364,22 +355,6 @@ def test_metrics_may_differ_by_an_image_in_plain_mode_alone(
 ) -> None:
     base = {"top1": 0.5, "top5": 1.0, "loss": 1.0, "count": 100}
     assert metrics(base, base | changed, tolerance).verdict == verdict
-
-
-def test_replicas_that_differ_are_seen() -> None:
-    values = np.ones((3, 2, 4))
-    other = _trace(values, 2, diverged=[(2, 1, "weights"), (1, 1, "weights")])
-    row = compare(_trace(values), other, 1e-6).row("replicas")
-    assert (row.verdict, row.step) == ("different", 2)
-
-
-def test_a_trace_survives_the_disk(tmp_path: Path) -> None:
-    trace = _trace(np.ones((2, 2, 4)), norm=[1.0, math.nan])
-    write(trace, tmp_path / "a")
-    again = read(tmp_path / "a")
-    assert again.diverged == trace.diverged
-    assert all(torch.equal(again.kept[name], tensor) for name, tensor in trace.kept.items())
-    assert math.isnan(again.norm[1])
 
 
 @settings(deadline=None)

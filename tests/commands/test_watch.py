@@ -18,7 +18,6 @@ from lockstep.distributed.files import LOCK, hold
 from lockstep.monitoring.journal import Reader
 from lockstep.monitoring.runs import RunSummary
 from tests.monitoring.folders import gone, locked, records, write
-from tests.subprocesses import run_lockstep
 
 FAULTS: list[dict[str, Any]] = [
     {"kind": "fault", "time": 1015.0, "fault": "hang", "step": 7, "ranks": [1], "cause": "rank 1 is stopped"},
@@ -148,14 +147,6 @@ def test_without_a_name_the_newest_that_runs(tmp_path: Path, capsys: Any, monkey
 def test_top_5_is_told_where_it_says_something(top5: float, said: str, tmp_path: Path) -> None:
     record = {"kind": "eval", "epoch": 0, "top1": 0.5, "top5": top5, "loss": 1.0}
     assert said in describe(record, RunSummary(tmp_path))
-
-
-def test_it_goes_through_a_pipe(tmp_path: Path) -> None:
-    write(tmp_path / "run", records())
-    ended = run_lockstep("watch", "run", cwd=tmp_path)
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.splitlines()[0] == "run folder run"
-    assert "\x1b" not in ended.out
 
 
 SHARED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -126,22 +126,28 @@ def dropping_net(in_channels: int, num_classes: int, image_size: int) -> nn.Modu
 
 
 class _Centred(nn.Module):
-    """Keeps a moving mean by giving its buffer a new tensor in each pass."""
+    """Keeps a moving mean by giving its buffer a new tensor in each pass; its outputs may do without."""
 
-    def __init__(self) -> None:
+    def __init__(self, used: bool) -> None:
         super().__init__()
+        self.used = used
         self.mean: Tensor
         self.register_buffer("mean", torch.zeros(()))
 
     def forward(self, images: Tensor) -> Tensor:
         if self.training:
             self.mean = 0.9 * self.mean + 0.1 * images.detach().mean()
-        return images - self.mean
+        return images - self.mean if self.used else images
 
 
 def centred_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
     """A network with a buffer that it replaces."""
-    return nn.Sequential(_Centred(), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
+    return nn.Sequential(_Centred(True), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
+
+
+def averaging_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    """Its loss does not depend on its buffer."""
+    return nn.Sequential(_Centred(False), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
 
 
 def narrow_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:

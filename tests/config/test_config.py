@@ -7,20 +7,13 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, SamplesConfig
 from lockstep.config.fields import flags_of
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
-from tests.configs import configs
-
-
-@settings(max_examples=100, deadline=None)
-@given(configs)
-def test_json_there_and_back(config: Config) -> None:
-    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -25,8 +25,8 @@ from lockstep.training.assemble import build_model, eval_loader
 from lockstep.training.evaluation import ByClass, Metrics, evaluate
 from tests.data.formats import folder_sets
 from tests.inference.runs import CLASSES, config, leave_a_run
+from tests.inprocess import said
 from tests.ranks import run_ranks
-from tests.subprocesses import run_lockstep
 
 ALONE = World.single()
 
@@ -75,10 +75,9 @@ def test_classes_are_matched_by_their_names_on_any_number_of_ranks(tmp_path: Pat
     assert scores.confusion is not None
     for place in range(len(CLASSES)):
         assert scores.confusion[place] == (whole.confusion[place] if place in places else [0] * len(CLASSES))
-    (alone,) = run_ranks(plain, 1, str(run), str(other), timeout=240)
-    assert tuple(alone[1:4]) == (scores.images, scores.right, scores.confusion)
-    for n in (2, 3):
-        assert run_ranks(plain, n, str(run), str(other), timeout=240) == [alone] * n
+    alone = plain(ALONE, str(run), str(other))
+    assert alone[1:4] == (scores.images, scores.right, scores.confusion)
+    assert run_ranks(plain, 3, str(run), str(other), timeout=240) == [alone] * 3
     (tmp_path / "strange").mkdir()
     shutil.copytree(run / "data/val/ant", tmp_path / "strange/cat")
     with pytest.raises(UserError, match="no class in common: there cat; here") as caught:
@@ -148,29 +147,12 @@ def test_what_can_not_be_evaluated_is_named(tmp_path: Path) -> None:
     assert looked_at(run, str(run / "data"), follow_links=True)[0].count == 12
 
 
-def test_the_command_prints_it_and_trusts_no_code_unasked(tmp_path: Path) -> None:
-    run = leave_a_run(tmp_path)
-    file = run / "weights/best.safetensors"
-    report = tmp_path / "report.json"
-    ended = run_lockstep(
-        "eval",
-        str(file),
-        "--data",
-        str(run / "data"),
-        "--workers",
-        "0",
-        "--nproc",
-        "1",
-        "--report",
-        str(report),
-        cwd=tmp_path,
-    )
-    assert ended.code == 0, ended.text
-    assert f"on {run}/data/val: top-1" in ended.out
+def test_the_command_prints_it_and_trusts_no_code_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, report = leave_a_run(tmp_path), tmp_path / "report.json"
+    file, alone = run / "weights/best.safetensors", ("--workers", "0", "--nproc", "1", "--device", "cpu")
+    out, _ = said(capsys, "eval", file, "--data", run / "data", "--report", report, *alone)
+    assert f"on {run}/data/val: top-1" in out
     assert report.is_file()
-    for arguments, said in (
-        (["--data", "own:sets"], "--data own:sets is code that this would run"),
-        ([], "is a file, which does not say where its data is"),
-    ):
-        ended = run_lockstep("eval", str(file), *arguments, cwd=tmp_path)
-        assert (ended.code, said in ended.err) == (2, True), ended.text
+    refused = said(capsys, "eval", file, "--data", "own:sets", code=2)[1]
+    assert "--data own:sets is code that this would run" in refused
+    assert "is a file, which does not say where its data is" in said(capsys, "eval", file, code=2)[1]

@@ -26,6 +26,7 @@ from lockstep.commands.predict import class_folders
 from lockstep.config import Config
 from lockstep.errors import UserError, cell
 from tests.inference.runs import leave_a_run
+from tests.inprocess import said
 
 HOSTILE = (
     *("../../escaped", "/etc/passwd", "..", ".", "", "a/b", "a\\b", "nul\0byte", "line\nbreak", "\x1b[31mred\x1b[0m"),
@@ -215,9 +216,6 @@ def test_a_strangers_config_is_shown_without_what_a_terminal_obeys(
     values["data"]["dataset"] = "table:\x1b[2J;\u202e.csv"
     (tmp_path / "config.json").write_text(json.dumps(values))
     for how in ((), ("--toml",), ("--all",)):
-        with pytest.raises(SystemExit) as end:
-            main(["show", str(tmp_path), *how])
-        assert not end.value.code
-        out = capsys.readouterr().out
+        out, _ = said(capsys, "show", tmp_path, *how)
         assert obeyed(out) <= {"\n"}
         assert "[2J;" in out

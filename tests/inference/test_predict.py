@@ -5,7 +5,6 @@ import io
 import json
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from torchvision.transforms import v2
 import lockstep as ls
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.weights import Card
-from lockstep.cli import main
 from lockstep.data.sources import load
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
@@ -32,6 +30,7 @@ from lockstep.training.evaluation import outputs
 from tests.data.formats import folder_sets
 from tests.data.photos import photo, turned
 from tests.inference.runs import CHUNK, CLASSES, config, leave_a_run
+from tests.inprocess import said
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
@@ -59,9 +58,7 @@ def test_probabilities_are_evaluations_bit_for_bit_on_any_number_of_ranks(traine
     files, alone, evaluated = asked_and_evaluated(SINGLE, trained)
     assert [list(p.probabilities) for p in alone] == evaluated
     assert [Path(file).parent.name for file in files] == sorted(CLASSES * 3)
-    for n in (2, 3):
-        for found in run_ranks(asked_and_evaluated, n, trained):
-            assert found == (files, alone, evaluated)
+    assert run_ranks(asked_and_evaluated, 3, trained) == [(files, alone, evaluated)] * 3
 
 
 def test_pictures_are_turned_and_shrunk_as_evaluation_does(trained: Path, tmp_path: Path) -> None:
@@ -165,21 +162,17 @@ def test_a_card_comes_back_and_a_damaged_one_is_refused_or_reads_as_something_so
         assert Card.from_metadata(note | {field: damage}, "here").side > 0
 
 
-def answered(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["predict", *arguments, "--nproc", "1", "--device", "cpu"])
-    out, err = capsys.readouterr()
-    assert end.value.code == code, err
-    return out, err
-
-
 def test_the_command_writes_tables_csv_and_json_and_sorts(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"\x89PNG")
     asked = (str(trained), str(trained / "data" / "val" / "ant"), str(bad))
-    predict = partial(answered, capsys, code=2)  # for the picture that can't be read; all others are answered
+
+    def predict(*words: object) -> tuple[str, str]:
+        """Code 2 is for the picture that can't be read; all others are answered."""
+        return said(capsys, "predict", *words, "--nproc", "1", "--device", "cpu", code=2)
+
     table, err = predict(*asked, "--top", "1", "--sort-into", str(tmp_path / "sorted"))
     lines = table.splitlines()
     assert len(lines) == 4
@@ -231,10 +224,8 @@ def test_what_can_not_be_answered_is_refused_in_a_sentence(
     save_file(tensors, tmp_path / "bare.safetensors")
     places = {"run": trained, "empty": tmp_path / "empty"}
     places |= {name: tmp_path / f"{name}.safetensors" for name in ("code", "bare")}
-    with pytest.raises(SystemExit) as end:
-        main(["predict", *(argument.format(**places) for argument in arguments)])
-    assert end.value.code == 2
-    assert sentence.format(**places) in capsys.readouterr().err
+    _, err = said(capsys, "predict", *(argument.format(**places) for argument in arguments), code=2)
+    assert sentence.format(**places) in err
 
 
 def test_equal_probabilities_come_in_the_order_of_the_classes() -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.cli import main
 from lockstep.commands.export import Export, export
 from lockstep.distributed.files import write_text
 from lockstep.errors import UserError
@@ -20,6 +19,7 @@ from lockstep.inference import programs
 from lockstep.inference.classifier import Classifier
 from lockstep.inference.pictures import find
 from tests.inference.runs import CLASSES, config, leave_a_run
+from tests.inprocess import said
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,8 @@ def test_a_program_answers_as_the_model_and_carries_its_card(
     classifier, files = ls.load(trained), find([str(trained / "data" / "val")])
     images = torch.stack([classifier.transform(file) for file in files])
     path = tmp_path / "net.onnx"
-    with pytest.raises(SystemExit) as end:
-        main(["export", str(trained), "--to", "onnx", "--out", str(path)])
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (0, f"{path}\n")
+    out, err = said(capsys, "export", trained, "--to", "onnx", "--out", path)
+    assert out == f"{path}\n"
     assert "compared with the model on 16 random images: logits up to" in err
     program = ls.load(path)
     assert program.card == classifier.card
@@ -52,9 +50,8 @@ def test_a_program_answers_as_the_model_and_carries_its_card(
     np.testing.assert_allclose(logits, classifier(images).detach().numpy(), rtol=1e-4, atol=1e-5)
     onnx.checker.check_model(onnx.load(tmp_path / "net.onnx"))
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == sorted(CLASSES)
-    with pytest.raises(SystemExit) as end:
-        main(["predict", str(tmp_path / "net.onnx"), files[0], "--nproc", "1", "--device", "cpu", "--top", "1"])
-    assert (end.value.code, capsys.readouterr().out.split()[1]) == (0, classifier.classify(files[0])[0].classes[0])
+    out, _ = said(capsys, "predict", path, files[0], "--nproc", "1", "--device", "cpu", "--top", "1")
+    assert out.split()[1] == classifier.classify(files[0])[0].classes[0]
 
 
 def test_a_program_that_differs_gets_no_name(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

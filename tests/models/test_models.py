@@ -3,7 +3,6 @@
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,22 +26,14 @@ def _build(name: str, channels: int = 3, size: int = 32, classes: int = 7) -> nn
     [
         ("mlp", 1, 8),
         ("digits_net", 1, 8),
-        ("digits_net", 3, 9),
         ("mnist_net", 1, 28),
-        ("mnist_net", 3, 32),
         ("resnet18_cifar", 3, 32),
-        ("resnet34_cifar", 1, 28),
         ("speed_net", 3, 32),
-        ("speed_net", 1, 28),
         ("resnet18", 3, 32),
         ("mobilenet_v3_small", 1, 32),
-        ("regnet_y_400mf", 3, 40),
         ("googlenet", 3, 32),
-        ("inception_v3", 3, 75),
         ("densenet121", 4, 32),
-        ("swin_t", 1, 32),
         ("vit_b_16", 3, 32),
-        ("squeezenet1_0", 3, 32),
     ],
 )
 def test_a_model_maps_its_images_to_logits_and_learns_from_them(name: str, channels: int, size: int) -> None:
@@ -222,20 +213,3 @@ def test_without_timm_its_names_say_what_to_install(monkeypatch: pytest.MonkeyPa
     for name in ("timm/resnet18", "vit_tiny_patch16_224"):
         with pytest.raises(UserError, match=r"pip install 'lockstep-torch\[timm\]'"):
             models.check(name)
-
-
-def test_digits_net_learns_the_bundled_digits() -> None:
-    folder = Path(models.__file__).parents[1] / "data" / "digits"
-    parts = [np.fromfile(folder / name, np.uint8).reshape(-1, 65) for name in ("train.bin", "test.bin")]
-    train, test = (
-        (torch.tensor(p[:, 1:]).view(-1, 1, 8, 8) / 255 - 0.3, torch.tensor(p[:, 0], dtype=torch.long)) for p in parts
-    )
-    model = _build("digits_net", 1, 8, 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(8):
-        for ids in torch.randperm(len(train[0])).split(64):
-            optimizer.zero_grad()
-            F.cross_entropy(model(train[0][ids]), train[1][ids]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        assert (model(test[0]).argmax(1) == test[1]).double().mean() >= 0.97

@@ -122,7 +122,7 @@ class Run:
 
 
 class Runs:
-    """The runs of all tests that were asked for, three at a time: what they mostly do is wait."""
+    """The runs of all tests that were asked for, four at a time: what they mostly do is wait."""
 
     def __init__(self, folders: dict[Run, Path]) -> None:
         self.going = {run: run.steps(folder) for run, folder in folders.items()}
@@ -130,7 +130,7 @@ class Runs:
 
     def outcome(self, run: Run) -> Outcome:
         while run not in self.over:
-            for each in list(self.going)[:3]:
+            for each in list(self.going)[:4]:
                 try:
                     next(self.going[each])
                 except StopIteration as end:

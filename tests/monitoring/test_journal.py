@@ -181,35 +181,12 @@ def test_what_is_written_is_read_again(
     assert [(r.pop("kind"), r) for r in found] == records
 
 
-def test_a_line_cut_short_by_a_crash_is_left_out_and_so_is_damage_elsewhere(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    journal.write(step(1))
-    journal.write(step(2))
-    journal.close()
-    whole = path.read_bytes()
-    first = whole.index(b"\n") + 1
-    for cut in range(first + 1, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        assert [r["step"] for r in read(path) if r["kind"] == "step"] == [1]
-    path.write_bytes(whole[: first - 5] + b"\n" + whole[first:])
-    assert [r["step"] for r in read(path) if r["kind"] == "step"] == [2]
-
-
 def test_numbers_that_json_lacks_become_words(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.write(step(1, loss=math.nan, inner={"a": [math.inf, -math.inf, 1.5]}))
     journal.close()
     record = json.loads((tmp_path / "j").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (record["loss"], record["inner"]) == ("nan", {"a": ["inf", "-inf", 1.5]})
-
-
-def test_a_second_journal_goes_on_where_the_first_ended(tmp_path: Path) -> None:
-    for number in (1, 2):
-        journal = Journal(tmp_path / "j")
-        journal.write(step(number))
-        journal.close()
-    assert [r["step"] for r in read(tmp_path / "j") if r["kind"] == "step"] == [1, 2]
 
 
 def test_loggers_see_every_record_and_other_ranks_write_nothing(tmp_path: Path) -> None:

@@ -9,21 +9,16 @@ from typing import Any, cast
 import pytest
 
 from lockstep.errors import UserError
-from lockstep.monitoring.journal import EvalRecord, Journal, Record, StepRecord, read
+from lockstep.monitoring.journal import EvalRecord, Journal, Record, read
 from lockstep.monitoring.loggers import open_loggers
+from tests.monitoring.test_journal import EVAL
+from tests.monitoring.test_journal import step as a_step
 
-needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed: pip install '.[tensorboard]'"
-)
-needs_wandb = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install '.[wandb]'"
-)
-needs_mlflow = pytest.mark.skipif(
-    importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed: pip install '.[mlflow]'"
-)
-needs_trackio = pytest.mark.skipif(
-    importlib.util.find_spec("trackio") is None, reason="trackio is not installed: pip install '.[trackio]'"
-)
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skip a test where a package is missing."""
+    why = f"{name} is not installed: pip install '.[{name}]'"
+    return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=why)
 
 
 def write(folder: Path, *names: str) -> None:
@@ -32,26 +27,9 @@ def write(folder: Path, *names: str) -> None:
     journal.write(cast(Record, {"kind": "run", "config": {"epochs": 2}}))
     for epoch in range(2):
         for step in range(10 * epoch + 5, 10 * epoch + 11, 5):
-            journal.write(
-                StepRecord(
-                    kind="step",
-                    step=step,
-                    epoch=epoch,
-                    samples=64 * step,
-                    loss=1 / step,
-                    lr=0.1,
-                    images_per_s=9.5,
-                    data_wait_ms=0.25,
-                    comm_wait_ms=0.0,
-                )
-            )
-        last, top1 = 10 * epoch + 10, 0.5 + epoch / 4
-        journal.write(
-            EvalRecord(
-                kind="eval", epoch=epoch, step=last, top1=top1, top5=1.0, loss=0.75, count=360, macro_precision=0.5,
-                macro_recall=0.5, macro_f1=0.5 + epoch / 8, calibration_error=0.125,
-            )
-        )  # fmt: skip
+            journal.write(a_step(step, epoch=epoch, loss=1 / step, comm_wait_ms=0.0))
+        own = {"epoch": epoch, "step": 10 * epoch + 10, "top1": 0.5 + epoch / 4, "macro_f1": 0.5 + epoch / 8}
+        journal.write(cast(EvalRecord, {**EVAL, **own}))
     journal.write(cast(Record, {"kind": "end", "status": "completed", "top1": 0.75}))
     journal.close()
 
@@ -90,7 +68,7 @@ def test_csv(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.csv").read_text().count("kind") == 1
 
 
-@needs_tensorboard
+@needs("tensorboard")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of protobuf's own
 def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -105,7 +83,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in numbers(tmp_path, kind, "loss")]
 
 
-@needs_wandb
+@needs("wandb")
 @pytest.mark.filterwarnings("ignore")  # of its own dependencies
 def test_wandb_offline_keeps_everything_under_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.proto import wandb_internal_pb2
@@ -130,7 +108,7 @@ def test_wandb_offline_keeps_everything_under_the_run_folder(tmp_path: Path, mon
     assert len({path.name for path in (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")}) == 1
 
 
-@needs_mlflow
+@needs("mlflow")
 @pytest.mark.filterwarnings("ignore")  # of its own dependencies
 def test_mlflow_keeps_one_run_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
@@ -148,7 +126,7 @@ def test_mlflow_keeps_one_run_in_the_run_folder(tmp_path: Path, monkeypatch: pyt
         assert sorted(found) == sorted(numbers(tmp_path, kind, field))
 
 
-@needs_trackio
+@needs("trackio")
 @pytest.mark.filterwarnings("ignore")
 def test_trackio_keeps_one_run_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # before its import, which reads it

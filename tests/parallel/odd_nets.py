@@ -110,37 +110,6 @@ class Drawing(nn.Module):
         return self.linear(x.flatten(1) + noise * random.random()) * (1 + torch.rand(()))
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.norm(self.conv(x)))
-
-
-def resnet() -> nn.Module:
-    """Batch norm, and a block that stands in two places."""
-    shared = Block()
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8, momentum=None), shared, Block(), shared,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES),
-    )  # fmt: skip
-
-
-class ViT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.position = nn.Conv2d(1, 24, 3, stride=3), nn.Parameter(torch.randn(1, 9, 24))
-        layer = nn.TransformerEncoderLayer(24, 3, 40, 0.0, batch_first=True, norm_first=True)
-        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(24, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.embed(x).flatten(2).transpose(1, 2) + self.position
-        return self.head(self.blocks(tokens).mean(1))
-
-
 def dropping() -> nn.Module:
     """Its draws are keyed by sample, so its slices may go side by side."""
     return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 32), nn.Dropout(0.3), nn.ReLU(), nn.Linear(32, CLASSES))
@@ -212,8 +181,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "reentrant checkpoint, a layer twice": Twice,
     "three generators": Drawing,
     "dropout": dropping,
-    "batch norm, a shared block": resnet,
-    "attention": ViT,
     "counters, a layer frozen at first": Counting,
     **{f"generated {seed}": partial(Generated, seed) for seed in range(6)},
 }

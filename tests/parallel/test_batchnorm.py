@@ -1,7 +1,6 @@
 """Synchronised batch normalisation against nn.BatchNorm on the whole batch, in float64; and the care of buffers."""
 
 import copy
-from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -11,12 +10,11 @@ from torch import Tensor, nn
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import SyncBatchNorm, _global_statistics, apart, convert_sync_batchnorm, ghost
-from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.module_state import preserved
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
-SPLITS = {1: ([7],), 2: ([4, 3], [7, 0], [1, 6]), 3: ([3, 3, 1], [4, 0, 3]), 4: ([2, 2, 2, 1], [5, 1, 1, 0])}
+SPLITS = {1: ([7],), 2: ([4, 3], [7, 0], [1, 6]), 3: ([3, 3, 1], [4, 0, 3], [5, 1, 1])}
 
 
 def _network(momentum: float | None = 0.1) -> nn.Module:
@@ -75,7 +73,7 @@ def _all_splits(world: World) -> list[dict[str, object]]:
     return [_sync_rank(world, split, m) for split in SPLITS[world.size] for m in (0.1, None)]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_it_is_batch_norm_of_the_global_batch_on_any_number_of_ranks_and_uneven_shares(n: int) -> None:
     ranks = [_all_splits(SINGLE)] if n == 1 else run_ranks(_all_splits, n)
     cases = [(split, m) for split in SPLITS[n] for m in (0.1, None)]
@@ -134,19 +132,7 @@ def _edge_cases(world: World) -> dict[str, object]:
         "running": model[1].running_mean.tolist(),
         "compiled": int(compiled._orig_mod[1].num_batches_tracked),
         "one": one.tolist(),
-        "buffers": _average(world),
     }
-
-
-def _average(world: World) -> dict[str, list[float]]:
-    model = nn.BatchNorm1d(2)
-    model.register_buffer("constant", torch.full((3,), 0.1))
-    model.register_buffer("flag", torch.tensor(world.rank == 0))
-    model.register_buffer("phase", torch.tensor([1j * world.rank]))
-    model.running_mean.fill_(world.rank)
-    model.num_batches_tracked.fill_(10 + world.rank)
-    average_buffers(model, world.size)
-    return {name: torch.view_as_real(b).tolist() if b.is_complex() else b.tolist() for name, b in model.named_buffers()}
 
 
 def test_two_ranks_at_the_edges() -> None:
@@ -162,12 +148,6 @@ def test_two_ranks_at_the_edges() -> None:
     assert first["running"] == second["running"]
     assert first["compiled"] == 2
     assert [first["one"], second["one"]] == [[[pytest.approx(-1, abs=1e-3)] * 2], [[pytest.approx(1, abs=1e-3)] * 2]]
-    assert first["buffers"] == second["buffers"]
-    assert first["buffers"]["running_mean"] == [0.5, 0.5]
-    assert first["buffers"]["num_batches_tracked"] == 10
-    assert first["buffers"]["constant"] == torch.full((3,), 0.1).tolist(), "equal buffers must keep their bits"
-    assert first["buffers"]["flag"] is True
-    assert first["buffers"]["phase"] == [[0.0, 0.5]]
 
 
 @pytest.mark.parametrize(("affine", "shape"), [(True, (4, 3)), (False, (3, 2, 2)), (True, (2, 3, 2, 2))])
@@ -251,14 +231,3 @@ def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
         model(torch.randn(4, 2))
     assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"
     assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))
-
-
-def test_momentum_none_is_the_plain_average_of_batches() -> None:
-    layer = convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=None).double(), SINGLE)
-    means = []
-    for seed in range(3):
-        x = torch.randn(4, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        layer(x)
-        means.append(x.mean())
-    assert all(a != b for a, b in pairwise(means))
-    torch.testing.assert_close(layer.running_mean[0], torch.stack(means).mean())

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.rng.generators import seeding
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train as training
-from lockstep.training.step import TrainStep
 from lockstep.training.summary import _unequal, summary
-from tests.parallel.test_ddp import SINGLE, batch_of, network, state, train
+from tests.parallel.test_ddp import SINGLE, network, state, train
 from tests.ranks import run_ranks
 
 
@@ -279,21 +277,6 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     told.clear()
     seeding(_gpus(1))(7)
     assert told == [(0, 7)]
-
-
-def test_a_step_over_copies_is_one_over_the_module() -> None:
-    weights = []
-    for count in (1, 2, 3):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(50, 3)).double()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
-        wrapped = model if count == 1 else OnCpu(model, count)
-        step = TrainStep(wrapped, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), clip_norm=1.0)
-        losses = [float(step(batch_of(SINGLE, n, 2, t))) for t, n in enumerate((6, 5, 2))]
-        weights.append([*losses, *model[1].weight.flatten().tolist()])
-    for first, second in pairwise(weights):
-        assert second == pytest.approx(first, rel=1e-12)
 
 
 def test_a_peak_for_each_device() -> None:

@@ -115,18 +115,47 @@ def broadcasts(world: World) -> dict[str, Any]:
     return {"tracked": model.module[1].num_batches_tracked.item()}
 
 
+def mean_of_means(world: World) -> list[float]:
+    """What DDP makes of each rank's own mean loss where shares are uneven."""
+    model = parallelize(nn.Linear(50, 3).double(), world)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    batch = batch_of(world, 5)
+    F.cross_entropy(model(batch.images.flatten(1)), batch.labels).backward()
+    found: list[float] = model.module.bias.grad.tolist()
+    return found
+
+
+def compressed(world: World) -> dict[str, list[float]]:
+    """The weights after some steps whose gradients travel in another type."""
+    found = {}
+    for kind in ("none", "fp16", "bf16"):
+        model = network().float()
+        step = TrainStep(
+            parallelize(model, world, compress=kind), F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
+        )
+        for t in range(8):
+            batch = batch_of(world, 32, accumulate=2, step=t)
+            batch.images = batch.images.float()
+            step(batch)
+        found[kind] = [value for p in model.parameters() for value in p.flatten().tolist()]
+    return found
+
+
 def everything(world: World) -> dict[str, Any]:
     return {
         "reductions": reductions(world),
         "empty": empty_share_and_plain_batch_norm(world),
         "initial": initial(world),
         "broadcasts": broadcasts(world),
+        "mean of means": mean_of_means(world),
+        "compressed": compressed(world),
     }
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return run_ranks(everything, request.param)
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_ranks(everything, 3)
 
 
 def test_gradients_travel_once_a_step_and_no_sync_covers_the_forward(ranks: list[dict[str, Any]]) -> None:
@@ -165,8 +194,6 @@ def test_forwards_hold_no_collective_on_buffers(ranks: list[dict[str, Any]]) -> 
 def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
     with pytest.raises(UserError, match=r"there is only the CPU: nn\.DataParallel would just call the module"):
         parallelize(network(), SINGLE, strategy="dp")
-    with pytest.raises(UserError, match="--batch-norm global"):
-        parallelize(network(), SINGLE, strategy="dp", batch_norm="global")
     with pytest.raises(UserError, match="--strategy single is one process, and a launcher has started 2"):
         parallelize(network(), World(0, 2, 0, 2, torch.device("cpu"), "gloo"), strategy="single")
     one_gpu = World(0, 1, 0, 1, torch.device("cuda", 0), "none")
@@ -174,10 +201,10 @@ def test_data_parallel_on_a_cpu_says_what_it_would_not_do() -> None:
         parallelize(network(), one_gpu, strategy="dp", devices=[torch.device("cuda", 0)])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "single"])
-def test_a_world_of_one_is_the_module_itself(strategy: str) -> None:
+@pytest.mark.parametrize("how", [{"strategy": "ddp"}, {"strategy": "single"}, {"compress": "bf16"}])
+def test_a_world_of_one_is_the_module_itself(how: dict[str, Any]) -> None:
     model = network()
-    assert parallelize(model, SINGLE, strategy=strategy) is model
+    assert parallelize(model, SINGLE, **how) is model
     sync = sync_of(model)
     assert type(sync) is GradientSync
     assert sync.ranks == 1
@@ -194,7 +221,7 @@ def _waits(world: World, late_s: float) -> list[float | None]:
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
     waits = []
     for late in (late_s, 0.0):
-        for t in range(8):
+        for t in range(5):
             time.sleep(late if world.rank == world.size - 1 else 0)
             step(batch_of(world, 4, step=t))
         step(batch_of(world, 4))  # DDP adds a step up when the next one begins
@@ -209,21 +236,14 @@ def test_the_wait_for_a_late_rank_is_seen_on_the_others() -> None:
     assert sync_of(network()).waited_ms() == 0.0
 
 
-def _mean_of_means(world: World) -> list[float]:
-    """What DDP makes of each rank's own mean loss where shares are uneven."""
-    model = parallelize(nn.Linear(50, 3).double(), world)
-    for parameter in model.parameters():
-        torch.nn.init.zeros_(parameter)
-    batch = batch_of(world, 5)
-    F.cross_entropy(model(batch.images.flatten(1)), batch.labels).backward()
-    return model.module.bias.grad.tolist()
+def test_a_mean_of_means_would_not_be_the_batch_mean(ranks: list[dict[str, Any]]) -> None:
+    labels = torch.arange(5) % 3
+    right = (torch.zeros(5, 3).softmax(1) - F.one_hot(labels, 3)).mean(0)
+    assert np.abs(np.array(ranks[0]["mean of means"]) - right.numpy()).max() > 0.01
 
 
-def test_a_mean_of_means_would_not_be_the_batch_mean() -> None:
-    found = run_ranks(_mean_of_means, 2)[0]
-
-    def bias_gradient(labels: Tensor) -> list[float]:
-        logits = torch.zeros(len(labels), 3, dtype=torch.float64)
-        return ((logits.softmax(1) - F.one_hot(labels, 3)).sum(0) / len(labels)).tolist()
-
-    assert np.abs(np.array(found) - bias_gradient(torch.arange(5) % 3)).max() > 0.01
+@pytest.mark.parametrize(("kind", "error"), [("fp16", 2e-3), ("bf16", 2e-2)])
+def test_half_the_bytes_round_the_gradient_and_no_more(ranks: list[dict[str, Any]], kind: str, error: float) -> None:
+    plain, *ours = ranks[0]["compressed"]["none"], *(rank["compressed"][kind] for rank in ranks)
+    assert 1e-6 < max(abs(a - b) for a, b in zip(plain, ours[0], strict=True)) < error
+    assert ours == ours[:1] * 3, "rounded alike on every rank"

@@ -2,7 +2,9 @@
 
 import dataclasses
 import random
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from lockstep.errors import UserError
 from lockstep.parallel import determinism
 from lockstep.training.assemble import assemble
 from lockstep.training.evaluation import evaluate
-from tests.ranks import RankFailed, run_ranks
+from tests.ranks import alone, run_ranks
 
 
 def small_net(in_channels: int, num_classes: int) -> nn.Module:
@@ -56,6 +58,7 @@ CASES = {
     "fewer samples than slices in the last batch": changed(data={"fraction": 53 / 1437}),
 }
 QUICK = ("sgd", "adamw, EMA, one-cycle", "bf16, channels last", "fewer samples than slices in the last batch")
+PLAIN = dataclasses.replace(BASE, exact=0, model=ModelConfig(model="mlp"), data=DataConfig(fraction=0.2))
 SAME_AS_SGD = {
     "again": BASE,
     "accumulate": changed(accumulate=3),
@@ -83,37 +86,24 @@ def all_cases(world: World, cases: dict[str, Config]) -> dict[str, tuple[str, ..
     return {name: trained(world, config) for name, config in cases.items()}
 
 
-def check_digests(n: int, timeout: float = 120) -> None:
-    law = n > 3
-    cases, same = (CASES, SAME_AS_SGD) if law else ({name: CASES[name] for name in QUICK}, {})
-    alone = run_ranks(all_cases, 1, {**cases, **same}, timeout=120, law=law)[0]
-    for name in same:
-        assert alone[name] == alone["sgd"], name
-    assert len({alone[name][0] for name in cases}) == len(cases)  # the cases do differ from each other
-    for rank, results in enumerate(run_ranks(all_cases, n, cases, timeout=timeout, law=law)):
+def check_digests(alone: dict[str, tuple[str, ...]], ranks: list[dict[str, tuple[str, ...]]]) -> None:
+    assert len({alone[name][0] for name in ranks[0]}) == len(ranks[0])  # the cases do differ from each other
+    for rank, results in enumerate(ranks):
         for name, result in results.items():
-            assert result == alone[name], f"{name}: rank {rank} of {n}"
-
-
-def test_one_digest_where_the_ranks_do_not_divide_the_slices() -> None:
-    check_digests(3)
+            assert result == alone[name], f"{name}: rank {rank} of {len(ranks)}"
 
 
 @pytest.mark.slow
 def test_one_digest_where_ranks_have_no_slice_in_the_last_batch() -> None:
-    check_digests(8, 180)
+    (alone,) = run_ranks(all_cases, 1, {**CASES, **SAME_AS_SGD}, timeout=120, law=True)
+    for name in SAME_AS_SGD:
+        assert alone[name] == alone["sgd"], name
+    check_digests(alone, run_ranks(all_cases, 8, CASES, timeout=180, law=True))
 
 
-def test_the_canary_plain_ddp_differs() -> None:
-    """If adding floats gave one digest too, the tests above would prove nothing."""
-    plain = dataclasses.replace(BASE, exact=0, model=ModelConfig(model="mlp"), data=DataConfig(fraction=0.2))
-    digests = {run_ranks(all_cases, n, {"plain": plain}, timeout=60)[0]["plain"][0] for n in (1, 4)}
-    assert len(digests) == 2
-
-
-def poisoned(world: World, config: Config, precision: Precision) -> tuple[list[bool], str]:
-    """One rank's slice overflows: what do the ranks' gradients say?"""
-    run = assemble(dataclasses.replace(config, precision=precision), world)
+def poisoned(world: World, precision: Precision) -> tuple[list[bool], bool]:
+    """One rank's slice overflows: what do the ranks' gradients say, and do the weights stay?"""
+    run = assemble(changed(model={"model": "mlp"}, optim={"clip_norm": 0.0}, precision=precision), world)
     batch = next(run.train.epoch(0))
     if world.rank == world.size - 1:
         batch.images[0] = float("inf")
@@ -123,16 +113,7 @@ def poisoned(world: World, config: Config, precision: Precision) -> tuple[list[b
     )
     before = digest(run.model)
     run.step(batch)
-    return seen, "kept" if digest(run.model) == before else "moved"
-
-
-def test_a_non_finite_slice_is_seen_by_all_ranks_alike() -> None:
-    config = changed(model={"model": "mlp"}, optim={"clip_norm": 0.0})
-    answers = run_ranks(poisoned, 3, config, "fp32")
-    assert all(any(seen) for seen, _ in answers)
-    assert len({tuple(seen) for seen, _ in answers}) == 1
-    skipped = run_ranks(poisoned, 3, config, "fp16")
-    assert {kept for _, kept in skipped} == {"kept"}  # the scaler's decision is one for all
+    return seen, digest(run.model) == before
 
 
 OF_ONE = dataclasses.replace(changed(model={"model": "mlp"}, data={"fraction": 0.0341}), batch_size=24)
@@ -156,21 +137,38 @@ def steps_of_one(world: World) -> dict[str, str]:
     return found
 
 
+def everything(world: World) -> dict[str, Any]:
+    return {
+        "steps of one": steps_of_one(world),
+        "plain": trained(world, PLAIN)[0],
+        "cases": all_cases(world, {name: CASES[name] for name in QUICK}),
+        "poisoned": {name: poisoned(world, name) for name in ("fp32", "fp16")},
+    }
+
+
+@cache
+def ranks_of(n: int) -> list[dict[str, Any]]:
+    return run_ranks(everything, n, timeout=120)
+
+
+def test_one_digest_where_the_ranks_do_not_divide_the_slices() -> None:
+    check_digests(ranks_of(1)[0]["cases"], [rank["cases"] for rank in ranks_of(3)])
+
+
+def test_the_canary_plain_ddp_differs() -> None:
+    """If adding floats gave one digest too, the test above would prove nothing."""
+    assert ranks_of(1)[0]["plain"] != ranks_of(3)[0]["plain"]
+
+
+def test_a_non_finite_slice_is_seen_by_all_ranks_alike() -> None:
+    answers = [rank["poisoned"]["fp32"][0] for rank in ranks_of(3)]
+    assert all(any(seen) for seen in answers)
+    assert len({tuple(seen) for seen in answers}) == 1
+    assert all(rank["poisoned"]["fp16"][1] for rank in ranks_of(3)), "the scaler's decision is one for all"
+
+
 def test_a_rank_without_a_slice_in_its_first_step_goes_with_the_others() -> None:
-    (alone,) = run_ranks(steps_of_one, 1)
-    for n in (2, 3):
-        for rank, found in enumerate(run_ranks(steps_of_one, n)):
-            assert found == alone, f"rank {rank} of {n}"
-
-
-def configured(world: World) -> None:
-    vars(determinism)["device_name"] = lambda _: ("Xeon", "EPYC")[world.rank]
-    determinism.configure(world)
-
-
-def test_ranks_that_round_differently_are_refused() -> None:
-    with pytest.raises(RankFailed, match=r"device is Xeon on rank 0 and EPYC on rank 1"):
-        run_ranks(configured, 2)
+    assert [rank["steps of one"] for rank in ranks_of(3)] == [ranks_of(1)[0]["steps of one"]] * 3
 
 
 class Centred(nn.Module):
@@ -195,13 +193,6 @@ def of_first_step(world: World) -> str:
     return refused.value.message
 
 
-def test_a_collective_of_the_models_own_is_refused_in_the_same_words_on_any_number_of_processes() -> None:
-    said = {message for n in (1, 2, 3) for message in run_ranks(of_first_step, n, law=True)} | {
-        of_first_step(World.single())
-    }
-    assert said == {"--exact: forward or backward calls a collective, allreduce"}
-
-
 class Noisy(nn.Linear):
     """Holds generators of its own, which nobody has seeded."""
 
@@ -218,9 +209,24 @@ def of_generators(world: World) -> list[object]:
     return [model.rng.random(), model.legacy.rand(), model.plain.random(), drawn]
 
 
-def test_generators_that_a_model_holds_begin_as_rank_0_has_them() -> None:
-    first, second = run_ranks(of_generators, 2)
+def of_devices(world: World) -> str:
+    """What is said of ranks on unlike processors."""
+    name = ("Xeon", "EPYC")[world.rank]
+    with mock.patch.object(determinism, "device_name", return_value=name), pytest.raises(UserError) as refused:
+        determinism.configure(world)
+    return refused.value.message
+
+
+def compared(world: World) -> tuple[str, list[object], str]:
+    return of_first_step(world), of_generators(world), of_devices(world)
+
+
+def test_ranks_refuse_alike_and_begin_alike() -> None:
+    first, second = run_ranks(compared, 2, law=True)
     assert first == second
+    collective, _, devices = first
+    assert "device is Xeon on rank 0 and EPYC on rank 1" in devices
+    assert collective == of_first_step(World.single()) == "--exact: forward or backward calls a collective, allreduce"
 
 
 @pytest.mark.parametrize(
@@ -240,23 +246,17 @@ def test_what_can_not_be_exact_is_refused_with_the_reason(change: dict[str, Any]
         changed(**change)
 
 
-class Unrepeatable(nn.Module):
+class Unrepeatable(nn.Linear):
     """put_ overwrites in an order of its own: torch has no deterministic form of it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(64, 10)
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__(64 * in_channels, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.flatten(1)
-        return self.linear(x.put(torch.zeros(2, dtype=torch.int64), torch.ones(2)))
-
-
-def unrepeatable() -> nn.Module:
-    return Unrepeatable()
+        return super().forward(x.flatten(1).put(torch.zeros(2, dtype=torch.int64), torch.ones(2)))
 
 
 def test_an_operator_without_a_deterministic_kernel_is_named() -> None:
-    config = changed(model={"model": "tests.parallel.test_exact:unrepeatable"})
-    with pytest.raises(RankFailed, match=r"UserError: --exact 8: put_.*\n.*Replace that operator"):
-        run_ranks(all_cases, 1, {"unrepeatable": config})
+    config = changed(model={"model": "tests.parallel.test_exact:Unrepeatable"})
+    with pytest.raises(UserError, match=r"--exact 8: put_.*\n.*Replace that operator"):
+        alone(trained, config)

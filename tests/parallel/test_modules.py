@@ -64,18 +64,23 @@ def test_an_address_that_torch_would_not_give_is_left() -> None:
     assert torch.equal(copy, x[3:])
 
 
-def averaged(world: World) -> dict[str, list[float]]:
-    module = Reassigning()
-    module.double()
+def averaged(world: World) -> dict[str, object]:
+    module = Reassigning().double()
     module.center = torch.tensor([0.1, 1 / 3, float(world.rank)], dtype=torch.float64)
     module.mask[0] = world.rank
+    module.phase[0] = torch.tensor(1j * world.rank)
+    module.seen.fill_(world.rank == 0)
+    module.steps.fill_(10 + world.rank)
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    module.register_buffer("equal", values.clone())  # (x + x + x) / 3 would change some
     average_buffers(module, world.size)
-    return {"center": module.center.tolist(), "mask": module.mask.tolist(), "steps": module.steps.tolist()}
+    found = {name: buffer.tolist() for name, buffer in module.named_buffers()}
+    return found | {"equal": torch.equal(module.get_buffer("equal"), values)}
 
 
-def test_an_average_of_equal_values_is_that_value() -> None:
-    for result in run_ranks(averaged, 3):
-        assert result == {"center": [0.1, 1 / 3, 1.0], "mask": [1.0, -math.inf, -math.inf], "steps": 0}
+def test_ranks_buffers_become_their_mean_and_what_is_equal_keeps_its_bits() -> None:
+    expected = {"center": [0.1, 1 / 3, 1.0], "mask": [1.0, -math.inf, -math.inf], "phase": [1j, 1]}
+    assert run_ranks(averaged, 3) == [{**expected, "seen": True, "steps": 10, "equal": True}] * 3
 
 
 def test_tensors_of_several_devices_come_together_on_the_first_ones() -> None:

@@ -102,23 +102,6 @@ def one_sample(world: World) -> str:
     return "trained"
 
 
-def averaged(world: World) -> list[bool]:
-    """Equal buffers, which for three ranks (x + x + x) / 3 would change; infinite ones; and different ones."""
-    model = nn.Module()
-    values = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    model.register_buffer("equal", values.clone())
-    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    model.register_buffer("own", torch.tensor(float(world.rank)))
-    average_buffers(model, world.size)
-    tensors = dict(model.named_buffers())
-    mean = (world.size - 1) / 2
-    return [
-        torch.equal(tensors["equal"], values),
-        tensors["mask"].tolist() == [0.0, -np.inf],
-        tensors["own"].item() == pytest.approx(mean),
-    ]
-
-
 def everything(world: World) -> dict[str, Any]:
     found: dict[Any, Any] = {
         ("auto", 1): trained(world, "auto", steps=6),
@@ -127,13 +110,17 @@ def everything(world: World) -> dict[str, Any]:
     found |= {("groups", accumulate): trained(world, "groups:4", accumulate) for accumulate in (1, 2, 4)}
     found["spread"] = trained(world, "auto", spread=True, steps=6)
     found["one sample"] = one_sample(world)
-    found["averaged"] = averaged(world)
     return found
 
 
 @cache
-def ranks_of(n: int) -> list[dict[str, Any]]:
-    return [everything(SINGLE)] if n == 1 else run_ranks(everything, n, timeout=120)
+def alone() -> dict[str, Any]:
+    return everything(SINGLE)
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow), 3])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return [alone()] if request.param == 1 else run_ranks(everything, request.param, timeout=120)
 
 
 def plain(accumulate: int = 1, spread: bool = False, steps: int = 6) -> dict[str, Any]:
@@ -155,40 +142,31 @@ def plain(accumulate: int = 1, spread: bool = False, steps: int = 6) -> dict[str
     return {"losses": losses, **{name: value.numpy().copy() for name, value in model.state_dict().items()}}
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_by_default_batch_norm_is_that_of_the_whole_micro_batch(n: int) -> None:
-    for rank in ranks_of(n):
+def test_by_default_batch_norm_is_that_of_the_whole_micro_batch(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
         assert_agree(rank["auto", 1], plain(), 1e-8)
         assert_agree(rank["auto", 2], plain(2, steps=2), 1e-8)
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_groups_are_the_same_for_any_accumulation_and_number_of_ranks(n: int) -> None:
-    expected = ranks_of(1)[0]["groups", 1]
+def test_groups_are_the_same_for_any_accumulation_and_number_of_ranks(ranks: list[dict[str, Any]]) -> None:
+    expected = alone()["groups", 1]
     assert np.abs(expected["norm.running_mean"]).max() > 0.01
-    for rank in ranks_of(n):
+    for rank in ranks:
         for accumulate in (1, 2, 4):
             assert_agree(rank["groups", accumulate], expected, 1e-12)
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_model_that_divides_by_its_inputs_spread_trains_on_ranks_without_a_sample(n: int) -> None:
+def test_dividing_by_the_inputs_spread_works_on_ranks_without_a_sample(ranks: list[dict[str, Any]]) -> None:
     expected = plain(spread=True)
-    for rank in ranks_of(n):
+    for rank in ranks:
         found = {name: value for name, value in rank["spread"].items() if name != "center"}
         assert_agree(found, {name: value for name, value in expected.items() if name != "center"}, 1e-8)
         assert np.isfinite(rank["spread"]["center"]).all()
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_batch_without_a_spread_is_refused_on_any_number_of_ranks(n: int) -> None:
-    for rank in ranks_of(n):
+def test_a_batch_without_a_spread_is_refused_on_any_number_of_ranks(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
         assert "batch norm has a single value for a channel" in rank["one sample"]
-
-
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_equal_buffers_keep_their_bits(n: int) -> None:
-    assert all(rank["averaged"] == [True, True, True] for rank in ranks_of(n))
 
 
 def _ddp(world: World) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """FSDP: parts of parameters, whole tensors on disk, and the same steps as DDP."""
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -56,14 +57,11 @@ def changed(config: Config = BASE, **groups: Any) -> Config:
 
 
 CASES = {
-    "sgd": BASE,
-    "accumulate": changed(accumulate=3),
+    "accumulate, channels last, skip": changed(accumulate=3, model={"channels_last": True}, on_nonfinite="skip"),
     "adamw, EMA": changed(optim={"optimizer": "adamw", "lr": 0.01, "ema": 0.9}),
     "bf16": changed(precision="bf16"),
     "fp16": changed(precision="fp16"),
-    "channels_last": changed(model={"channels_last": True}),
     "a batch of one": changed(batch_size=3, epochs=1, data={"fraction": 7 / 1437}),  # 3, 3, 1: ranks without a sample
-    "skip": changed(on_nonfinite="skip"),
 }
 
 
@@ -85,23 +83,6 @@ def both(world: World) -> dict[str, list[dict[str, Any]]]:
         fsdp = changed(config, execution={"strategy": "fsdp"})
         found[name] = [stepped(world, config), stepped(world, fsdp)]
     return found
-
-
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
-def ranks(request: pytest.FixtureRequest) -> list[dict[str, list[dict[str, Any]]]]:
-    return run_ranks(both, request.param, timeout=180, law=request.param == 3)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_steps_and_evaluation_are_ddps(ranks: list[dict[str, list[dict[str, Any]]]], name: str) -> None:
-    tolerance = 3e-2 if name in ("bf16", "fp16") else 2e-4
-    for rank in ranks:
-        ddp, fsdp = rank[name]
-        assert (ddp["sharded"], fsdp["sharded"]) == (False, True)
-        for key, values in ddp["state"].items():
-            np.testing.assert_allclose(fsdp["state"][key], values, atol=tolerance, rtol=tolerance, err_msg=key)
-        assert fsdp["loss"] == pytest.approx(ddp["loss"], rel=tolerance)
-        assert fsdp["top1"] == pytest.approx(ddp["top1"], abs=0.02)
 
 
 def pieces(world: World, folder: str) -> dict[str, Any]:
@@ -151,25 +132,8 @@ def pieces(world: World, folder: str) -> dict[str, Any]:
         "cut and joined": torch.equal(whole(mine), source) and local(mine).numel() < source.numel(),
         "compared": [name for name, value in contents(model, optimizer) if is_part(value)],
         "shape of plain": part_of(source, torch.zeros(1)) is source,
+        "evaluated": evaluated(world),
     }
-
-
-def test_a_rank_holds_a_part_and_the_disk_gets_the_whole(tmp_path: Path) -> None:
-    found = run_ranks(pieces, 3, str(tmp_path))
-    everything = found[0]["all"]
-    assert sum(rank["held"] for rank in found) == everything
-    assert all(rank["held"] < 0.6 * everything for rank in found)
-    assert len({rank["digests"] for rank in found}) == 1
-    assert found[0]["digests"][0] == found[0]["digests"][1]
-    names = [list(p.shape) for p in blocks(1, 10).parameters()]
-    assert sorted(found[0]["shapes"]) == sorted(names + names)  # two moments each
-    for rank in found:
-        assert rank["reduced"] == [False, True] * 2  # gradients travel once a step
-        assert rank["same"]
-        assert rank["started as rank 0"]
-        assert rank["cut and joined"]
-        assert rank["shape of plain"]
-        assert rank["compared"] == []
 
 
 def awkward(world: World) -> list[str]:
@@ -189,10 +153,6 @@ def awkward(world: World) -> list[str]:
     return taken
 
 
-def test_what_a_gpu_would_do_and_what_cannot_be_cut() -> None:
-    assert run_ranks(awkward, 2) == [["sgd", "adam", "adamw"]] * 2
-
-
 def evaluated(world: World) -> list[tuple[float, float]]:
     """One model on sets of 1 to 5 chunks: ranks without a chunk, and with one less than others."""
     config = changed(execution={"strategy": "fsdp"})
@@ -208,9 +168,63 @@ def evaluated(world: World) -> list[tuple[float, float]]:
     return results
 
 
-def test_any_number_of_chunks_is_evaluated_on_any_number_of_ranks() -> None:
-    alone = evaluated(World.single())
-    for n in (2, 3):
-        for rank in run_ranks(evaluated, n):
-            for ours, expected in zip(rank, alone, strict=True):
-                assert ours == pytest.approx(expected, rel=1e-6)
+Found = list[dict[str, Any]]
+
+
+def everything(world: World) -> dict[str, Any]:
+    return {"cases": both(world), "taken": awkward(world), "evaluated": evaluated(world)}
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def ranks(request: pytest.FixtureRequest) -> Found:
+    return run_ranks(everything, request.param, timeout=180, law=request.param == 3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_and_evaluation_are_ddps(ranks: Found, name: str) -> None:
+    tolerance = 3e-2 if name in ("bf16", "fp16") else 2e-4
+    for rank in ranks:
+        ddp, fsdp = rank["cases"][name]
+        assert (ddp["sharded"], fsdp["sharded"]) == (False, True)
+        for key, values in ddp["state"].items():
+            np.testing.assert_allclose(fsdp["state"][key], values, atol=tolerance, rtol=tolerance, err_msg=key)
+        assert fsdp["loss"] == pytest.approx(ddp["loss"], rel=tolerance)
+        assert fsdp["top1"] == pytest.approx(ddp["top1"], abs=0.02)
+
+
+def test_what_a_gpu_would_do_and_what_cannot_be_cut(ranks: Found) -> None:
+    assert [rank["taken"] for rank in ranks] == [["sgd", "adam", "adamw"]] * len(ranks)
+
+
+@cache
+def evaluated_alone() -> list[tuple[float, float]]:
+    return evaluated(World.single())
+
+
+def assert_evaluated(ranks: list[list[tuple[float, float]]]) -> None:
+    for rank in ranks:
+        for ours, expected in zip(rank, evaluated_alone(), strict=True):
+            assert ours == pytest.approx(expected, rel=1e-6)
+
+
+def test_any_number_of_chunks_is_evaluated_on_any_number_of_ranks(ranks: Found) -> None:
+    assert_evaluated([rank["evaluated"] for rank in ranks])
+
+
+def test_a_rank_holds_a_part_and_the_disk_gets_the_whole(tmp_path: Path) -> None:
+    found = run_ranks(pieces, 3, str(tmp_path))
+    assert_evaluated([rank["evaluated"] for rank in found])
+    everything = found[0]["all"]
+    assert sum(rank["held"] for rank in found) == everything
+    assert all(rank["held"] < 0.6 * everything for rank in found)
+    assert len({rank["digests"] for rank in found}) == 1
+    assert found[0]["digests"][0] == found[0]["digests"][1]
+    names = [list(p.shape) for p in blocks(1, 10).parameters()]
+    assert sorted(found[0]["shapes"]) == sorted(names + names)  # two moments each
+    for rank in found:
+        assert rank["reduced"] == [False, True] * 2  # gradients travel once a step
+        assert rank["same"]
+        assert rank["started as rank 0"]
+        assert rank["cut and joined"]
+        assert rank["shape of plain"]
+        assert rank["compared"] == []

@@ -32,6 +32,15 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3))
 
 
+def on_ranks(world: World) -> tuple[Any, ...]:
+    return spread_all(world), own_ddp(world), spread_again(world)
+
+
+@pytest.fixture(scope="module")
+def two() -> list[tuple[Any, ...]]:
+    return run_ranks(on_ranks, 2)
+
+
 def spread_all(world: World) -> dict[str, tuple[str, str, bool]]:
     """Of each way: the kinds of the module and of its sync, and whether the copy beside the model is sharded."""
     found = {}
@@ -43,7 +52,7 @@ def spread_all(world: World) -> dict[str, tuple[str, str, bool]]:
     return found
 
 
-def test_each_way_has_its_module_and_its_sync() -> None:
+def test_each_way_has_its_module_and_its_sync(two: list[tuple[Any, ...]]) -> None:
     expected = {
         "ddp": ("LockstepDDP", "DDPSync", False),
         "compressed": ("LockstepDDP", "DDPSync", False),
@@ -51,7 +60,7 @@ def test_each_way_has_its_module_and_its_sync() -> None:
         "stages": ("LockstepDDP", "DDPSync", False),
         "exact": ("Sequential", "ExactSync", False),
     }
-    assert all(rank == expected for rank in run_ranks(spread_all, 2))
+    assert [rank[0] for rank in two] == [expected] * 2
     alone = dict.fromkeys(WAYS, ("Sequential", "GradientSync", False))
     modes = {"exact": ("Sequential", "ExactSync", False)}
     assert spread_all(SINGLE) == alone | modes
@@ -103,14 +112,14 @@ def test_a_model_that_is_where_it_belongs_stays_there() -> None:
     assert [str(p.device) for p in model.parameters()] == ["cpu", "cpu", "meta", "meta"]
 
 
-def test_a_users_own_ddp_is_known_for_what_it_is() -> None:
-    assert run_ranks(_own_ddp, 2) == [("DDPSync", 2)] * 2
-
-
-def _own_ddp(world: World) -> tuple[str, int]:
+def own_ddp(world: World) -> tuple[str, int]:
     sync = sync_of(nn.parallel.DistributedDataParallel(network()))
     sync.restart()  # nothing to forget, and no error
     return type(sync).__name__, sync.ranks
+
+
+def test_a_users_own_ddp_is_known_for_what_it_is(two: list[tuple[Any, ...]]) -> None:
+    assert [rank[1] for rank in two] == [("DDPSync", 2)] * 2
 
 
 def test_the_librarys_loader_cuts_exact_slices() -> None:
@@ -141,7 +150,7 @@ def spread_again(world: World) -> tuple[int, str]:
     return len(steps), caught.value.message
 
 
-def test_a_model_may_be_spread_again_and_a_node_that_a_user_holds_is_seen() -> None:
-    for steps, message in run_ranks(spread_again, 2):
+def test_a_model_may_be_spread_again_and_a_node_that_a_user_holds_is_seen(two: list[tuple[Any, ...]]) -> None:
+    for _, _, (steps, message) in two:
         assert steps == 3
         assert message.startswith("somebody holds the AccumulateGrad node of 0.weight")
