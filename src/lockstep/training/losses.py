@@ -121,7 +121,7 @@ def require_mean(terms: Callable[[Any, Tensor], Terms], outputs: Any, labels: Te
         first, rest = (float(terms(_rows(outputs, n, part), labels[part])[0]) for part in (slice(k), slice(k, n)))
         mean = (first * k + rest * (n - k)) / n
         size = abs(value) + (abs(first) * k + abs(rest) * (n - k)) / n
-        if not abs(mean - value) <= _TOLERANCE.get(whole.dtype, 3e-2) * size:
+        if not abs(mean - value) <= _TOLERANCE.get(whole.dtype, 3e-2) * size + torch.finfo(whole.dtype).tiny:
             raise UserError(
                 "the loss is not the mean over its samples, and so it would depend on how a batch is shared out",
                 'Return each sample\'s loss (reduction="none") or a (numerator, denominator) pair, whose sums over the '
