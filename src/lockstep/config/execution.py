@@ -148,8 +148,6 @@ class Recovery:
     """What may differ from the checkpoint on resume, as lr,epochs."""
     max_restarts: Count = 3
     """Restart from the newest checkpoint when a process is killed or hangs, at most this often."""
-    on_hangup: Literal["auto", "continue", "stop"] = "auto"
-    """When the terminal closes; auto: go on if it is gone for good, else checkpoint and stop."""
     hang_timeout: Annotated[float, Arg(least=0)] = 300.0
     """Seconds without progress on a rank before the run ends with a report (0: wait for ever)."""
     check_every: Count = 500

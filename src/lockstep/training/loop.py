@@ -49,7 +49,7 @@ def train(
 ) -> Outcome:
     """Train by `config`, going on from the newest checkpoint in `folder`, which exists. All ranks call it together.
 
-    Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT, SIGUSR1 and SIGHUP take effect at the next
+    Leaves journal, checkpoints and weights in the folder. SIGTERM, SIGINT and SIGUSR1 take effect at the next
     step boundary, after a checkpoint. `began`: from when on --max-time counts, by time.monotonic() (None: from now).
     `mirror`: uploads the folder, on rank 0 of a run in a store.
     `resizable`: a request for another number of processes ends it too (`Outcome.resize`).

@@ -20,7 +20,7 @@ from lockstep.data.contents import duplicates
 from lockstep.distributed import signals
 from lockstep.distributed.devices import peaks_gib
 from lockstep.distributed.files import remove_half_written, write_json
-from lockstep.distributed.output import print_to, take_broken
+from lockstep.distributed.output import take_broken
 from lockstep.distributed.resize import REQUEST, Resize, answer, read_request
 from lockstep.distributed.world import World
 from lockstep.errors import PeerError, UserError
@@ -359,12 +359,7 @@ def session(
             remove_half_written(place)  # the journal has one writer: this process
         bar = ProgressBar(total, config.epochs, enabled=main, done=state.steps)
         stack.callback(bar.close)
-
-        def leave_terminal() -> None:  # writing to one that was closed would fail
-            bar.disable()
-            print_to(folder / "output.log")
-
-        request = stack.enter_context(stop_requests(recovery.on_hangup, leave_terminal))
+        request = stack.enter_context(stop_requests())
         if before:
             signals.take_stops()
         watched = Heartbeat(world, run_store(world), recovery.hang_timeout, folder, partial(append, path))
