@@ -13,7 +13,7 @@ from lockstep.errors import require_no_secrets, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
 Law = Literal["warn", "strict", "off"]
-Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
+Device = Literal["auto", "cpu", "cuda", "xpu"]
 ONE_PROCESS = ("single", "dp")  # whatever --nproc says
 LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 _CORES_EACH, _MAX_AUTO = 2, 8  # more processes than that lose to start-up and all-reduce on one machine's cores

@@ -59,8 +59,7 @@ def _weighted(loss: Any, outputs: Tensor, labels: Tensor) -> Terms:
     counts = labels != loss.ignore_index
     if loss.weight is None:
         return summed, counts.sum(dtype=torch.int64)
-    weights = loss.weight[torch.where(counts, labels, 0)]
-    weights = weights if weights.device.type == "mps" else weights.double()
+    weights = loss.weight[torch.where(counts, labels, 0)].double()
     return summed, torch.where(counts, weights, 0.0).sum()
 
 
@@ -176,7 +175,7 @@ class ClassLoss:
             losses = (terms if weights is None else terms * weights).sum(1)
         if weights is None:
             return losses.mean()
-        return losses.sum(), (soft * weights).sum(dtype=None if logits.device.type == "mps" else torch.float64)
+        return losses.sum(), (soft * weights).sum(dtype=torch.float64)
 
 
 def class_weights(text: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray | None:
@@ -224,10 +223,7 @@ def loss_of(optim: OptimConfig, train: TrainLoader) -> tuple[Loss, list[str]]:
         labels = labels_of(images, f"--class-weights {optim.class_weights}")
         labels = labels if members is None else labels[members]
         weights = class_weights(optim.class_weights, labels, images.classes)
-    device = torch.device("cpu") if train.world.device.type == "mps" else train.world.device  # MPS has no float64
-    table = None if weights is None else torch.from_numpy(weights).to(device)
-    if table is not None and train.world.device.type == "mps":
-        table = table.float().to(train.world.device)
+    table = None if weights is None else torch.from_numpy(weights).to(train.world.device)
     loss = ClassLoss(kind, float(gamma or 2), optim.label_smoothing, table, sets)
     return loss, [] if weights is None else [_told(weights, images.classes)]
 

@@ -247,7 +247,6 @@ class TrainStep:
         self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
-        self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
         self._scalars = Scalars()
         self._piece_dtype = torch.float64 if torch.float64 in {p.dtype for p in self.parameters} else torch.float32
         self._norms = step_batch_norms(model)
@@ -413,23 +412,21 @@ class TrainStep:
         which its gradients are divided by too; a small all-reduce, that nothing waits for."""
         if self._divides is None:
             self._divides = self.sync.anywhere(any(each.ndim for each in found))
-        if len(found) == 1 and not self._divides:
-            return found[0] * self._count(batch.shards[0].size)
         sizes = [shard.size for shard in batch.shards]
         if not self._divides:
             losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
-            return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
-        terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=self._dtype)
+            return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=torch.float64)
+        terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=torch.float64)
         self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
         # rounded piece by piece, as means over pieces are: float64 adds such numbers without a loss, in any order
-        return (terms[:, 0] / self._divisor).to(self._piece_dtype).to(self._dtype).sum()
+        return (terms[:, 0] / self._divisor).to(self._piece_dtype).double().sum()
 
     def _count(self, size: int) -> Tensor:
         """A number of samples on the host, which costs a device nothing to multiply by.
 
-        Float64 where the device has it, so that the sum of the losses does not tell how many shards it came in.
+        Float64, so that the sum of the losses does not tell how many shards it came in.
         """
-        return self._scalars[size, self._dtype, _HOST]
+        return self._scalars[size, torch.float64, _HOST]
 
     def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, shard: Shard, count: int) -> Tensor:
         """Forward and backward of one shard of a batch of `count`.
@@ -460,5 +457,5 @@ class TrainStep:
             backward(loss, self._scalars[samples / count, loss.dtype, loss.device])
         value = value.detach()
         if denominator is not None:
-            value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])
+            value = torch.stack([value.double(), denominator.double()])
         return value if shard.size else torch.zeros_like(value)
