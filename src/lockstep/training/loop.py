@@ -19,7 +19,6 @@ from lockstep.distributed.world import World
 from lockstep.monitoring import desync
 from lockstep.monitoring.journal import EvalRecord, FaultRecord, StepRecord
 from lockstep.parallel.batchnorm import SyncBatchNorm
-from lockstep.rng.intercept import held
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import LARGEST_IN_JOURNAL, ClassCounts, evaluate
 from lockstep.training.pretrained import origin, settled
@@ -77,8 +76,7 @@ def train_epoch(live: Session) -> None:
     """
     run, state, beat = live.run, live.state, live.beat
     window = Window(live.world, run, live.config)
-    # a --patch may put any function in the step's place
-    with held(getattr(run.step, "draws", None)), ExitStack() as compilation:
+    with ExitStack() as compilation:
 
         def loaded(batch: Batch) -> None:
             live.note_resize()
