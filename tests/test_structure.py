@@ -40,9 +40,9 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1778, "config"),
     "data": (5311, "data"),
-    "training": (5199, "training"),
-    "gradients and draws": (4115, "parallel rng"),
-    "processes": (2984, "distributed"),
+    "training": (5105, "training"),
+    "gradients and draws": (4047, "parallel rng"),
+    "processes": (2944, "distributed"),
     "state and monitoring": (3494, "checkpoint monitoring"),
     "models and their use": (1736, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),

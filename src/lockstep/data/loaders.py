@@ -147,8 +147,7 @@ def reader(
 
 
 def _fits(images: ArraySet, device: torch.device) -> bool:
-    # on the CPU nothing is copied
-    return device.type == "cpu" or images.nbytes < torch.accelerator.get_memory_info(device)[0] // 2
+    return device.type == "cpu" or images.nbytes < torch.accelerator.get_memory_info(device)[0] // 2  # no copy there
 
 
 @cache  # one for each device: the allocator keeps what it freed apart by stream, and every other one would add its own

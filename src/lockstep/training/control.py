@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from lockstep.config import Interval
 from lockstep.distributed.signals import is_held, set_handlers
@@ -62,7 +63,7 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield request
         return
-    handlers = {**dict.fromkeys(STOP_SIGNALS, request), signal.SIGHUP: signal.SIG_IGN}
+    handlers: dict[int, Any] = {**dict.fromkeys(STOP_SIGNALS, request), signal.SIGHUP: signal.SIG_IGN}
     handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}  # nohup's wish is respected
     wakeup = signal.set_wakeup_fd(-1)  # who ends the process in time after a signal must not hear of these
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
