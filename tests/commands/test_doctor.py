@@ -284,7 +284,7 @@ BLIND = {"kind": "cpu", "names": [], "free_gib": []}
     ({"free_gib": [139.0, 0.5]}, "auto", "devices", "warn", "0.5 GiB free"),
     ({}, "xpu", "devices", "fail", "Use --device cuda"),
     ({"nvidia": 0, **BLIND}, "cuda", "devices", "fail", "torch sees none"),
-    ({"nvidia": 0, "kind": "mps"}, "auto", "torch", "ok", "torch 2.12.0"),
+    ({"nvidia": 0, "kind": "xpu"}, "auto", "torch", "ok", "torch 2.12.0"),
 ])  # fmt: skip
 def test_another_machine(changed: dict[str, Any], wanted: str, check: str, status: str, said: str) -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)

@@ -106,9 +106,9 @@ def test_a_file_that_is_not_there_too_large_or_no_table(tmp_path: Path) -> None:
             read_values(str(tmp_path / "x.json"))
 
 
-def test_a_run_s_file_may_have_the_entry_that_a_range_of_processes_replaced() -> None:
+def test_a_run_s_file_may_have_the_entries_of_flags_that_are_gone() -> None:
     values = Config().to_dict()
-    values["recovery"]["min_nproc"] = 2
+    values["recovery"] |= {"min_nproc": 2, "on_hangup": "auto"}
     assert Config.from_dict(values) == Config()
     with pytest.raises(UserError, match="unknown entry"):  # no flag of that name
         Config.from_dict({"min_nproc": 2})

@@ -20,19 +20,17 @@ from lockstep.distributed.devices import (
     device_name,
     device_type,
     devices,
-    free_bytes,
     has_streams,
     peak_gib,
     peaks_gib,
     process_count,
 )
 from lockstep.distributed.proc import threads_each
-from lockstep.distributed.world import World, join
+from lockstep.distributed.world import join
 from lockstep.errors import UserError
-from lockstep.parallel import determinism
 
 ROOT = Path(__file__).parents[2]
-XPU, MPS = torch.device("xpu", 1), torch.device("mps", 0)
+XPU, OTHER = torch.device("xpu", 1), torch.device("privateuseone", 0)
 
 # (file, what) -> why no generic call takes its place
 ALLOWED = {
@@ -147,7 +145,7 @@ def put(monkeypatch: pytest.MonkeyPatch, *args: Any) -> Accelerator:
     return found
 
 
-@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_gpus_are_those_of_the_accelerator_that_is_there(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     accelerator = put(monkeypatch, kind, 2)
     assert device_type(Execution()) == device_type(Execution(gpus=(1,))) == kind
@@ -162,7 +160,7 @@ def test_gpus_are_those_of_the_accelerator_that_is_there(monkeypatch: pytest.Mon
         devices(Execution(gpus=(0,), device="cpu"))
 
 
-@pytest.mark.parametrize("asked", [{"device": "cuda"}, {"device": "xpu"}, {"device": "mps"}, {"gpus": (0,)}], ids=str)
+@pytest.mark.parametrize("asked", [{"device": "cuda"}, {"device": "xpu"}, {"gpus": (0,)}], ids=str)
 @pytest.mark.parametrize(("built_for", "words"), [("cuda", "cuda"), ("xpu", "xpu"), ("cpu", "the CPU alone")])
 def test_a_missing_accelerator_says_where_to_look(
     monkeypatch: pytest.MonkeyPatch, built_for: str, words: str, asked: dict[str, Any]
@@ -175,26 +173,17 @@ def test_a_missing_accelerator_says_where_to_look(
 
 
 def test_streams_are_for_devices_that_have_several_queues() -> None:
-    kinds = {kind: has_streams(torch.device(kind)) for kind in ("cpu", "cuda", "xpu", "mps")}
-    assert kinds == {"cpu": False, "cuda": True, "xpu": True, "mps": False}
-
-
-def test_exact_mode_says_that_mps_can_t() -> None:
-    with pytest.raises(UserError, match="--exact on mps"):
-        determinism.configure(World.single(MPS))
+    kinds = {kind: has_streams(torch.device(kind)) for kind in ("cpu", "cuda", "xpu")}
+    assert kinds == {"cpu": False, "cuda": True, "xpu": True}
 
 
 # Memory
 
 
-def test_free_memory_is_asked_of_torch_or_of_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "get_memory_info", {XPU: (300, 1000)}.__getitem__)
-    metal = SimpleNamespace(recommended_max_memory=lambda: 1000, driver_allocated_memory=lambda: 250)
-    monkeypatch.setattr(torch, "get_device_module", {MPS: metal}.__getitem__)
-    assert (free_bytes(XPU), free_bytes(MPS)) == (300, 750)
     images = SimpleNamespace(nbytes=151)
     assert not readers._fits(images, XPU)  # type: ignore[arg-type]
-    assert readers._fits(images, MPS)  # type: ignore[arg-type]
     assert readers._fits(images, torch.device("cpu"))  # type: ignore[arg-type]
 
 
@@ -212,10 +201,10 @@ def test_a_peak_is_known_for_each_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_device_without_a_name_is_called_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {XPU: SimpleNamespace(get_device_name=lambda device: f"Arc on {device}"), MPS: SimpleNamespace()}
+    modules = {XPU: SimpleNamespace(get_device_name=lambda device: f"Arc on {device}"), OTHER: SimpleNamespace()}
     monkeypatch.setattr(torch, "get_device_module", modules.__getitem__)
     assert device_name(XPU) == "Arc on xpu:1"
-    assert device_name(MPS) == "mps"
+    assert device_name(OTHER) == "privateuseone"
     assert device_name(torch.device("cpu")).startswith("cpu (")
 
 

@@ -50,31 +50,13 @@ def shown_until_an_evaluation(folder: Path, process: subprocess.Popen[bytes], te
     return shown.decode(errors="replace")
 
 
-def left(folder: Path) -> str:
-    """What a run printed after its terminal was gone."""
-    log = folder / "run/output.log"
-    return log.read_text(encoding="utf-8") if log.exists() else ""
-
-
-@pytest.mark.parametrize(("nproc", "how"), [(1, "continue"), (2, "auto")])
-def test_a_run_goes_on_without_its_terminal_and_says_the_rest_in_a_file(tmp_path: Path, nproc: int, how: str) -> None:
-    with on_a_terminal(tmp_path, "--nproc", str(nproc), "--epochs", "30", "--on-hangup", how) as (process, terminal):
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_run_goes_on_without_its_terminal(tmp_path: Path, nproc: int) -> None:
+    with on_a_terminal(tmp_path, "--nproc", str(nproc), "--epochs", "30") as (process, terminal):
         shown = shown_until_an_evaluation(tmp_path, process, terminal)
         os.close(terminal)
-        assert process.wait(_S) == 0, shown + left(tmp_path)
-    end = read(tmp_path / "run/journal.jsonl")[-1]
-    assert (end["kind"], end["status"]) == ("end", "completed")
+        assert process.wait(_S) == 0, shown
+    records = read(tmp_path / "run/journal.jsonl")
+    assert (records[-1]["kind"], records[-1]["status"]) == ("end", "completed")
+    assert any(record.get("fault") == "output" for record in records), "it says that nobody reads what it prints"
     assert "digits: digits_net on" in shown
-    text = left(tmp_path)
-    assert "test accuracy" in text
-    assert "Traceback" not in shown + text
-
-
-def test_a_run_that_shall_stop_with_its_terminal_leaves_a_checkpoint(tmp_path: Path) -> None:
-    with on_a_terminal(tmp_path, "--nproc", "2", "--epochs", "100000", "--on-hangup", "stop") as (process, terminal):
-        shown = shown_until_an_evaluation(tmp_path, process, terminal)
-        os.close(terminal)
-        assert process.wait(_S) == 129, shown + left(tmp_path)
-    *_, checkpoint, end = read(tmp_path / "run/journal.jsonl")
-    assert (end["kind"], end["status"]) == ("end", "interrupted")
-    assert (checkpoint["kind"], checkpoint["step"]) == ("checkpoint", end["steps"])

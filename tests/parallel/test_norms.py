@@ -17,7 +17,6 @@ from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import StepBatchNorm
 from lockstep.parallel.buffers import average_buffers
-from lockstep.parallel.ddp import _BUFFER_FLAG
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.step import TrainStep
 from tests.ranks import run_ranks
@@ -173,7 +172,7 @@ def _ddp(world: World) -> dict[str, Any]:
     """torch's own: a plain loop, plain batch norm, equal shares; buffers averaged at the end, as anybody would."""
     model = net()
     ddp = DistributedDataParallel(model)
-    setattr(ddp, _BUFFER_FLAG, False)
+    ddp.broadcast_buffers = False
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for t in range(STEPS):
         images, labels = whole(4 * t)

@@ -12,7 +12,7 @@ from torchvision.ops import StochasticDepth
 
 from lockstep.rng import intercept
 from lockstep.rng.draws import Draws
-from lockstep.rng.intercept import held, keyed
+from lockstep.rng.intercept import keyed
 from tests.rng.networks import CLASSES, NETWORKS, Checkpointed, Plain
 
 N = 7
@@ -147,39 +147,6 @@ def test_torch_is_as_it_was_afterwards() -> None:
     assert torch.equal(torch.empty(3).uniform_(), expected), "a tensor's methods stay replaced, and are torch's"
     assert {(place, name): place.__dict__.get(name) for place, name in before} == before
     assert (F.dropout(torch.ones(1000)) == 0).any()
-
-
-def test_functions_held_from_step_to_step_draw_the_same_and_are_torchs_between_them() -> None:
-    before = {(place, name): place.__dict__[name] for place, names in intercept.PLACES for name in names}
-    model, x = nn.Dropout(), torch.ones(4, 50)
-
-    def dropped(step: int) -> Tensor:
-        with keyed(draws, model, step, np.arange(4), x):
-            return model(x)
-
-    def seeded() -> Tensor:
-        torch.manual_seed(5)
-        return F.dropout(torch.rand(4, 50))
-
-    def interrupted() -> None:
-        with held(draws):
-            for step, alone in enumerate(expected):
-                assert torch.equal(dropped(step), alone)
-                assert torch.equal(seeded(), plain), "between two steps"
-                assert F.dropout is not before[F, "dropout"], "it stays replaced"
-                with held(draws):  # once is enough
-                    pass
-                assert draws.held
-            raise KeyError
-
-    draws = Draws(0)
-    expected, plain = [dropped(step) for step in range(3)], seeded()
-    with pytest.raises(KeyError):
-        interrupted()
-    assert {(place, name): place.__dict__[name] for place, name in before} == before
-    assert torch.equal(dropped(0), expected[0])
-    with held(None):
-        assert F.dropout is before[F, "dropout"]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

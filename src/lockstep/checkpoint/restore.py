@@ -36,7 +36,7 @@ from lockstep.checkpoint.weights import copy_into, diff_tensors, state_tensors
 from lockstep.checkpoint.writer import Writer, contribute, describe_parameters, parameters_by_index
 from lockstep.distributed.files import require_local
 from lockstep.distributed.world import World
-from lockstep.errors import PeerError, UserError, refusal
+from lockstep.errors import UserError, refusal
 from lockstep.parallel.fsdp import is_part, part_of
 
 _MAX_MANIFEST, _MAX_STATE = 1 << 16, 1 << 28  # bytes; a manifest of four files has 700
@@ -83,7 +83,7 @@ def newest(folder: Path, journal: Mapping[int, str] | None = None) -> Loaded | N
         try:
             return replace(verify(path, (journal or {}).get(step)), set_aside=tuple(bad))
         except Damaged as damage:
-            moved = set_aside(path, "damaged")
+            moved = set_aside(path)
             bad.append((path.name, str(damage) if moved else f"{damage} (and it could not be renamed)"))
     earlier = sorted(path.name for path in folder.glob("damaged-step-*"))
     if bad or earlier:
@@ -365,16 +365,15 @@ class Checkpoints:
 
         Raises UserError where none is good, or it is another model's, and PeerError on ranks that wait for rank 0.
         """
-        found, failure = None, None
-        try:
-            if self.world.rank == 0 and self.folder.exists():
-                tidy(self.folder)
-                found = newest(self.folder)
-        except UserError as error:
-            failure = error
-        theirs, reason = self.world.gather([found and found.to_dict(), failure and failure.message])[0]
-        if reason is not None:
-            raise failure or PeerError(f"rank 0: {reason}")
+
+        def look() -> dict[str, Any] | None:
+            if not self.folder.exists():
+                return None
+            tidy(self.folder)
+            found = newest(self.folder)
+            return None if found is None else found.to_dict()
+
+        theirs = self.world.by_first(look)
         if theirs is None:
             return 0
         loaded, scaler = Loaded.from_dict(theirs), SCALERS.get(self.optimizer)

@@ -38,7 +38,7 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 _COUNTS = (1, 2, 4)  # where --nproc is left out, as far as there are cores or GPUs
 # a measured run takes no checkpoint, and one that fails is not started again
-_UNDISTURBED: dict[str, Any] = {"checkpoint_every": "0", "resume": "never", "max_restarts": 0, "on_hangup": "stop"}
+_UNDISTURBED: dict[str, Any] = {"checkpoint_every": "0", "resume": "never", "max_restarts": 0}
 WARMUP_STEPS = 20
 _ENOUGH = 6  # rounds, for an interval of 95 %
 FIGURES = (

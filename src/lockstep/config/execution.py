@@ -13,7 +13,7 @@ from lockstep.errors import require_no_secrets, unknown
 
 Strategy = Literal["single", "dp", "ddp", "fsdp"]
 Law = Literal["warn", "strict", "off"]
-Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
+Device = Literal["auto", "cpu", "cuda", "xpu"]
 ONE_PROCESS = ("single", "dp")  # whatever --nproc says
 LOG_MIRRORS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 _CORES_EACH, _MAX_AUTO = 2, 8  # more processes than that lose to start-up and all-reduce on one machine's cores
@@ -148,8 +148,6 @@ class Recovery:
     """What may differ from the checkpoint on resume, as lr,epochs."""
     max_restarts: Count = 3
     """Restart from the newest checkpoint when a process is killed or hangs, at most this often."""
-    on_hangup: Literal["auto", "continue", "stop"] = "auto"
-    """When the terminal closes; auto: go on if it is gone for good, else checkpoint and stop."""
     hang_timeout: Annotated[float, Arg(least=0)] = 300.0
     """Seconds without progress on a rank before the run ends with a report (0: wait for ever)."""
     check_every: Count = 500

@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep.data.augment import Augment, Mixing, Pairs, pairs
 from lockstep.data.image_sets import ArraySet, ImageSet, table_on
 from lockstep.data.order import Order, Shard, micro_batches, slices
-from lockstep.distributed.devices import free_bytes, has_streams, to_device
+from lockstep.distributed.devices import has_streams, to_device
 from lockstep.distributed.loader_workers import LoaderWorkers
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
@@ -147,7 +147,7 @@ def reader(
 
 
 def _fits(images: ArraySet, device: torch.device) -> bool:
-    return device.type == "cpu" or images.nbytes < free_bytes(device) // 2  # on the CPU nothing is copied
+    return device.type == "cpu" or images.nbytes < torch.accelerator.get_memory_info(device)[0] // 2  # no copy there
 
 
 @cache  # one for each device: the allocator keeps what it freed apart by stream, and every other one would add its own

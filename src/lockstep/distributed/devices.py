@@ -4,7 +4,6 @@ import ctypes
 import math
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -31,7 +30,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_type(execution: Execution) -> str:
-    """cpu, cuda (NVIDIA and AMD), mps or xpu: what `--device` and `--gpus` come to here; UserError where not here."""
+    """cpu, cuda (NVIDIA and AMD) or xpu: what `--device` and `--gpus` come to here; UserError where not here."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     found = accelerator.type if accelerator is not None else "cpu"
     wanted = found if execution.device == "auto" else execution.device
@@ -134,7 +133,7 @@ def rank_device(execution: Execution, local_rank: int, local_size: int) -> torch
 
 def has_streams(device: torch.device) -> bool:
     """True for accelerators that run several queues of work at once (CUDA, ROCm, XPU)."""
-    return device.type not in ("cpu", "mps")
+    return device.type != "cpu"
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -153,18 +152,10 @@ def keep_freed() -> bool:
     step: on two cores that was a third of the time of a small network at batch 2,000. Settings of the user's own in the
     environment are left alone.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in musl, nor on macOS
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in musl
     if mallopt is None or any(os.environ.get(name) for name in _OWN_SETTINGS):
         return False
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1))
-
-
-def free_bytes(device: torch.device) -> int:
-    """What an accelerator has left: of its own memory, or of what Metal would give a process at most."""
-    if device.type == "mps":  # torch.accelerator's get_memory_info raises there
-        metal = torch.get_device_module(device)
-        return int(metal.recommended_max_memory() - metal.driver_allocated_memory())
-    return torch.accelerator.get_memory_info(device)[0]
 
 
 def peaks_gib(devices: Iterable[torch.device]) -> list[float]:
@@ -174,7 +165,6 @@ def peaks_gib(devices: Iterable[torch.device]) -> list[float]:
 
 def peak_gib(device: torch.device) -> float:
     """The most memory that this process has held at once: of the device, or resident on the host for a CPU."""
-    if device.type not in ("cpu", "mps"):
+    if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device) / 2**30
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / 2**30 if sys.platform == "darwin" else most / 2**20  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

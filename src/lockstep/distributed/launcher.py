@@ -105,7 +105,7 @@ def _supervise(
     reached, attempt = progress(), 1  # it may raise, and then nothing has been started
     server = warm.take(payload, may_fork)
     try:
-        with signals.collect_stop_signals(recovery.on_hangup) as stops:
+        with signals.collect_stop_signals() as stops:
             if resize is not None:
                 signals.take_stops()
             while True:

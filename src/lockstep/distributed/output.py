@@ -1,12 +1,10 @@
 """Standard output and error when they break: training goes on without them; a command that makes nothing else fails."""
 
-import errno
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from lockstep.errors import UserError, refusal
@@ -16,7 +14,6 @@ _CLEAR = "\r\x1b[K"  # back to the line's start, and the rest of it erased
 
 _broken: list[str] = []
 _waiting = False  # for what the terminal's last line says
-_elsewhere: list[Callable[[], None]] = []  # what gives the streams another end, where their terminal is lost
 
 
 def take_broken() -> str:
@@ -51,27 +48,6 @@ def for_people(text: str, stream: TextIO | None) -> str:
         parts = Text(paragraph.lstrip(" ")).wrap(Console(width=width), width)
         lines += [f"{indent}{part.plain}".rstrip() for part in parts or [Text()]]
     return "\n".join(lines)
-
-
-def print_to(path: Path) -> None:
-    """Append standard output and error to a file from now on."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-
-
-@contextmanager
-def terminal_may_go(leave: Callable[[], None]) -> Iterator[None]:
-    """Inside, `leave` is called where the terminal turns out to be lost; it gives what is printed another end.
-
-    Its SIGHUP goes to the leader of its session, which may be a launcher alone.
-    """
-    _elsewhere.append(leave)
-    try:
-        yield
-    finally:
-        _elsewhere.clear()
 
 
 @contextmanager
@@ -161,11 +137,6 @@ class _Stream:
         self._taken, self._unflushed = self._taken + self._unflushed, 0
 
     def _give_up(self, error: Exception) -> None:
-        if getattr(error, "errno", None) == errno.EIO and _elsewhere:
-            with suppress(OSError, ValueError):
-                _elsewhere.pop()()
-                self._stream.flush()
-                return
         with suppress(OSError, ValueError):  # a file tells how much of the last write it took
             self._taken = os.lseek(self._stream.fileno(), 0, os.SEEK_CUR) - self._began
         _broken.append(f"{getattr(self._stream, 'name', 'output')}: {refusal(error)}")

@@ -37,7 +37,7 @@ _STATES = {
 
 def cores() -> int:
     """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 class Load:
@@ -60,9 +60,8 @@ class Load:
         """The time; seconds in which these cores have been busy, and those that each of ours has had of them."""
         busy, ours = 0.0, dict[int, float]()
         with suppress(psutil.Error, OSError):  # nothing can be seen of others here
-            every = [*enumerate(psutil.cpu_times(percpu=True))]
-            mine = os.sched_getaffinity(0) if sys.platform == "linux" else {number for number, _ in every}
-            for each in [times for number, times in every if number in mine]:
+            mine = os.sched_getaffinity(0)
+            for each in [times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in mine]:
                 idle = sum(getattr(each, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
                 busy += sum(each) - idle
             owner = psutil.Process(self.own)
@@ -144,7 +143,7 @@ def machine() -> str:
     """What two processes share that see each other's pids: the host and its pid namespace."""
     try:
         return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
-    except (OSError, AttributeError):
+    except OSError:
         return f"{os.getpid()} alone"  # nothing can be seen of others here
 
 

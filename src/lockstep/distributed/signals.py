@@ -148,7 +148,6 @@ class StopSignals:
     """Signals that ask a launcher to stop. `awake`: a descriptor that can be read when there are some."""
 
     awake: int
-    on_hangup: str
 
     def take(self) -> list[int]:
         """Those since the last call."""
@@ -156,16 +155,16 @@ class StopSignals:
             came = os.read(self.awake, 1 << 10)
             if signal.SIGUSR2 in came:
                 again()
-            came = came.replace(bytes([signal.SIGUSR2]), b"")
-            return [number for number in came if number != signal.SIGHUP or not survives_hangup(self.on_hangup)]
+            return [*came.replace(bytes([signal.SIGUSR2]), b"")]
         return []
 
 
 @contextmanager
-def collect_stop_signals(on_hangup: str) -> Iterator[StopSignals]:
+def collect_stop_signals() -> Iterator[StopSignals]:
     """Inside, what asks a launcher to stop raises nothing anywhere: it is noted, for who waits for its workers.
 
-    Left alone: what it was started to ignore, a handler of SIGHUP's, and all outside the main thread.
+    A terminal that closes (SIGHUP) does not ask. Left alone: what it was started to ignore, a handler of SIGHUP's, and
+    all outside the main thread.
     """
     awake, write = os.pipe()
     os.set_blocking(awake, False)
@@ -178,9 +177,12 @@ def collect_stop_signals(on_hangup: str) -> Iterator[StopSignals]:
         if signal.getsignal(signal.SIGUSR2) is again:
             before[signal.SIGUSR2] = again
     for number in before:
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            continue
         signal.signal(number, lambda number, _: os.write(write, bytes([number])))
     try:
-        yield StopSignals(awake, on_hangup)
+        yield StopSignals(awake)
     finally:
         set_handlers(before)
         os.close(awake)
@@ -190,17 +192,6 @@ def collect_stop_signals(on_hangup: str) -> Iterator[StopSignals]:
 def exit_by(number: int) -> BaseException:
     """What a process raises that a signal has asked to stop."""
     return KeyboardInterrupt() if number == signal.SIGINT else StoppedBySignal(128 + number)
-
-
-def survives_hangup(on_hangup: str) -> bool:
-    """What `--on-hangup` comes to at the moment when SIGHUP arrives; auto: True where the terminal is gone for good."""
-    if on_hangup != "auto":
-        return on_hangup == "continue"
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR))
-    except OSError:
-        return True
-    return False
 
 
 def finish(who: str, code: int, known: Collection[int] = ()) -> NoReturn:

@@ -30,7 +30,6 @@ from lockstep.distributed import proc, signals
 from lockstep.distributed.failures import send_failure
 from lockstep.errors import EXIT_HANG, EXIT_USER_ERROR
 
-_LINUX = sys.platform == "linux"
 _DIE_WITH_PARENT, _SET_NAME, _ADOPT_ORPHANS = 1, 15, 36  # of prctl(2)
 _ENDING_S = 0.05  # what a thread that was joined takes to leave the kernel's list
 _LOOK_S = 0.5  # between two looks for stopped processes
@@ -152,7 +151,7 @@ def leave_an_import() -> None:
 
 def _fork(payload: Any) -> WarmProcess | None:
     """A fork of this process; None where that has threads, also such as Python does not know."""
-    if not _LINUX or threading.active_count() > 1:
+    if threading.active_count() > 1:
         return None
     begun, until, tasks = _start_server("fork", payload), time.monotonic() + _ENDING_S, Path("/proc/self/task")
     with suppress(OSError):  # no /proc: nobody can tell
@@ -180,10 +179,7 @@ def _start_server(method: str, payload: Any) -> WarmProcess:
 
 
 def _settle(name: str, parent: int) -> None:
-    """Give this process a name, and have the kernel kill it when its parent ends; where it can't, a thread does."""
-    if not _LINUX:
-        signals.end_with_parent()
-        return
+    """Give this process a name, and have the kernel kill it when its parent ends."""
     ctypes.CDLL(None).prctl(_SET_NAME, f"lockstep {name}".encode(), 0, 0, 0)
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL if parent else 0, 0, 0, 0)
     if os.getppid() != parent > 0:
@@ -209,14 +205,13 @@ class _Child:
 def _serve(owner: Connection, parent: int, *given: Any) -> None:
     """What the warm process does: start processes, signal them, and report how they end."""
     _settle("warm", parent)
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # what a rank leaves running becomes our child
+    ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # what a rank leaves running becomes our child
     gc.freeze()  # a collection in a process that was forked would copy all that is imported
     known = proc.children()  # that the main script's import has started
     ended, ends = os.pipe()
     signal.signal(signal.SIGCHLD, lambda *_: os.write(ends, b"1"))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    context, children = cast(Any, multiprocessing.get_context("fork" if _LINUX else "spawn")), list[_Child]()
+    context, children = cast(Any, multiprocessing.get_context("fork")), list[_Child]()
     while True:
         clients = [owner, *(child.own for child in children if not child.own.closed)]
         ready = wait([ended, *clients], _LOOK_S if any(child.start.stopped_s for child in children) else None)
@@ -234,7 +229,7 @@ def _serve(owner: Connection, parent: int, *given: Any) -> None:
                     _signal(children, client, request)
                     continue
                 pipe, (own, theirs) = Connection(recv_handle(client)), Pipe()
-                args = [*clients, own] if _LINUX else [], os.getpid(), theirs, request, pipe, *given
+                args = [*clients, own], os.getpid(), theirs, request, pipe, *given
                 process: BaseProcess = context.Process(target=_run, args=args)
                 with pipe, theirs:
                     try:

@@ -6,7 +6,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,6 +90,20 @@ class World:
         if longest := max((int(row[1:]) for row in rows if row.startswith(b"#")), default=0):
             rows = self._rows(content, longest)
         return [json.loads(row) for row in rows]
+
+    def by_first(self, make: Callable[[], Any]) -> Any:
+        """What a function returns on rank 0, which JSON must have, on all ranks. Its UserError is raised there, and
+        PeerError on the others."""
+        value, failure = None, None
+        if self.rank == 0:
+            try:
+                value = make()
+            except UserError as error:
+                failure = error
+        value, reason = self.gather([value, failure and failure.message])[0]
+        if reason is not None:
+            raise failure or PeerError(f"rank 0: {reason}")
+        return value
 
     def _rows(self, content: bytes, length: int) -> list[bytes]:
         """Every rank's bytes, padded by spaces."""

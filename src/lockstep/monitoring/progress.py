@@ -132,10 +132,6 @@ class ProgressBar:
             wrap = not self.console.is_terminal  # a terminal breaks words
             self.console.print(shown(text, keep="\n"), markup=False, soft_wrap=wrap)
 
-    def disable(self) -> None:
-        """Write no more: the terminal is gone, and writing to it would fail."""
-        self.enabled = self.live = False
-
     def close(self) -> None:
         """Leave the last state of the bar on the screen."""
         if self.live:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
@@ -63,27 +62,16 @@ def _size(module: nn.Module) -> int:
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precision -> what autocast computes in
 
-# what autocast casts the weights of; a subclass may do something else with them
-_LOWERED = {
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    *(nn.MultiheadAttention, NonDynamicallyQuantizableLinear),
-}
 
-
-def shard(model: nn.Module, world: World, dtype: torch.dtype | None = None) -> nn.Module:
+def shard(model: nn.Module, world: World) -> nn.Module:
     """Shard the model's parameters over all ranks, in place, unit by unit (`units`); returns the model.
-
-    Args:
-        dtype: in which the weights travel and are held that autocast would cast to it (None: as they are). The parts
-            that a rank owns, gradients and their sums stay float32. torch before 2.15 can't choose by parameter: there
-            they travel as they are.
 
     Raises:
         UserError: for a parameter that is a single number, which FSDP2 does not take.
     """
     # here: torch.distributed.tensor takes half a second to import
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     if single := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
         raise UserError(
@@ -99,29 +87,10 @@ def shard(model: nn.Module, world: World, dtype: torch.dtype | None = None) -> n
         # FSDP2 takes contiguous parameters only
         model.to(memory_format=torch.contiguous_format)
         model.register_forward_pre_hook(_to_channels_last)
-    policy: dict[str, Any] = {}
-    if dtype is not None and hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
-        lowered = _lowered(model)
-        how: dict[str, Any] = {  # as one, since torch before 2.15 has no such last argument
-            "param_dtype": dtype,
-            "reduce_dtype": torch.float32,
-            "cast_forward_inputs": False,  # autocast does, where it is due
-            "param_dtype_override_fn": lambda p: dtype if id(p) in lowered else p.dtype,
-        }
-        policy["mp_policy"] = MixedPrecisionPolicy(**how)
     for unit in [*units(model), model]:
         # the root too: what it held on to after an evaluation would be plain tensors, in the place of its parameters
-        fully_shard(unit, mesh=mesh, reshard_after_forward=True, **policy)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     return model
-
-
-def _lowered(model: nn.Module) -> set[int]:
-    """The ids of the float32 parameters that autocast casts wherever they are used."""
-    found, others = set[int](), set[int]()
-    for module in model.modules():
-        own = {id(p) for p in module.parameters(recurse=False) if p.dtype == torch.float32}
-        (found if type(module) in _LOWERED else others).update(own)
-    return found - others
 
 
 def _to_channels_last(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

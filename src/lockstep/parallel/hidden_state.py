@@ -87,9 +87,9 @@ class HiddenState:
             self._state(name, state, put_back)
         for device in set(devices):
             if device.type not in ("cpu", "meta"):
-                module, which = torch.get_device_module(device), {} if device.type == "mps" else {"device": device}
-                put_back = partial(module.set_rng_state, **which)
-                self._state(f"the generator of {device}", module.get_rng_state(**which), put_back)
+                module = torch.get_device_module(device)
+                put_back = partial(module.set_rng_state, device=device)
+                self._state(f"the generator of {device}", module.get_rng_state(device), put_back)
 
     def _state(self, name: str, state: Any, put_back: Callable[[Any], object], holder: Any = None) -> None:
         self.values[name], self._setters[name] = state, put_back

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
-from lockstep.config import CommConfig, Config, Execution, ModelConfig, Precision, Strategy
+from lockstep.config import CommConfig, Config, Execution, ModelConfig, Strategy
 from lockstep.distributed.devices import devices, own_devices
 from lockstep.distributed.proc import threads_each
 from lockstep.distributed.world import World
@@ -26,7 +26,7 @@ from lockstep.parallel.batchnorm import convert_group_batchnorm, convert_sync_ba
 from lockstep.parallel.data_parallel import ReplicaSync, data_parallel
 from lockstep.parallel.ddp import DDPSync, LockstepDDP
 from lockstep.parallel.exact import ExactSync
-from lockstep.parallel.fsdp import LOW, ShardedSync, is_sharded, shard, units
+from lockstep.parallel.fsdp import ShardedSync, is_sharded, shard, units
 from lockstep.parallel.model_parallel import cut
 from lockstep.parallel.module_state import untouched
 from lockstep.parallel.parameter_hooks import hooks_of
@@ -70,7 +70,6 @@ def parallelize(
     find_unused_parameters: bool = False,
     devices: list[torch.device] | None = None,
     compress: str = "none",
-    precision: str = "fp32",
     activation_checkpointing: bool = False,
 ) -> nn.Module:
     """The module that trains `model` on all ranks; in a world of one it is `model` itself.
@@ -84,17 +83,14 @@ def parallelize(
         find_unused_parameters: as in DistributedDataParallel.
         devices: the GPUs of "dp", the model's own first (default: all).
         compress: what DDP sends of a gradient: "none", "fp16" or "bf16".
-        precision: with "fsdp": as TrainStep and `evaluate` get it. Under "bf16" and "fp16" weights travel in that type.
         activation_checkpointing: blocks compute their insides again in the backward pass.
 
     Raises:
         UserError: for what the command line refuses too, as an unknown strategy or "dp" with global statistics.
     """
-    for what, name, kinds in (("strategy", strategy, Strategy), ("precision", precision, Precision)):
-        if name not in (known := typing.get_args(kinds)):
-            raise unknown(what, str(name), known)
+    if strategy not in (known := typing.get_args(Strategy)):
+        raise unknown("strategy", str(strategy), known)
     config = Config(
-        precision=typing.cast(Precision, precision),
         model=ModelConfig(
             batch_norm=batch_norm,
             find_unused_parameters=find_unused_parameters,
@@ -145,7 +141,7 @@ def spread(
         if config.model.activation_checkpointing:
             checkpoint_activations(each)
         if execution.strategy == "fsdp" and world.size > 1:
-            shard(each, world, LOW.get(config.precision))  # from the host, unit by unit: no device ever holds all of it
+            shard(each, world)  # from the host, unit by unit: no device ever holds all of it
         elif image is not None:
             _place(each, world, config, image)
     if config.exact:

@@ -268,7 +268,6 @@ class Draws:
 
     def __init__(self, seed: int, compiled: bool = False) -> None:
         self.seed, self.compiled = seed, compiled
-        self.held = False  # torch's functions stay replaced from step to step
         self.plan: Plan | None = None  # made when the first call is: most models draw nothing
         self.lock = threading.Lock()
 

@@ -10,8 +10,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -344,24 +343,6 @@ def _release() -> None:
                 namespace.update(theirs)
 
 
-@contextmanager
-def held(draws: Draws | None) -> Iterator[None]:
-    """Around many steps by `draws`: the functions stay replaced between them, where they are torch's own all the same.
-
-    To take them again costs each step microseconds. Only for a loop between whose steps nobody else replaces one.
-    """
-    if draws is None or draws.held:
-        yield
-        return
-    _intercept(draws.compiled)
-    draws.held = True
-    try:
-        yield
-    finally:
-        draws.held = False
-        _release()
-
-
 class keyed:
     """Around forward and backward of one shard: its draws are those of its samples in this step of the run.
 
@@ -373,15 +354,13 @@ class keyed:
         ids, images: int64 [b], the shard's samples, and what the model is given, [b, ...].
     """
 
-    __slots__ = ("before", "keys", "takes")
+    __slots__ = ("before", "keys")
 
     def __init__(self, draws: Draws, model: nn.Module, step: int, ids: np.ndarray, images: Tensor) -> None:
         self.keys = Keys(draws, model, step, ids, images)
-        self.takes = not draws.held
 
     def __enter__(self) -> None:
-        if self.takes:
-            _intercept(self.keys.draws.compiled)
+        _intercept(self.keys.draws.compiled)
         self.before = getattr(here, "keys", None)
         here.keys = self.keys
         active.append(self.keys)
@@ -389,5 +368,4 @@ class keyed:
     def __exit__(self, *_: object) -> None:
         here.keys = self.before
         active.remove(self.keys)
-        if self.takes:
-            _release()
+        _release()

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from lockstep.config import Interval
-from lockstep.distributed.output import terminal_may_go
-from lockstep.distributed.signals import is_held, set_handlers, survives_hangup
+from lockstep.distributed.signals import is_held, set_handlers
 from lockstep.distributed.world import World
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SECOND_S = 1.0  # a terminal, a launcher and Slurm may each pass on one and the same signal: within this it counts once
 OUT_OF_TIME = -1  # in the place of a signal's number: --max-time is over
 RESIZED = -2  # likewise: other processes go on
@@ -54,31 +54,21 @@ class StopRequest:
 
 
 @contextmanager
-def stop_requests(on_hangup: str, silence: Callable[[], None]) -> Iterator[StopRequest]:
-    """Handle SIGTERM, SIGINT, SIGUSR1 and SIGHUP within: the loop finds the request at the next step boundary.
+def stop_requests() -> Iterator[StopRequest]:
+    """Handle SIGTERM, SIGINT and SIGUSR1 within: the loop finds the request at the next step boundary.
 
-    Args:
-        on_hangup: "continue", "stop", or "auto": continue where the terminal is gone for good.
-        silence: called where the run goes on without its terminal.
+    A terminal that closes (SIGHUP) stops nothing.
     """
     request = StopRequest()
-
-    def hung_up(number: int, frame: object) -> None:
-        if survives_hangup(on_hangup):
-            silence()
-        else:
-            request(number, frame)
-
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield request
         return
-    handlers = dict.fromkeys(STOP_SIGNALS, request) | {signal.SIGHUP: hung_up}
+    handlers: dict[int, Any] = {**dict.fromkeys(STOP_SIGNALS, request), signal.SIGHUP: signal.SIG_IGN}
     handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}  # nohup's wish is respected
     wakeup = signal.set_wakeup_fd(-1)  # who ends the process in time after a signal must not hear of these
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        with terminal_may_go(silence):
-            yield request
+        yield request
     finally:
         set_handlers(before)
         signal.set_wakeup_fd(wakeup)

@@ -85,11 +85,9 @@ def evaluate(
         counts = ClassCounts(loader.images, world.device)
         found = evaluate(model, loader, world, precision, tick, tta, synchronized, counts.add)
         return replace(found, map=counts.scores(loader.images.classes, world).means()["map"])
-    device = "cpu" if world.device.type == "mps" else world.device  # MPS has no float64
-    sets = table_on(loader.images, device)
-    sums = torch.zeros(loader.chunks, len(fields(Metrics)) - 1, dtype=torch.float64, device=device)
+    sets = table_on(loader.images, world.device)
+    sums = torch.zeros(loader.chunks, len(fields(Metrics)) - 1, dtype=torch.float64, device=world.device)
     for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, synchronized):
-        logits, labels = logits.to(device), labels.to(device)
         sums[chunk] = _sums(logits, labels) if sets is None else _sums_of_sets(logits, sets[labels])
         if observe is not None:
             observe(logits, labels)
@@ -205,7 +203,6 @@ class ClassCounts:
     def __init__(
         self, images: ImageSet, device: torch.device, largest: int | None = None, thresholds: Sequence[float] = ()
     ) -> None:
-        device = torch.device("cpu") if device.type == "mps" else device  # as `evaluate` hands chunks over
         classes, self.sets = len(images.classes), table_on(images, device)
         size = classes if self.sets is None and (largest is None or classes <= largest) else 0
         self.confusion = torch.zeros(size * size, dtype=torch.int64, device=device)

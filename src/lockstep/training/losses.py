@@ -61,8 +61,7 @@ def _weighted(loss: Any, outputs: Tensor, labels: Tensor) -> Terms:
     counts = labels != loss.ignore_index
     if loss.weight is None:
         return summed, counts.sum(dtype=torch.int64)
-    weights = loss.weight[torch.where(counts, labels, 0)]
-    weights = weights if weights.device.type == "mps" else weights.double()
+    weights = loss.weight[torch.where(counts, labels, 0)].double()
     return summed, torch.where(counts, weights, 0.0).sum()
 
 
@@ -178,7 +177,7 @@ class ClassLoss:
             losses = (terms if weights is None else terms * weights).sum(1)
         if weights is None:
             return losses.mean()
-        return losses.sum(), (soft * weights).sum(dtype=None if logits.device.type == "mps" else torch.float64)
+        return losses.sum(), (soft * weights).sum(dtype=torch.float64)
 
 
 def class_weights(text: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray | None:
@@ -225,9 +224,7 @@ def loss_of(optim: OptimConfig, train: TrainLoader) -> tuple[Loss, list[str]]:
     if optim.class_weights != "none":
         labels = labels_of(images, f"--class-weights {optim.class_weights}")
         weights = class_weights(optim.class_weights, labels if used is None else labels[used], images.classes)
-    device, table = train.world.device, None if weights is None else torch.from_numpy(weights)
-    if table is not None:
-        table = (table.float() if device.type == "mps" else table).to(device)  # MPS has no float64
+    table = None if weights is None else torch.from_numpy(weights).to(train.world.device)
     loss = ClassLoss(kind, float(gamma or 2), optim.label_smoothing, table, sets)
     return loss, [] if weights is None else [_told(weights, images.classes)]
 

@@ -217,7 +217,7 @@ def _from_factory(path: str, model: nn.Module, optim: OptimConfig, lr: float) ->
 
 
 def _have_kernels(parameters: Iterable[Tensor]) -> bool:
-    """True where fused kernels are worth having: on cuda, xpu and mps."""
+    """True where fused kernels are worth having: on cuda and xpu."""
     return all(parameter.device.type != "cpu" for parameter in parameters)
 
 

@@ -80,8 +80,6 @@ def _has_tf32(device: torch.device) -> bool:
 
 
 def _has_bf16(device: torch.device) -> bool:
-    if device.type == "mps":
-        return bool(torch.backends.mps.is_macos_or_newer(14, 0))
     asked = getattr(torch.get_device_module(device), "is_bf16_supported", None)
     if asked is None:  # the CPU
         return True

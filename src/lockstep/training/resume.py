@@ -15,7 +15,7 @@ from lockstep.config.fields import diff_configs
 from lockstep.distributed.files import atomic_write, named
 from lockstep.distributed.resize import HANDOVER
 from lockstep.distributed.world import World
-from lockstep.errors import PeerError, UserError
+from lockstep.errors import UserError
 from lockstep.monitoring import journal
 from lockstep.parallel.determinism import rounding
 from lockstep.parallel.hidden_state import LENGTH, differing, packed, unpacked
@@ -47,20 +47,11 @@ def resume(config: Config, world: World, run: Run, folder: Path) -> tuple[State,
             where the run folder holds checkpoints of a run that did not begin with it.
     """
     world.status("starting: looking for a checkpoint")
-    found: Loaded | None = None
-    failure: UserError | None = None
-    if world.rank == 0:
-        try:
-            found = _find(config, folder)
-        except UserError as error:
-            failure = error
-    theirs, reason = world.gather([found and found.to_dict(), failure and failure.message])[0]
-    if reason is not None:
-        raise failure or PeerError(f"rank 0: {reason}")
-    loaded = Loaded.from_dict(theirs) if theirs else None
-    if loaded is None:
+    theirs = world.by_first(lambda: (found := _find(config, folder)) and found.to_dict())
+    if theirs is None:
         begun = (folder / "journal.jsonl").exists()
         return State(), f"no checkpoint in {folder} yet: starting from the beginning" if begun else "", {}
+    loaded = Loaded.from_dict(theirs)
     require_whole(loaded.state)
     _refuse_another(config, world, run, loaded)
     state = load(run, loaded)
@@ -213,8 +204,8 @@ def digests(folder: Path) -> dict[int, str]:
             if record.get("checksum") == journal.checksum(step, digest):
                 known[step] = digest
             continue
-        start = record.get("resumed_from" if record["kind"] == "run" else "back_to")
-        if type(start) is not int:
+        start = record.get("resumed_from")
+        if record["kind"] != "run" or type(start) is not int:
             continue
         known = {step: digest for step, digest in known.items() if step <= start}  # the rest is of a course it left
     return known

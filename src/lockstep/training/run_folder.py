@@ -19,7 +19,7 @@ from lockstep.config.fields import flattened, printed, require
 from lockstep.distributed.files import LOCK, hold
 from lockstep.distributed.resize import Resize
 from lockstep.distributed.world import World
-from lockstep.errors import PeerError, UserError, is_url, refusal, unknown
+from lockstep.errors import UserError, is_url, refusal, unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -210,20 +210,18 @@ def _mirror(world: World, config: Config, folder: Path, stack: ExitStack) -> "Mi
     from lockstep.checkpoint.remote import Mirror
     from lockstep.training.resume import digests
 
-    failure, mirror, execution = None, None, config.execution
-    if world.rank == 0:
+    made, execution = list[Mirror](), config.execution
+
+    def claim() -> None:
         world.status(f"starting: looking at {execution.out}")
-        try:
-            mirror = Mirror(execution.out, folder, digests, config.recovery.keep, execution.collective_timeout)
-            stack.enter_context(mirror)
-            for line in mirror.fetched:
-                world.print(line)
-            claim_folder(config)  # a run that was fetched is one too
-        except UserError as error:
-            failure = error
-    if (reason := world.gather(failure and failure.message)[0]) is not None:
-        raise failure or PeerError(f"rank 0: {reason}")
-    return mirror
+        mirror = Mirror(execution.out, folder, digests, config.recovery.keep, execution.collective_timeout)
+        made.append(stack.enter_context(mirror))
+        for line in mirror.fetched:
+            world.print(line)
+        claim_folder(config)  # a run that was fetched is one too
+
+    world.by_first(claim)
+    return made[0] if made else None
 
 
 def to_evaluate(world: World, config: Config, folder: str, which: str) -> tuple["nn.Module", "ImageSet", "EvalLoader"]:

@@ -8,7 +8,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,10 @@ from lockstep.training.self_check import SelfCheck, is_checked
 from lockstep.training.update_check import step_hooks
 
 
-class Scalars(dict[tuple[float, torch.dtype, torch.device], Tensor]):
-    """Numbers as kept scalars: a new one costs microseconds, and a copy to its device."""
-
-    def __missing__(self, key: tuple[float, torch.dtype, torch.device]) -> Tensor:
-        number, dtype, device = key
-        found = self[key] = torch.full((), number, dtype=dtype, device=device)
-        return found
+@cache
+def scalar(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a scalar that is kept: a new one costs microseconds, and a copy to its device."""
+    return torch.full((), number, dtype=dtype, device=device)
 
 
 def backward(loss: Tensor, weight: Tensor) -> None:
@@ -247,8 +244,6 @@ class TrainStep:
         self._replays = compiled and device.type != "cpu"  # perhaps: CUDA graphs are one of torch.compile's modes
         # DataParallel's copies run in threads of its own
         self.draws = None if replica_devices(model) else Draws(seed, compiled)
-        self._dtype = torch.float32 if device.type == "mps" else torch.float64  # of the loss that a step returns
-        self._scalars = Scalars()
         self._piece_dtype = torch.float64 if torch.float64 in {p.dtype for p in self.parameters} else torch.float32
         self._norms = step_batch_norms(model)
         self._stand_ins = StandIns()
@@ -415,23 +410,15 @@ class TrainStep:
         which its gradients are divided by too; a small all-reduce, that nothing waits for."""
         if self._divides is None:
             self._divides = self.sync.anywhere(any(each.ndim for each in found))
-        if len(found) == 1 and not self._divides:
-            return found[0] * self._count(batch.shards[0].size)
         sizes = [shard.size for shard in batch.shards]
         if not self._divides:
-            losses = [mean * self._count(size) for mean, size in zip(found, sizes, strict=True)]
-            return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=self._dtype)
-        terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=self._dtype)
+            # float64, so that the sum does not tell how many shards it came in; a host's number costs a device nothing
+            losses = [mean * scalar(size, torch.float64, _HOST) for mean, size in zip(found, sizes, strict=True)]
+            return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=torch.float64)
+        terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=torch.float64)
         self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
         # rounded piece by piece, as means over pieces are: float64 adds such numbers without a loss, in any order
-        return (terms[:, 0] / self._divisor).to(self._piece_dtype).to(self._dtype).sum()
-
-    def _count(self, size: int) -> Tensor:
-        """A number of samples on the host, which costs a device nothing to multiply by.
-
-        Float64 where the device has it, so that the sum of the losses does not tell how many shards it came in.
-        """
-        return self._scalars[size, self._dtype, _HOST]
+        return (terms[:, 0] / self._divisor).to(self._piece_dtype).double().sum()
 
     def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, shard: Shard, count: int) -> Tensor:
         """Forward and backward of one shard of a batch of `count`.
@@ -459,8 +446,8 @@ class TrainStep:
                     if p._backward_hooks or p._post_accumulate_grad_hooks:
                         self.hooks.take(name, p)
             loss = value if self.scaler is None else self.scaler.scale(value)
-            backward(loss, self._scalars[samples / count, loss.dtype, loss.device])
+            backward(loss, scalar(samples / count, loss.dtype, loss.device))
         value = value.detach()
         if denominator is not None:
-            value = torch.stack([value.to(self._dtype), denominator.to(self._dtype)])
+            value = torch.stack([value.double(), denominator.double()])
         return value if shard.size else torch.zeros_like(value)

@@ -40,7 +40,7 @@ class Machine:
 
     torch: str = ""  # empty: not looked at
     cuda: str = ""  # that torch was built for, as 13.0; empty: none
-    kind: str = "cpu"  # cuda, mps, xpu
+    kind: str = "cpu"  # cuda, xpu
     backend: str = ""  # for collectives of such devices
     names: list[str] = field(default_factory=list)  # of each device
     free_gib: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ def look(wanted: str) -> Iterator[str | Machine]:
     import torch
     import torch.distributed as dist
 
-    from lockstep.distributed.devices import device_name, free_bytes
+    from lockstep.distributed.devices import device_name
 
     machine.torch, machine.cuda = torch.__version__, torch.version.cuda or ""
     if machine.cuda:
@@ -87,7 +87,7 @@ def look(wanted: str) -> Iterator[str | Machine]:
             machine.names.append(device_name(device))
             try:
                 compute(str(device))
-                machine.free_gib.append(round(free_bytes(device) / 2**30, 1))
+                machine.free_gib.append(round(torch.accelerator.get_memory_info(device)[0] / 2**30, 1))
             except (RuntimeError, ArithmeticError) as error:
                 machine.wrong.append(f"{device}: {str(error).splitlines()[0]}")
     yield machine

@@ -163,7 +163,6 @@ class _Recorder:
         """Take the first `count` steps of the run, over as many epochs as they fill."""
         while True:
             for _, _, loss in steps(self.run, state, self._note_batch):
-                assert loss is not None, "nothing is left out"
                 self._note_step(state.ledger.digest, float(loss))
                 if state.steps == count:
                     return
@@ -180,10 +179,9 @@ class _Recorder:
     def _note_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
         self.taken = True
-        wide = torch.float32 if self.world.device.type == "mps" else torch.float64
         found = list(gradients(self.run))
         self.tracks.note(iter(found), self.main)
-        norms = [torch.linalg.vector_norm(gradient, dtype=wide) for _, _, gradient in found]
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for _, _, gradient in found]
         self.norm = float(torch.stack(norms).norm()) if norms else 0.0
 
     def _note_step(self, ledger: bytes, loss: float) -> None:
