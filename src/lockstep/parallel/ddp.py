@@ -4,6 +4,7 @@ Gradients cross a slow link in fewer bytes by `--compress fp16` or `bf16`: a com
 that type and adds it up there, so results differ from plain DDP's by that rounding, and with N.
 """
 
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -31,6 +32,13 @@ def _rounded_sum(dtype: torch.dtype, bucket: dist.GradBucket) -> Future[Tensor]:
     return dist.all_reduce(rounded, async_op=True).get_future().then(widened)
 
 
+# torch 2.15 renamed the flag and warns of the old name
+_BUFFER_FLAG = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
+
 _FIRST, _SELDOM = 10, 100  # DDP reads its clocks on the first steps, and then on every so many
 
 
@@ -53,8 +61,8 @@ class LockstepDDP(DistributedDataParallel):
             find_unused_parameters=find_unused_parameters,
         )
         self.reduced = [p.requires_grad for p in self.parameters()]
-        # Off only now: as an argument it keeps some versions of torch from making the initial buffers rank 0's.
-        self.broadcast_buffers = False
+        # Off only now: as an argument it also kept torch < 2.15 from making the initial buffers rank 0's.
+        setattr(self, _BUFFER_FLAG, False)
         self.compress = compress
         if compress != "none":
             self.register_comm_hook(_ROUNDED[compress], _rounded_sum)
