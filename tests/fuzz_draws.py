@@ -99,7 +99,7 @@ def draw(rng: random.Random, pictures: Path) -> Drawn:
     _optimizer(rng, give, source)
     _augmentation(rng, give, size or 8)
     if sometimes(0.15):
-        give("on-nonfinite", "skip")
+        give("on-nonfinite", rng.choice(["skip", "rollback"]))
     if sometimes(0.15):
         flags.append(
             rng.choice(["--channels-last", "--no-channels-last"] if recipe == "cifar10" else ["--channels-last"])

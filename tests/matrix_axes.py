@@ -16,7 +16,7 @@ _NETS = "tests.matrix_nets"
 # path of the field in a config -> values beside its default
 AXES: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "fp16", "tf32"),
-    "on_nonfinite": ("skip",),
+    "on_nonfinite": ("skip", "rollback"),
     "execution.strategy": ("fsdp", "single", "dp"),
     "execution.model_parallel": (2,),
     "comm.compress": ("fp16", "bf16"),

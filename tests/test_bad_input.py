@@ -371,9 +371,9 @@ def test_a_single_class_is_refused(place: Path, capsys: pytest.CaptureFixture[st
 def test_a_loss_that_is_not_finite_on_one_process(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "train --nproc 1 --lr 1e30 --optimizer sgd --out run")
     assert re.search(r"loss became non-finite at step \d+ on rank\(s\) 0, learning rate \S+e\+", message)
-    assert "Lower --lr, add --warmup-epochs or --clip-norm, or leave such batches out with --on-nonf" in message
-    message = refused(capsys, "train --nproc 1 --lr 1e30 --optimizer sgd --precision bf16")
-    assert "Lower --lr, add --warmup-epochs or --clip-norm, use --precision fp32, or leave such" in message
+    assert "Lower --lr, add --warmup-epochs or --clip-norm, or leave the batch out with --on-nonfinite roll" in message
+    message = refused(capsys, "train --nproc 1 --lr 1e30 --optimizer sgd --precision bf16 --on-nonfinite rollback")
+    assert "Lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32." in message
     end = read(place / "run/journal.jsonl")[-1]
     assert (end["kind"], end["status"]) == ("end", "failed")
     assert "non-finite" in end["error"]

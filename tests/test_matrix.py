@@ -84,7 +84,7 @@ def test_an_awkward_one_holds_and_what_is_wrong_is_seen() -> None:
 def test_a_few_awkward_ones_hold() -> None:
     bad: Choice = ("bad", True)
     few = [
-        Combination((("accumulate", 2), ("on_nonfinite", "skip"), bad)),
+        Combination((("accumulate", 2), ("on_nonfinite", "rollback"), bad)),
         Combination((("comm.compress", "bf16"), ("model.find_unused_parameters", True))),
         Combination((("execution.strategy", "fsdp"), ("model.activation_checkpointing", True), bad)),
     ]

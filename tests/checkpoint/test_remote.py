@@ -14,7 +14,7 @@ from lockstep.checkpoint import remote
 from lockstep.checkpoint.format import MANIFEST, STATE
 from lockstep.checkpoint.remote import Mirror, Store, StoreError, claim, claim_text, fetched, make_local
 from lockstep.checkpoint.restore import newest
-from lockstep.checkpoint.store import folder_name, list_checkpoints, prune, set_aside
+from lockstep.checkpoint.store import abandon, folder_name, list_checkpoints, prune
 from lockstep.config import Execution
 from lockstep.errors import UserError, redacted
 from lockstep.training.resume import digests
@@ -203,7 +203,7 @@ def test_the_store_keeps_the_newest_and_the_best_and_nothing_of_a_course_that_wa
         checkpoint(elsewhere, 50)
     assert there() == [10, 40, 50]
     with Mirror(URL, elsewhere, digests, 2):
-        set_aside(elsewhere / "checkpoints" / folder_name(50))  # a course that was left
+        abandon(elsewhere / "checkpoints", 40)
     assert there() == [10, 40]
 
 

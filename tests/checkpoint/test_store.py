@@ -14,7 +14,7 @@ import pytest
 from lockstep.checkpoint import store
 from lockstep.checkpoint.format import MANIFEST, MODEL, OPTIMIZER, STATE, Damaged, FileRecord, Manifest
 from lockstep.checkpoint.restore import newest, open_checkpoint, restore, verify
-from lockstep.checkpoint.store import folder_name, list_checkpoints, prune, tidy, write
+from lockstep.checkpoint.store import abandon, folder_name, list_checkpoints, prune, tidy, write
 from lockstep.checkpoint.writer import snapshot
 from lockstep.errors import UserError
 from tests.checkpoint.moments import bits, keep, tiny
@@ -155,6 +155,17 @@ def test_a_replaced_one_gets_its_name_back(tmp_path: Path) -> None:
     (tmp_path / "other" / folder_name(1)).rename(tmp_path / f".replaced-01234567-{folder_name(1)}")
     tidy(tmp_path)
     assert verify(tmp_path / folder_name(1)).state["value"] == 5, "the newer one has the name already"
+
+
+def test_a_course_that_was_left_is_renamed(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        keep(tmp_path, step)
+    (tmp_path / "abandoned-step-000000002").mkdir()
+    assert abandon(tmp_path, after=1) == [folder_name(2), folder_name(3)]
+    assert list(list_checkpoints(tmp_path)) == [1]
+    assert names(tmp_path) == [
+        "abandoned-step-000000002", "abandoned-step-000000002-1", "abandoned-step-000000003", folder_name(1),
+    ]  # fmt: skip
 
 
 def test_damaged_ones_are_set_aside_named_and_the_one_before_is_used(tmp_path: Path) -> None:

@@ -133,6 +133,16 @@ def test_a_restart_is_told_in_place_of_what_the_other_ranks_saw() -> None:
     ]  # fmt: skip
 
 
+def test_a_rollback_takes_the_steps_after_its_checkpoint_back() -> None:
+    rollback = {"kind": "fault", "time": 4.0, "fault": "rollback", "step": 8, "back_to": 4, "cause": "nan"}
+    found = history(reports.run(0.0), *(reports.step(float(n), 2 * n, loss=n) for n in (1, 2, 3)), rollback)
+    assert [step for step, *_ in found.points("train loss")] == [2, 4]
+    assert [sentence for _, sentence in found.events][1:] == ["rollback at step 8: nan; back to step 4"]
+    assert found.trained_again == 2
+    again = history(reports.run(0.0), reports.step(1.0, 6), rollback, reports.step(5.0, 6, loss=9.0))
+    assert again.points("train loss") == [(6, 5.0, 9.0)]
+
+
 def test_the_page_has_each_part() -> None:
     law = {"kind": "law", "time": 1032.5, "step": 10, "verdict": "holds", "sentence": "N changes nothing"}
     records = [*reports.eventful()[:-1], law | {"numbers": {"largest gap": 1.5}, "ranks": [2]}, reports.end(1033.0, 10)]

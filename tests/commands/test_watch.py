@@ -21,6 +21,7 @@ from tests.monitoring.folders import gone, locked, records, write
 
 FAULTS: list[dict[str, Any]] = [
     {"kind": "fault", "time": 1015.0, "fault": "hang", "step": 7, "ranks": [1], "cause": "rank 1 is stopped"},
+    {"kind": "fault", "time": 1016.0, "fault": "rollback", "step": 8, "back_to": 5, "skipped": [8], "cause": "nan"},
     {"kind": "fault", "time": 1017.0, "fault": "skip", "step": 9},
     {"kind": "stop", "time": 1019.0, "reason": "patience", "epoch": 1, "step": 40, "metric": "top1", "best": 0.75},
     {"kind": "law", "time": 1019.5, "step": 39, "message": "weights will differ between 1 and 2 processes"},
@@ -47,6 +48,7 @@ def test_a_run_that_has_ended_is_told_from_its_beginning(tmp_path: Path, capsys:
         f"run folder {tmp_path}",
         "digits: digits_net on digits, batch 64, 2 process(es), began 1970-01-01",
         "hang at step 7, rank(s) 1: rank 1 is stopped",
+        "rollback at step 8: nan; back to step 5",
         "skip at step 9",
         "ends before its last epoch: --patience; the best top1 was 0.75",
         "weights will differ between 1 and 2 processes",

@@ -196,18 +196,26 @@ def poisoned(world: World, config: Config, folder: str, step: int) -> int:
         Path(folder, "weights").mkdir(parents=True, exist_ok=True)
     world.barrier()
     with mock.patch("lockstep.training.loop.assemble", spoiling):
-        return train(config, world, Path(folder)).state.samples
+        return train(config, world, Path(folder)).state.skipped
 
 
 def test_a_non_finite_loss_has_one_answer_on_all_ranks(tmp_path: Path) -> None:
     config = dataclasses.replace(PLAIN, model=ModelConfig(model="mlp"))
     with pytest.raises(RankFailed, match=r"non-finite at step 7 on rank\(s\) 1"):
         run_ranks(poisoned, 2, config, str(tmp_path / "stop"), 6)
+    back = dataclasses.replace(config, on_nonfinite="rollback")
+    assert run_ranks(poisoned, 2, back, str(tmp_path / "back"), 6) == [[6], [6]]
+    records = read(tmp_path / "back" / "journal.jsonl")
+    faults = [r for r in records if r["kind"] == "fault"]
+    assert [(f["fault"], f["step"], f["back_to"]) for f in faults] == [("rollback", 6, 4)]
+    assert records[-1]["status"] == "completed"
+    assert records[-1]["samples"] == 3 * 144 - 30
     skip = dataclasses.replace(config, on_nonfinite="skip")
-    assert run_ranks(poisoned, 2, skip, str(tmp_path / "skip"), 6) == [3 * 144 - 30] * 2
+    run_ranks(poisoned, 2, skip, str(tmp_path / "skip"), 6)
     end = end_of(tmp_path / "skip")
     assert end["status"] == "completed"
     assert end["skipped"] == 1
+    assert end["ledger_sha256"] == records[-1]["ledger_sha256"]  # both have trained on all but that batch
 
 
 class Keeps(nn.Module):

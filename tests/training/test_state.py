@@ -18,7 +18,9 @@ from lockstep.training.state import State, require_whole
 
 
 def state() -> State:
-    made = State(epochs=1, metrics=Metrics(0.5, 0.75, 1.25, 360), best=0.5, best_step=2, goal=0.25, waited=1)
+    made = State(
+        epochs=1, metrics=Metrics(0.5, 0.75, 1.25, 360), best=0.5, best_step=2, goal=0.25, waited=1, skipped=[1]
+    )
     for trained in (True, False, True):
         made.advance(np.arange(4), trained)
     return made
@@ -35,7 +37,7 @@ def test_there_and_back() -> None:
         ("steps", -1), ("steps", "3"), ("steps", 1.5), ("steps", True), ("steps", 2**80), ("samples", None),
         ("epochs", 2), ("epochs", 0), ("best_step", 4), ("best", 2), ("best", "0.5"), ("best", float("nan")),
         ("waited", -1),
-        ("ledger", "00"), ("ledger", 7), ("ledger", "zz" * 32),
+        ("ledger", "00"), ("ledger", 7), ("ledger", "zz" * 32), ("skipped", 3), ("skipped", [-1]), ("skipped", ["1"]),
         ("metrics", {}), ("metrics", []), ("metrics", {"top1": 2, "top5": 1, "loss": 0, "count": 1}), ("extra", 1),
     ],
 )  # fmt: skip

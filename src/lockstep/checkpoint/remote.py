@@ -387,7 +387,7 @@ class Mirror:
         self._sent[name] = content
 
     def _prune(self, local: Mapping[int, Path]) -> None:
-        """Remove the store's older checkpoints but the best one's, torn ones, and those of a course that was left."""
+        """Remove the store's older checkpoints but the best one's, torn ones, and those that a rollback left behind."""
         found, last = _checkpoints(self.store), max(local, default=-1)
         best = read_metadata(self.folder / "weights" / "best.safetensors").get("step")
         good = [step for step in found if MANIFEST in found[step] and step <= last and step not in self._damaged]

@@ -83,7 +83,7 @@ def newest(folder: Path, journal: Mapping[int, str] | None = None) -> Loaded | N
         try:
             return replace(verify(path, (journal or {}).get(step)), set_aside=tuple(bad))
         except Damaged as damage:
-            moved = set_aside(path)
+            moved = set_aside(path, "damaged")
             bad.append((path.name, str(damage) if moved else f"{damage} (and it could not be renamed)"))
     earlier = sorted(path.name for path in folder.glob("damaged-step-*"))
     if bad or earlier:

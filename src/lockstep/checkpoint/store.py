@@ -156,9 +156,18 @@ def prune(folder: Path, keep: int, best: int | None = None) -> list[int]:
     return doomed
 
 
-def set_aside(path: Path) -> bool:
-    """Rename a checkpoint to `damaged-step-...`, with a number where that is taken; False where it can't be renamed."""
-    names = (f"damaged-{path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(1, 1000))))
+def abandon(folder: Path, after: int) -> list[str]:
+    """Rename the checkpoints of steps after this one to `abandoned-...`; returns their old names.
+
+    For a run that goes back: later checkpoints belong to training that was undone, and must not be resumed from.
+    """
+    found = list_checkpoints(folder).items()
+    return [path.name for step, path in found if step > after and set_aside(path, "abandoned")]
+
+
+def set_aside(path: Path, why: str) -> bool:
+    """Rename a checkpoint to `WHY-step-...`, with a number where that is taken; False where it can't be renamed."""
+    names = (f"{why}-{path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(1, 1000))))
     free = next((name for name in names if not os.path.lexists(path.with_name(name))), None)
     try:
         return free is not None and bool(path.rename(path.with_name(free)))

@@ -279,6 +279,7 @@ def endless_steps(run: "Run") -> Iterator[tuple[int, "Tensor", float]]:
     state, loaded, asked = State(), list[float](), time.perf_counter()
     while True:
         for _, samples, loss in steps(run, state, lambda _: loaded.append(time.perf_counter())):
+            assert loss is not None, "nothing is left out"
             yield samples, loss, loaded.pop() - asked
             asked = time.perf_counter()
         state.epochs += 1

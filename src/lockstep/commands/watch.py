@@ -174,7 +174,8 @@ def _evaluation(record: Mapping[str, Any], run: RunSummary) -> str:
 def _fault(record: Mapping[str, Any], _: RunSummary) -> str:
     ranks, why = record.get("ranks"), text(record, "cause") or text(record, "error")
     who = f", rank(s) {', '.join(map(str, ranks))}" if isinstance(ranks, list) and ranks else ""
-    return f"{text(record, 'fault')} at step {_count(record, 'step')}{who}{f': {why}' if why else ''}"
+    back = f"; back to step {_count(record, 'back_to')}" if "back_to" in record else ""
+    return f"{text(record, 'fault')} at step {_count(record, 'step')}{who}{f': {why}' if why else ''}{back}"
 
 
 def _stop(record: Mapping[str, Any], _: RunSummary) -> str:

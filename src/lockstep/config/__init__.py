@@ -48,8 +48,8 @@ class Config:
     """fp32, tf32, bf16 (mixed precision) or fp16. tf32 is for NVIDIA GPUs; fp16 comes with a gradient scaler."""
     tta: Tta = "none"
     """Evaluate on means of logits: of an image and its mirror image; shift: of those moved by a pixel both ways too."""
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    """A loss or gradient that is not finite: stop, or skip that update."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or gradient that is not finite: stop; skip that update; or go back and leave the batch out."""
     data: DataConfig = field(default_factory=DataConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -131,16 +131,19 @@ class CheckpointRecord(TypedDict):
 class FaultRecord(TypedDict):
     """hang: the ranks made no progress, and the run ended. restart: processes were lost and are started again.
 
-    skip: a gradient was not finite, and the step was left out. output, journal: output or a part of this file broke,
-    and the run goes on without it. upload: a request to the store of a run that is kept there failed; the run goes on.
+    rollback: a loss was not finite, and the run went back to a checkpoint. skip: a gradient was not finite, and the
+    step was left out. output, journal: output or a part of this file broke, and the run goes on without it. upload: a
+    request to the store of a run that is kept there failed; the run goes on.
     """
 
     kind: Literal["fault"]
-    fault: Literal["hang", "restart", "skip", "output", "journal", "upload"]
+    fault: Literal["hang", "restart", "rollback", "skip", "output", "journal", "upload"]
     step: int  # restart: of the newest checkpoint, 0 where there is none
     cause: NotRequired[str]  # of all but skip
     ranks: NotRequired[list[int]]  # hang: those that held up the rest; empty where none stands out
     processes: NotRequired[int]  # restart: how many are started
+    back_to: NotRequired[int]  # rollback: the checkpoint's step
+    skipped: NotRequired[list[int]]  # rollback: the steps whose batches are left out from now on
 
 
 class ResizeRecord(TypedDict):

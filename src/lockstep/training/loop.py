@@ -23,7 +23,7 @@ from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import LARGEST_IN_JOURNAL, ClassCounts, evaluate
 from lockstep.training.pretrained import origin, settled
 from lockstep.training.resume import to_assemble
-from lockstep.training.session import Session, Window, session
+from lockstep.training.session import NonFinite, Session, Window, session
 from lockstep.training.state import State, is_over, note_result, out_of_patience
 
 
@@ -59,11 +59,16 @@ def train(
     config = settled(config)
     run = assemble(to_assemble(config, world, folder), world)
     with session(config, world, run, folder, began, mirror, resizable) as live:
+        if live.config.on_nonfinite == "rollback" and live.state.steps == 0:
+            live.checkpoint()  # somewhere to go back to
         start, began_at = time.monotonic(), live.state.steps
         while not is_over(config, live.state) and not live.stop:
-            train_epoch(live)
-            if not live.stop:
-                finish_epoch(live)
+            try:
+                train_epoch(live)
+                if not live.stop:
+                    finish_epoch(live)
+            except NonFinite as bad:
+                live.roll_back(bad)
         live.flush()
         epochs = (live.state.steps - began_at) / len(run.train)
         return Outcome(live.state, live.stop, time.monotonic() - start, epochs, live.resize)
@@ -87,7 +92,8 @@ def train_epoch(live: Session) -> None:
         beat.at(state.steps, "loader")
         for step, samples, loss in steps(run, state, loaded):
             compilation.close()
-            window.add(step, samples, loss)
+            if loss is not None:
+                window.add(step, samples, loss)
             if live.run.step.left_out:
                 live.journal.write(FaultRecord(kind="fault", fault="skip", step=step))
             between_steps(live, window)
@@ -96,18 +102,20 @@ def train_epoch(live: Session) -> None:
             beat.at(state.steps, "loader")
 
 
-def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator[tuple[int, int, Tensor]]:
+def steps(run: Run, state: State, loaded: Callable[[Batch], object]) -> Iterator[tuple[int, int, Tensor | None]]:
     """Take the epoch's steps from where `state` is on: the one place that does, for train, verify and forecast alike.
 
     `loaded` is called with each batch before its step. Yields after each step, when `state` has moved on, its number
-    from 0, the samples of its global batch and this rank's summed loss, on the device. The batch itself is not passed
-    on: who held it would keep its memory through the next step.
+    from 0, the samples of its global batch and this rank's summed loss, on the device; None: a rollback left it out.
+    The batch itself is not passed on: who held it would keep its memory through the next step.
     """
     per_epoch = len(run.train)
     for batch in run.train.epoch(state.epochs, state.steps - state.epochs * per_epoch):
         loaded(batch)
-        loss = run.step(batch)
-        left_out = getattr(run.step, "left_out", False)  # a --patch may put any function there
+        loss = None
+        if batch.step not in state.skipped:
+            loss = run.step(batch)
+        left_out = loss is None or getattr(run.step, "left_out", False)  # a --patch may put any function there
         if run.ema is not None and not left_out:
             run.ema.update_parameters(run.model)
         state.advance(batch.ids, trained=not left_out)

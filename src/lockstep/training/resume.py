@@ -204,8 +204,8 @@ def digests(folder: Path) -> dict[int, str]:
             if record.get("checksum") == journal.checksum(step, digest):
                 known[step] = digest
             continue
-        start = record.get("resumed_from")
-        if record["kind"] != "run" or type(start) is not int:
+        start = record.get("resumed_from" if record["kind"] == "run" else "back_to")
+        if type(start) is not int:
             continue
         known = {step: digest for step, digest in known.items() if step <= start}  # the rest is of a course it left
     return known

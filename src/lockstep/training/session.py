@@ -13,6 +13,8 @@ import torch
 
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.remote import Mirror
+from lockstep.checkpoint.restore import Loaded, newest
+from lockstep.checkpoint.store import abandon
 from lockstep.checkpoint.writer import Writer, contribute, snapshot
 from lockstep.config import Config
 from lockstep.config.objects import exit_error, is_of_a_signal
@@ -50,12 +52,16 @@ from lockstep.training.state import State, is_over
 from lockstep.training.summary import run_record, summary
 
 
-def non_finite(message: str, config: Config) -> UserError:
-    """The error where a loss or a weight is no longer finite; all ranks raise it together."""
-    lower = {"fp16": ["use --precision bf16 or fp32"], "bf16": ["use --precision fp32"]}.get(config.precision, [])
-    skip = ["leave such batches out with --on-nonfinite skip"] if config.on_nonfinite != "skip" else []
-    ways = ["lower --lr", "add --warmup-epochs or --clip-norm", *lower, *skip]
-    return UserError(message, f"{', '.join(ways[:-1]).capitalize()}, or {ways[-1]}.")
+class NonFinite(UserError):
+    """A loss or a weight is no longer finite. All ranks raise it together."""
+
+    def __init__(self, step: int, message: str, config: Config) -> None:
+        lower = {"fp16": ["use --precision bf16 or fp32"], "bf16": ["use --precision fp32"]}.get(config.precision, [])
+        ways = ["lower --lr", "add --warmup-epochs or --clip-norm", *lower]
+        if config.on_nonfinite != "rollback":
+            ways.append("leave the batch out with --on-nonfinite rollback")
+        super().__init__(message, f"{', '.join(ways[:-1]).capitalize()}, or {ways[-1]}.")
+        self.step = step
 
 
 class Window:
@@ -98,14 +104,15 @@ class Window:
         `data_wait_ms` is rank 0's mean per step, `comm_wait_ms` that of the rank that waited longest (None: unknown).
 
         Raises:
-            UserError: where a loss is not finite, naming step, ranks and learning rate, unless `tolerant`.
+            NonFinite: where a loss is not finite, naming step, ranks and learning rate, unless `tolerant`.
         """
         count = len(self.batches)
         *by_step, waits = self._by_step()
         for (step, _, lr), losses in zip(self.batches, by_step, strict=True):
             ranks = [rank for rank, loss in enumerate(losses) if loss - loss != 0]
             if ranks and not tolerant:
-                raise non_finite(
+                raise NonFinite(
+                    step,
                     f"the loss became non-finite at step {step + 1} on rank(s) {', '.join(map(str, ranks))}, "
                     f"learning rate {lr:.3g}",
                     self.config,
@@ -120,6 +127,9 @@ class Window:
         )
         self.restart()
         return numbers
+
+
+_ROLLBACKS = 10  # more than this is not a bad batch but a bad experiment
 
 
 @dataclass
@@ -137,6 +147,7 @@ class Session:
     beat: Heartbeat
     writer: Writer | None  # on rank 0
     mirror: Mirror | None = None  # likewise, of a run in a store
+    rollbacks: int = 0
     peak_memory_gib: list[float] = field(default_factory=list)  # by rank and its devices, once it has settled
     digest: str = ""  # of the weights: of sharded ones then, of others at the end
     stop: int = 0  # the signal by which the ranks agreed to stop, or OUT_OF_TIME
@@ -312,12 +323,37 @@ class Session:
             peaks = self.world.gather(peaks_gib(driven(self.run.step.model)))
             self.peak_memory_gib = [peak for each in peaks for peak in each]
 
+    def roll_back(self, bad: NonFinite) -> None:
+        """Go back to the newest checkpoint, with the batch of the bad step left out from now on."""
+        self.rollbacks += 1
+        if self.config.on_nonfinite != "rollback" or self.rollbacks > _ROLLBACKS:
+            raise bad
+        self.flush()
+        checkpoints = self.folder / "checkpoints"
+        found = newest(checkpoints, resume.digests(self.folder)) if self.world.rank == 0 else None
+        theirs = self.world.gather(found and found.to_dict())[0]
+        if theirs is None:
+            raise bad
+        loaded = Loaded.from_dict(theirs)
+        skipped = sorted({*self.state.skipped, bad.step})
+        self.state = resume.load(self.run, loaded)
+        self.state.skipped = skipped
+        if self.world.rank == 0:
+            abandon(checkpoints, loaded.step)
+        self.journal.write(
+            FaultRecord(
+                kind="fault", fault="rollback", step=bad.step, back_to=loaded.step, skipped=skipped, cause=bad.message
+            )
+        )
+        self.bar.write(f"{bad.message}: back to step {loaded.step}, leaving out the batch of step {bad.step + 1}")
+
     def _require_finite(self) -> None:
         """A checkpoint of NaN would be the newest good one: refuse to take it. Waits for the device, once."""
         parameters = [local(p.detach()) for p in self.run.model.parameters() if p.is_floating_point()]
         broken = not all_finite(parameters, self.world.device)
         if any(self.world.gather(broken)) if is_sharded(self.run.model) else broken:
-            raise non_finite(f"the weights became non-finite at step {self.state.steps}", self.config)
+            step = self.state.steps - 1
+            raise NonFinite(step, f"the weights became non-finite at step {step + 1}", self.config)
 
 
 _LAST_WRITE_S = 3.0  # less than what a launcher leaves a failing process

@@ -29,6 +29,7 @@ class State:
     best_step: int = 0  # where it was; 0: nowhere yet
     goal: float | None = None  # what --patience waits for a better one than
     waited: int = 0  # evaluations without one
+    skipped: list[int] = field(default_factory=list)  # steps whose batches a rollback left out
 
     def advance(self, ids: np.ndarray, trained: bool = True) -> None:
         """Note one step over the global batch `ids`."""
@@ -44,8 +45,7 @@ class State:
     @classmethod
     def from_dict(cls, values: dict[str, Any], per_epoch: int) -> "State":
         """The inverse of `to_dict`. Raises UserError for values that no run of `per_epoch` steps an epoch can have."""
-        names = {f.name for f in fields(cls)}
-        _require(isinstance(values, dict) and set(values) - {"skipped"} == names, "its entries")  # which some have yet
+        _require(isinstance(values, dict) and set(values) == {f.name for f in fields(cls)}, "its entries")
         for name in ("steps", "samples", "epochs", "best_step", "waited"):
             _require(_is_count(values[name]), name)
         _require(values["best_step"] <= values["steps"], "best_step beyond steps")
@@ -54,10 +54,10 @@ class State:
         for name in ("best", "goal"):
             value = values[name]
             _require(value is None or (type(value) is float and math.isfinite(value)), name)
-        ledger = values["ledger"]
+        skipped, ledger = values["skipped"], values["ledger"]
+        _require(isinstance(skipped, list) and all(map(_is_count, skipped)), "skipped")
         _require(isinstance(ledger, str) and re.fullmatch("[0-9a-f]{64}", ledger) is not None, "ledger")
         metrics = None if values["metrics"] is None else _metrics(values["metrics"])
-        values = {name: values[name] for name in names}
         return cls(**{**values, "ledger": Ledger(bytes.fromhex(ledger)), "metrics": metrics})
 
 

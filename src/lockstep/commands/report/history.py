@@ -129,6 +129,8 @@ class History:
                 self._end_event = (self.work, sentence)
             else:
                 self.events.append((self.work, sentence))
+        if kind == "fault" and (back := integer(record, "back_to")) is not None:
+            self._go_back(back)
         if kind == "end":
             self._newest.ended = text(record, "status") or "ended"
         if (step := integer(record, "step")) is not None:

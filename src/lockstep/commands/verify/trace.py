@@ -163,6 +163,7 @@ class _Recorder:
         """Take the first `count` steps of the run, over as many epochs as they fill."""
         while True:
             for _, _, loss in steps(self.run, state, self._note_batch):
+                assert loss is not None, "nothing is left out"
                 self._note_step(state.ledger.digest, float(loss))
                 if state.steps == count:
                     return
