@@ -104,11 +104,3 @@ def test_a_file_that_is_not_there_too_large_or_no_table(tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text(json.dumps(wrong))
         with pytest.raises(UserError, match="holds no table"):
             read_values(str(tmp_path / "x.json"))
-
-
-def test_a_run_s_file_may_have_the_entries_of_flags_that_are_gone() -> None:
-    values = Config().to_dict()
-    values["recovery"] |= {"min_nproc": 2, "on_hangup": "auto"}
-    assert Config.from_dict(values) == Config()
-    with pytest.raises(UserError, match="unknown entry"):  # no flag of that name
-        Config.from_dict({"min_nproc": 2})

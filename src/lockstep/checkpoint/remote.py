@@ -24,6 +24,7 @@ from lockstep.checkpoint.format import MANIFEST, Damaged, Manifest
 from lockstep.checkpoint.restore import newest, verify
 from lockstep.checkpoint.store import list_checkpoints
 from lockstep.checkpoint.weights import read_metadata
+from lockstep.data.picture_set import user_cache
 from lockstep.data.remote import reached
 from lockstep.distributed.files import LOCK, atomic_write, hold, write_error, write_json, writer
 from lockstep.distributed.output import status
@@ -401,9 +402,9 @@ class Mirror:
 def make_local(url: str) -> Path:
     """Make the folder of this machine where the run at an address works, with an id by which it claims that."""
     require_no_secrets(url)
-    url, top = url.rstrip("/"), Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser()
+    url = url.rstrip("/")
     name = re.sub(r"[^\w.-]", "-", url.rpartition("/")[2])
-    folder = top / "lockstep" / "runs" / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    folder = user_cache("runs") / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     try:
         (folder / "weights").mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -29,8 +29,6 @@ def entries(plain: Any, cls: type, where: str) -> dict[str, Any]:
         for name, each in value.items() if key in groups else [(key, value)]:
             plainly = str(name).replace("-", "_")
             flag = known.get(also.get(plainly, plainly))
-            if (key, plainly) in (("recovery", "min_nproc"), ("recovery", "on_hangup")):
-                continue  # of earlier runs' files; what a run learned does not depend on it
             if flag is None or (key in groups and flag.group != key):
                 near = [name for name, flag in known.items() if key not in groups or flag.group == key]
                 table = f" of [{key}]" if key in groups else ""

@@ -138,10 +138,8 @@ def key_of(images: PictureSet) -> str:
     """
     digest = hashlib.sha256(repr((images.decode_size, len(images), _decoder())).encode())
     for sample in range(len(images)):
-        try:
+        with images.naming(sample):
             size, changed, *_ = images.source.stat(sample)
-        except OSError as error:
-            raise UserError(f"{images.where(sample)}: {error.strerror}", "Put it back.") from error
         if not changed:  # kept inside something that the fingerprint knows
             digest.update(images.fingerprint.encode())
             break
@@ -206,10 +204,8 @@ def fill(images: PictureSet, cache: Cache, world: World) -> None:
 
 def _decoded(images: PictureSet, sample: int) -> Tensor | None:
     """A picture's pixels; None for what is there and can't be decoded."""
-    try:
+    with images.naming(sample):
         data = images.source.read(sample)
-    except OSError as error:
-        raise UserError(f"{images.where(sample)}: {error.strerror}", "Put it back, or remove it.") from error
     try:
         return decode(data, images.decode_size)
     except MemoryError:

@@ -41,14 +41,12 @@ def hashes(images: PictureSet, world: World, ids: Ids | None = None) -> Array:
             due = time.monotonic() + 1
             done = (row - part.start) / (part.stop - part.start)
             world.status(f"starting: hashing the pictures of {images.name}: {done:.0%}")
-        try:
+        with images.naming(sample):
             mark = _mark(images, sample)
             found = known.get(mark) if any(mark) else None
             if found is None:
                 found = content_words(images.source.read(sample))
                 hashed += 1
-        except OSError as error:
-            raise UserError(f"{images.where(sample)}: {error.strerror}", "Put it back, or remove it.") from error
         table[row] = (*mark, *found)
     world.sum(torch.from_numpy(table))  # the others hold zeros there
     worth = world.largest([int(hashed > 0 and time.monotonic() - begun > _WORTH_S)])[0]
@@ -153,10 +151,8 @@ def _sizes(images: PictureSet, world: World) -> Array:
     sizes = np.zeros(len(images), np.int64)
     part = world.shard(len(images))
     for sample in range(part.start, part.stop):
-        try:
+        with images.naming(sample):
             sizes[sample] = images.source.stat(sample)[0] or 0
-        except OSError as error:
-            raise UserError(f"{images.where(sample)}: {error.strerror}", "Put it back, or remove it.") from error
     world.sum(torch.from_numpy(sizes))
     return sizes
 

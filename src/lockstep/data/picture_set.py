@@ -4,7 +4,8 @@ import hashlib
 import math
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -130,10 +131,8 @@ class PictureSet:
             digest.update(repr(self.label_sets.shape).encode() + self.label_sets.tobytes())
         empty = []
         for sample, label in enumerate(self.labels.tolist()):
-            try:
+            with self.naming(sample):
                 size = self.source.stat(sample)[0]
-            except OSError as error:
-                raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back.") from error
             if size == 0:
                 empty.append(sample)
             digest.update(repr((self.source.key(sample), size or 0, label)).encode("utf-8", "surrogatepass"))
@@ -153,6 +152,14 @@ class PictureSet:
     def where(self, sample: int) -> str:
         """A sample as messages name it."""
         return f"{self.source.where(sample)} (sample {sample})"
+
+    @contextmanager
+    def naming(self, sample: int) -> Iterator[None]:
+        """Within, what the system refuses is a UserError that names a sample."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self.where(sample)}: {error.strerror}", "Put it back, or remove it.") from error
 
     def read(self, ids: Ids, epoch: int | None = None, draws: Ids | None = None) -> tuple[Tensor, Tensor]:
         """Images uint8 [b, 3, size, size] and labels int64 [b]; epoch None: nothing random.

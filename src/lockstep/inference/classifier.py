@@ -55,18 +55,14 @@ class Classifier(nn.Module):
 
     def transform(self, picture: Any) -> Tensor:
         """The network's input, float32 [C, H, W], of a path, a PIL image, or uint8 [3, h, w].
-
-        Raises:
-            UserError: for what can't be read as a picture.
+        Raises UserError for what can't be read as a picture.
         """
         return self.prepare(fitted(picture, self.card)[None], torch.zeros(1, dtype=torch.int64), None)[0]
 
     @torch.no_grad()
     def classify(self, *pictures: Any, top: int = 5) -> list[Prediction]:
         """The `top` likeliest classes of each picture: a path, a PIL image, or uint8 [3, h, w].
-
-        Raises:
-            UserError: for what can't be read as a picture.
+        Raises UserError for what can't be read as a picture.
         """
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         found: list[Prediction] = []

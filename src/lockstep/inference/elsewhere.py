@@ -39,9 +39,7 @@ class Matched(ForCard):
 
     def read(self, ids: Ids, epoch: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Images [b, C, H, W] and the model's labels int64 [b].
-
-        Raises:
-            UserError: for what can't be read as a picture, or has another shape than the model takes.
+        Raises UserError for what can't be read as a picture, or has another shape than the model takes.
         """
         asked = self.samples[ids]
         labels = torch.from_numpy(self.labels[ids])
@@ -101,9 +99,7 @@ def scored(classifier: Classifier, images: Matched, world: World, workers: int =
 
 def matched(other: ImageSet, card: Card) -> tuple[Matched, list[str]]:
     """The samples whose class, by its name, the model knows; and lines on classes that only one of the two has.
-
-    Raises:
-        UserError: where they have no class in common.
+    Raises UserError where they have no class in common.
     """
     places = {normalize("NFC", name): place for place, name in enumerate(card.classes)}
     to_card: Array = np.array([places.get(normalize("NFC", name), -1) for name in other.classes], np.int64)

@@ -114,9 +114,7 @@ def _pixels(picture: Any, decode_size: int) -> Tensor:
 
 def find(names: Iterable[str], follow_links: bool = False) -> tuple[str, ...]:
     """The files that names of files and folders mean; a folder's in the order of its classes and paths.
-
-    Raises:
-        UserError: for a name that is nothing, and a folder without an image.
+    Raises UserError for a name that is nothing, and a folder without an image.
     """
     found: list[str] = []
     for name in names:

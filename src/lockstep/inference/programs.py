@@ -24,9 +24,7 @@ def save(classifier: Classifier, path: Path) -> None:
     """Write the classifier's forward pass in float32, for any number of images.
 
     Input `images`, float32 [b, C, H, W], normalised as `Classifier.transform` does; output `logits` [b, classes].
-
-    Raises:
-        UserError: where a model can't be written so, or a package is missing.
+    Raises UserError where a model can't be written so, or a package is missing.
     """
     card = replace(classifier.card, precision="fp32", tta="none")  # several views of an image are part of the program
     images = torch.zeros(_TRACED, card.shape[0], card.side, card.side)

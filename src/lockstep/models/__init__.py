@@ -42,9 +42,7 @@ def build(name: str, *, in_channels: int, num_classes: int, image_size: int) -> 
     It maps images, float [b, in_channels, image_size, image_size], to logits, float [b, num_classes].
     torchvision's models expect three channels: for one, the three input planes of the first convolution are added up,
     which computes what feeding the grey image three times would; for another number they are repeated and rescaled.
-
-    Raises:
-        UserError: for an unknown name, or a model that can't take images of this size.
+    Raises UserError for an unknown name, or a model that can't take images of this size.
     """
     return _builder(name)(in_channels, num_classes, image_size)
 

@@ -60,9 +60,7 @@ def tag_of(model: str) -> str:
 
 def find(model: str, tag: str = "") -> Weights:
     """The weights of a model by `--model`'s name, those that its library takes by itself, or those of a tag.
-
-    Raises:
-        UserError: for a model that nobody has published weights of, and for an unknown tag.
+    Raises UserError for a model that nobody has published weights of, and for an unknown tag.
     """
     own = tag_of(model)
     if own and tag and own != tag:
@@ -139,9 +137,7 @@ def _of_timm(model: str, tag: str) -> Weights:
 
 def converted(weights: Weights, found: dict[str, Tensor], in_channels: int, image_size: int) -> dict[str, Tensor]:
     """The published tensors by the names, and at the size, that the model has as we build it; the head as published.
-
-    Raises:
-        UserError: where they are not the model's.
+    Raises UserError where they are not the model's.
     """
     if weights.library == "timm":
         return _by_timm(weights, found, in_channels, image_size)
