@@ -25,18 +25,17 @@ from lockstep.checkpoint.restore import newest, verify
 from lockstep.checkpoint.store import list_checkpoints
 from lockstep.checkpoint.weights import read_metadata
 from lockstep.data.picture_set import user_cache
-from lockstep.data.remote import reached
+from lockstep.data.remote import persist, reached
 from lockstep.distributed.files import LOCK, atomic_write, hold, write_error, write_json, writer
 from lockstep.distributed.output import status
 from lockstep.distributed.resize import REQUEST
-from lockstep.errors import UserError, redacted, refusal, require_no_secrets
+from lockstep.errors import UserError, require_no_secrets
 from lockstep.monitoring.journal import JOURNAL
 
 REMOTE = "remote.json"  # in the local folder: the address, and by which id this folder claims it
 LEASE_S, RENEW_S = 60.0, 15.0  # a claim that nobody renews for so long is free; a living run renews it so often
 _LOOK_S = 1.0  # between two looks at the local folder, which cost a listing each
 _RETRY_S = 60.0  # after an upload was given up, where no new checkpoint comes earlier
-_TRIES, _PAUSE_S = 4, 0.5  # of a request; the pause doubles with each
 _LAST_UPLOAD_S = 1.5  # less than what a launcher leaves a failing process
 _SMALL = re.compile(r"[\w-][\w.-]*\.(json|csv)|weights/[\w-][\w.-]*\.safetensors")  # mirrored beside checkpoints
 _CHECKPOINT = re.compile(r"checkpoints/step-(\d{9,18})/([\w-][\w.-]*)")
@@ -103,21 +102,13 @@ class Store:
         self._tried(f"remove {name}", gone)
 
     def _tried(self, what: str, request: Callable[[], _T]) -> _T:
-        failed = ""
-        for tries in range(1, _TRIES + 1):
-            try:
-                value = request()
-            except FileExistsError:
-                raise
-            except Exception as error:  # each library has errors of its own
-                failed = f"{self.url}: can't {what} (try {tries} of {_TRIES}): {redacted(refusal(error))}"
-                if tries == _TRIES or isinstance(error, FileNotFoundError | PermissionError | NotImplementedError):
-                    raise StoreError(failed, _REMEDY) from error
-                time.sleep(_PAUSE_S * 2 ** (tries - 1))
-            else:
-                break
-        if failed:
-            self.notes.put(f"{failed}; the next try went well")
+        failed: list[str] = []
+        try:
+            value = persist(f"can't {what}", self.url, request, failed.append)
+        except UserError as error:
+            raise StoreError(error.message, _REMEDY) from error.__cause__
+        for note in failed[-1:]:
+            self.notes.put(f"{note}, and goes well")
         return value
 
 

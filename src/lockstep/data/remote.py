@@ -17,17 +17,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.distributed.files import atomic_write
-from lockstep.errors import UserError, is_url, reason, refusal, shown
+from lockstep.errors import UserError, is_url, reason, redacted, refusal, shown
 
 TRIES = 6  # of one read; the waits between them grow from 0.2 s to 3.2 s
 _FIRST_WAIT_S = 0.2
 _DEADLINE_S = float(os.environ.get("LOCKSTEP_READ_TIMEOUT") or 30.0)  # of one try
 CHUNK = 8 << 20  # bytes of one range, where a whole object is read
 _LOCKS = 1024
-_REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError)  # another try would not help
+_REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)  # another try would not help
+_T = TypeVar("_T")
 
 
 def reached(url: str, **options: Any) -> tuple[Any, str]:
@@ -55,23 +56,30 @@ def _call(url: str, method: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(system, method)(*args, **kwargs)
 
 
-def _persist(what: str, url: str, once: Callable[[], Any]) -> Any:
-    """What `once` returns, which is tried again where it raises. Raises UserError after the last try."""
+def _say(note: str) -> None:
+    sys.stderr.write(f"note: {note}\n")  # one call, for threads
+
+
+def persist(what: str, url: str, once: Callable[[], _T], note: Callable[[str], object] = _say) -> _T:
+    """What `once` returns, which is tried again where it raises; `note` gets a line on each such try.
+    Raises UserError after the last one, or where another would not help, and FileExistsError at once.
+    """
     for attempt in range(TRIES):
         try:
             return once()
-        except UserError:
+        except (UserError, FileExistsError):
             raise
         except Exception as error:  # of the network, of a store's library: no common type
-            text = shown(f"{url}: {what}: {_text(error)}")
-            if isinstance(error, _REFUSED) and (error.__cause__ is None or _status(error) in (401, 403, 404)):
+            text = shown(redacted(f"{url}: {what}: {_text(error)}"))
+            told = error.__cause__ is None or hasattr(error.__cause__, "operation_name")  # that is S3's own answer
+            if isinstance(error, _REFUSED) and (told or _status(error) in (401, 403, 404)):
                 raise UserError(text, "Is the address right, and may this user read it?") from error
             if attempt == TRIES - 1:
                 remedy = (
                     "Is the store reachable, and unchanged since it was indexed? A run that is started again goes on."
                 )
                 raise UserError(f"{text} ({TRIES} tries)", remedy) from error
-            sys.stderr.write(f"note: {text}; try {attempt + 2} of {TRIES} follows\n")  # one call, for threads
+            note(f"{text}; try {attempt + 2} of {TRIES} follows")
             time.sleep(_FIRST_WAIT_S * 2**attempt * random.Random(f"{url} {attempt} {os.getpid()}").uniform(0.5, 1))
     raise AssertionError("unreachable")
 
@@ -96,7 +104,7 @@ def stat(url: str) -> tuple[int, str]:
         except OSError as error:
             raise UserError(shown(f"{url}: {error.strerror}"), "Put it back, or leave it out of the list.") from error
         return found.st_size, f"mtime {found.st_mtime_ns}"
-    info = _persist("its size", url, lambda: _call(url, "info", url))
+    info = persist("its size", url, lambda: _call(url, "info", url))
     marks = (info.get(name) for name in ("ETag", "etag", "md5Hash", "generation", "LastModified", "Last-Modified"))
     if not info.get("size"):
         raise UserError(f"{url}: the store does not say how many bytes it has", "Shards need a store with sizes.")
@@ -120,8 +128,7 @@ def read_range(url: str, start: int, size: int, sound: Callable[[bytes], bytes] 
 
     what = f"bytes {start}-{start + size - 1}"
     if is_url(url):
-        kept: bytes = _persist(what, url, once)
-        return kept
+        return persist(what, url, once)
     try:
         return once()
     except (OSError, ValueError) as error:
@@ -172,7 +179,7 @@ def list_files(url: str) -> list[str]:
     method = "glob" if glob.has_magic(url) else "ls"
     kwargs = {} if method == "glob" else {"detail": False}
     try:
-        found = _persist("its list", url, lambda: _call(url, method, url, **kwargs))
+        found = persist("its list", url, lambda: _call(url, method, url, **kwargs))
     except UserError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return []
