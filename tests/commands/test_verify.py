@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from lockstep.commands.verify.command import verify
 from lockstep.commands.verify.compare import Row, compare, metrics
-from lockstep.commands.verify.plan import Plan, Variant
+from lockstep.commands.verify.plan import PER_STEP, Plan, Variant
 from lockstep.commands.verify.report import Report
 from lockstep.commands.verify.trace import Job, Trace, fingerprint, read, trace_run
 from lockstep.config import Config, Execution
@@ -143,11 +142,11 @@ def test_a_right_run_holds(name: str) -> None:
         assert all(row.float64 <= report.bound for row in report.rows), "rounding is shown, not taken for granted"
 
 
-def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64() -> None:
-    report = _verify(replace(plan_for(1, 3), tolerance=1e-9))
+def test_rounding_beyond_the_tolerance_is_told_from_a_fault_by_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PER_STEP, "fp32", 1e-9)
+    report = _verify(plan_for(1, 3))
     assert not report.rows[0].comparison.holds
     assert report.holds  # as plain mode claims no more
-    assert not _verify(replace(plan_for(1, 3), tolerance=1e-9, float64=False)).holds
 
 
 # Wrong ones: the run that they are planted into, and where that is said to part

@@ -69,7 +69,7 @@ def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = 
             found |= {variant: compare(first, trace(variant), plan.per_step) for variant in one_by_one}
         report = Report(plan, base, first, [Row(variant, comparison) for variant, comparison in found.items()])
         differing = [row for row in report.rows if not row.comparison.equal]
-        if differing and not plan.config.exact and plan.float64:
+        if differing and not plan.config.exact:
             log("something differs: is it rounding? The same in float64")
             places = [row.comparison.first_step for row in differing]
             steps = min(max(places) + _MORE_STEPS, plan.steps) if all(places) else plan.steps

@@ -43,10 +43,6 @@ class Plan:
     """On the last number of processes, compare other threads, hash seeds, workers and orders of listed folders too."""
     steps: Annotated[int, Arg(least=1)] = 30
     """Optimizer steps to compare (at most those of the run)."""
-    tolerance: Annotated[float, Arg(least=0, below=1)] = 0.0
-    """Plain mode: relative difference granted for each step taken (0: by the precision)."""
-    float64: bool = True
-    """Repeat in float64 what differs: nothing else tells rounding from a fault."""
     patch: str = ""
     """package.module:function(run, world, config), called on every rank before the first step, to replace parts."""
     config: Config = field(default_factory=Config, metadata={"hidden": ("nproc", "out")})
@@ -65,7 +61,7 @@ class Plan:
     @property
     def per_step(self) -> float:
         """The relative difference granted for each step taken; 0 in exact mode, which asks for the same bits."""
-        return 0.0 if self.config.exact else self.tolerance or PER_STEP[self.config.precision]
+        return 0.0 if self.config.exact else PER_STEP[self.config.precision]
 
     def variants(self) -> tuple[list[Variant], list[Variant]]:
         """The runs to compare, with the base first; and what the last one of them varies at once, each by itself."""

@@ -143,7 +143,6 @@ def _verdict(report: Report) -> str:
     if exact:
         return f"holds: {claim} on {report.varied()} ({end}; weights_sha256 {report.first.weights_sha256})"
     if any(math.isnan(row.float64) and not row.comparison.equal for row in report.rows):
-        why = report.unseen or "--no-float64"
-        return f"within tolerance on {report.varied()} ({end}); whether that is rounding was not seen: {why}"
+        return f"within tolerance on {report.varied()} ({end}); whether that is rounding was not seen: {report.unseen}"
     largest = max((row.float64 for row in report.rows if not math.isnan(row.float64)), default=0.0)
     return f"holds: {claim} on {report.varied()} ({end}; in float64 {largest:.1e} at most)"
