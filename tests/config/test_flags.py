@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from lockstep.commands.shared.arguments import parse, train_arguments
 from lockstep.config import Config, DataConfig
 from lockstep.config.changes import changed
-from lockstep.config.fields import flag_names, flags_of, with_values
-from lockstep.config.flags import ADVICE, HABITS, SHORT, as_command, parse_words, written
+from lockstep.config.fields import flag_names, flags_of, values_of, with_values
+from lockstep.config.flags import ADVICE, HABITS, SHORT, as_command, parse_words
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError
 from tests.configs import configs
@@ -21,6 +21,11 @@ def parsed(default: Config, words: list[str]) -> Config:
     assert not free
     config: Config = made
     return config
+
+
+def written(config: Config) -> list[list[str]]:
+    values = values_of(config)
+    return [flag.words(values[name]) for name, flag in flags_of(config).items() if flag.arg.flag]
 
 
 @settings(max_examples=40, deadline=None)

@@ -215,7 +215,7 @@ def test_a_strangers_config_is_shown_without_what_a_terminal_obeys(
     values = Config().to_dict()
     values["data"]["dataset"] = "table:\x1b[2J;\u202e.csv"
     (tmp_path / "config.json").write_text(json.dumps(values))
-    for how in ((), ("--toml",), ("--all",)):
+    for how in ((), ("--toml",)):
         out, _ = said(capsys, "show", tmp_path, *how)
         assert obeyed(out) <= {"\n"}
         assert "[2J;" in out

@@ -33,7 +33,7 @@ COMMANDS: dict[str, Command] = {
         ("resize runs/one --nproc 3",)),
     "recipes": Command(_START, "", "list the recipes", "recipes.main"),
     "show": Command(_START, _EITHER, "print a recipe or a run as a command, or as a file for --config", "recipes.show",
-        ("show cifar10", "show digits --toml > mine.toml", "show runs/one --all")),
+        ("show cifar10", "show digits --toml > mine.toml", "show runs/one")),
     "preview": Command(_START, _EITHER, "draw pictures before and after augmentation, as a PNG", "preview.main",
         ("preview folder --data-dir ~/flowers --augment randaugment:2,9",)),
     "index": Command(_START, "URL [FLAGS]", "index a data set in webdataset's tar files", "index.main",

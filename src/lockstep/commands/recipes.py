@@ -9,7 +9,7 @@ from lockstep.commands.shared.arguments import NoFlags, one_name, parse
 from lockstep.config import Config
 from lockstep.config.changes import flags_for
 from lockstep.config.files import read_values, to_toml
-from lockstep.config.flags import as_command, written
+from lockstep.config.flags import as_command
 from lockstep.config.recipes import RECIPES, recipe
 from lockstep.errors import UserError, shown
 
@@ -18,8 +18,6 @@ from lockstep.errors import UserError, shown
 class Show:
     """How to print it."""
 
-    all: bool = False
-    """Print every flag, also those that have their defaults."""
     toml: bool = False
     """Print a TOML file with every value, for --config."""
 
@@ -48,10 +46,7 @@ def show(args: list[str]) -> int:
     about = inspect.cleandoc((RECIPES[name].__doc__ or "") if name in RECIPES else name).split("\n\n")
     usual = config.recipe if of_run and config.recipe in RECIPES else ""
     flags = flags_for(config, recipe(usual) if usual else Config())
-    if how.all:  # what is empty says nothing, unless the recipe has something there
-        flags = [words for words in written(config) if words in flags or not words[0].endswith("=")]
-    if not how.all:
-        about.append(f"what differs from {f'the recipe {usual}' if usual else 'the defaults'}; --all prints every flag")
+    about.append(f"what differs from {f'the recipe {usual}' if usual else 'the defaults'}; --toml has every value")
     print(shown("\n#\n".join(map(help.remark, about)), keep="\n"))
     print(shown(as_command(f"lockstep train {config.recipe}", flags), keep="\n"))
     return 0

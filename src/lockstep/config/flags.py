@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.config.fields import Flag, flags_of, values_of
+from lockstep.config.fields import Flag
 from lockstep.errors import UserError, unknown
 
 # switches that are short for a flag and its value
@@ -121,12 +121,6 @@ def parse_words(words: Sequence[str], flags: Mapping[str, Flag], script: bool = 
             value = (*found.values.get(flag.field, ()), *value)
         found.values[flag.field] = value
     return found
-
-
-def written(config: Any) -> list[list[str]]:
-    """Each flag of a config with its value, as words of a command."""
-    values = values_of(config)
-    return [flag.words(values[name]) for name, flag in flags_of(config).items() if flag.arg.flag]
 
 
 def as_command(command: str, flags: Sequence[Sequence[str]]) -> str:
