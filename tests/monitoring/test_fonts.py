@@ -8,7 +8,7 @@ import pytest
 import torch
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from lockstep.commands.preview import Views, drawn
 from lockstep.monitoring import fonts
@@ -60,7 +60,7 @@ def test_a_name_that_no_font_has_is_drawn_by_number_and_told() -> None:
     note, by_name = sheet()
     assert "picture 4 is \u732b, picture 5 is \u0e41\u0e21\u0e27" in note
     assert "\n" not in note
-    told, by_number = sheet(tuple(fonts.lettering(NAMES, ImageFont.load_default(14), "picture").names))
+    told, by_number = sheet(tuple(fonts.lettering(NAMES, 14).names))
     assert not told
     assert np.array_equal(by_name, by_number)
 
@@ -72,9 +72,9 @@ def test_fonts_of_the_system_are_found_for_the_letters_that_are_lacking(folder: 
     make_font(folder / "Bold.ttf", "\u732b\u0e41")  # of \u732b the other one is better to read
     make_font(folder / "two.ttf", "\u0e41\u0e21\u0e27" + "Blteber")
     (folder / "broken.otf").write_bytes(b"no font")
-    found = fonts.lettering(NAMES, ImageFont.load_default(14))
+    found = fonts.lettering(NAMES, 14)
     assert found.names == ["cat", "Bl\u00fcte", "\u00fcber", "\u732b", "\u0e41\u0e21\u0e27"]
-    assert [Path(file).name for file in found.files] == ["one.ttf", "two.ttf"]
+    assert [Path(str(font.path)).name for font in found.fonts[1:]] == ["one.ttf", "two.ttf"]
     note, pixels = sheet()
     assert not note
     assert pixels.shape != without.shape or not np.array_equal(pixels, without)
@@ -82,9 +82,8 @@ def test_fonts_of_the_system_are_found_for_the_letters_that_are_lacking(folder: 
 
 def test_pillow_draws_each_letter_by_the_first_font_that_has_it(folder: Path) -> None:
     make_font(folder / "one.ttf", "\u732b")
-    own = ImageFont.load_default(14)
-    found = fonts.lettering(("a\u732bb",), own)
-    both = fonts.fonts_of(found, own, 14)
+    both = fonts.lettering(("a\u732bb",), 14).fonts
+    own = both[0]
     assert [(both.index(font), part) for font, part in fonts._parts("a \u732b b", both)] == [
         (0, "a "), (1, "\u732b "), (0, "b"),
     ]  # fmt: skip

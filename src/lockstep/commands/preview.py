@@ -129,18 +129,17 @@ def _stored(pictures: "Tensor", images: "ImageSet", normalised: bool) -> "Tensor
 
 def drawn(views: Views) -> tuple["Image.Image", str]:
     """A contact sheet, RGB: a row for each picture, as it is and in each epoch; and which titles it can't show."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     from lockstep.inference.pictures import as_image
-    from lockstep.monitoring.fonts import draw_text, fonts_of, lettering
+    from lockstep.monitoring.fonts import draw_text, lettering
 
     height, width = views.before.shape[2:]
     factor = max(1, -(-_CELL[0] // max(height, width))) if max(height, width) <= _CELL[1] else 0
     scale = factor or _CELL[1] / max(height, width)
     cell = round(width * scale), round(height * scale)
-    own = ImageFont.load_default(_TEXT)
-    letters = lettering(views.titles, own, "picture")
-    fonts = fonts_of(letters, own, _TEXT)
+    letters = lettering(views.titles, _TEXT)
+    fonts = letters.fonts
     columns = ["as it is", *(f"epoch {epoch + 1}" for epoch in range(len(views.after)))]
     across = len(columns) * (cell[0] + _GAP) + 3 * _GAP
     top, row = _TEXT + 2 * _GAP, cell[1] + _TEXT + 2 * _GAP

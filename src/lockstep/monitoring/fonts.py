@@ -30,28 +30,32 @@ class Lettering:
     """Names as a picture can show them.
 
     Attributes:
-        names: letters with their marks in one, as "\u00fc"; a name of which no font has all letters is "class 3".
-        files: font files beside the picture's own, for letters which that lacks.
+        names: letters with their marks in one, as "\u00fc"; a name of which no font has all letters is "picture 3".
+        fonts: to draw by with Pillow, the picture's own first, then those for letters which that lacks.
         note: which names were replaced and why; empty where all could be drawn.
     """
 
     names: list[str]
-    files: tuple[str, ...] = ()
+    fonts: "list[Font]"
     note: str = ""
 
 
-def lettering(names: Sequence[str], own: "Font", kind: str = "class") -> Lettering:
-    """What a picture needs to show these names, whose usual font is `own`. `kind`: what a name without letters is."""
+def lettering(names: Sequence[str], size: int) -> Lettering:
+    """What a picture needs to show these names in a size."""
+    from PIL import ImageFont
+
+    own = ImageFont.load_default(size)
     names = [unicodedata.normalize("NFC", shown(name)) for name in names]
     files, missing = _fonts_for("".join(sorted(_lacking(own, set("".join(names))))))
+    fonts = [own, *(ImageFont.truetype(path, size) for path in files)]
     hidden = [number for number, name in enumerate(names) if missing & set(name)]
     if not hidden:
-        return Lettering(names, files)
-    drawn = [f"{kind} {number + 1}" if number in set(hidden) else name for number, name in enumerate(names)]
+        return Lettering(names, fonts)
+    drawn = [f"picture {number + 1}" if number in set(hidden) else name for number, name in enumerate(names)]
     which = ", ".join(f"{drawn[number]} is {names[number]}" for number in hidden[:_NOTED])
     more = f" and {len(hidden) - _NOTED} more" if len(hidden) > _NOTED else ""
     note = f"no font of this machine has all letters of {len(hidden)} of {len(names)} names: {which}{more}"
-    return Lettering(drawn, files, f"{note} (on Debian: apt install fonts-noto)")
+    return Lettering(drawn, fonts, f"{note} (on Debian: apt install fonts-noto)")
 
 
 def _lacking(font: "Font", letters: set[str]) -> set[str]:
@@ -101,13 +105,6 @@ def _installed() -> Iterator[str]:
         return odd, "serif" in name and "sans" not in name, path
 
     return map(str, sorted((path for path in files if path.suffix.lower() in _ENDINGS), key=order))
-
-
-def fonts_of(found: Lettering, own: "Font", size: int) -> list["Font"]:
-    """The fonts to draw by with Pillow, the usual one first."""
-    from PIL import ImageFont
-
-    return [own, *(ImageFont.truetype(path, size) for path in found.files)]
 
 
 def draw_text(
