@@ -38,25 +38,25 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1776, "config"),
-    "data": (5311, "data"),
-    "training": (5109, "training"),
-    "gradients and draws": (4047, "parallel rng"),
+    "config": (1768, "config"),
+    "data": (5317, "data"),
+    "training": (5153, "training"),
+    "gradients and draws": (4055, "parallel rng"),
     "processes": (2943, "distributed"),
-    "state and monitoring": (3477, "checkpoint monitoring"),
-    "models and their use": (1736, "models inference cli errors randomness __init__ __main__"),
+    "state and monitoring": (3478, "checkpoint monitoring"),
+    "models and their use": (1718, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
-        1495,
+        1496,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1167, "commands/verify commands/chaos"),
-    "looking at runs": (1261, "commands/report commands/runs commands/watch commands/diff"),
+    "verify, chaos": (1163, "commands/verify commands/chaos"),
+    "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1100, "commands/doctor commands/launch_script"),
-    "everyday commands": (1347, "commands"),  # all others
+    "everyday commands": (1336, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_563, 260
+MAX_LINES, MAX_FILES = 37_585, 260
 
 
 def module_name(path: Path) -> str:

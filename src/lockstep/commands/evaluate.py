@@ -17,9 +17,7 @@ def main(args: list[str]) -> int:
     """Evaluate a run's saved weights again."""
     about = "Evaluate a run's saved weights, on any number of processes, or on other pictures by --data."
     names, chosen = parse(Evaluation(), args, about)
-    run_folder = one_name("eval", "run folder", names)
-    if not run_folder:
-        raise UserError("eval needs a run folder", "As `lockstep eval runs/digits-20260101-120000`.")
+    run_folder = one_name("eval", "run folder", names, "runs/digits-20260101-120000")
     if os.environ.get("RANK", "0") == "0":
         status("starting: importing torch")
     from lockstep.training.evaluation import require_ending

@@ -32,9 +32,7 @@ class Export:
 def main(args: list[str]) -> int:
     """Write a run's weights for other programs."""
     names, chosen = parse(Export(), args, "Write a run's weights, or the model, as one file for other programs.")
-    run_folder = one_name("export", "run folder", names)
-    if not run_folder:
-        raise UserError("export needs a run folder", "As `lockstep export runs/digits-20260101-120000`.")
+    run_folder = one_name("export", "run folder", names, "runs/digits-20260101-120000")
     print(export(run_folder, chosen))
     return 0
 

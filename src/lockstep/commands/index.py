@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from lockstep.commands.shared.arguments import one_name, parse
 from lockstep.config.fields import Count
-from lockstep.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -19,9 +18,7 @@ def main(args: list[str]) -> int:
     """Index every part of a data set: what has no index yet, or has changed since."""
     about = "Build the index of webdataset's tar files, or of Parquet files. What is killed goes on where it was."
     names, chosen = parse(Indexing(), args, about)
-    url = one_name("index", "folder, pattern or address of shards", names)
-    if not url:
-        raise UserError("index needs shards", "As `lockstep index 'photos/train-{000..099}.tar'`.")
+    url = one_name("index", "folder, pattern or address of shards", names, "'photos/train-{000..099}.tar'")
     from lockstep.data.shard_index import build
     from lockstep.data.shards import find_parts
     from lockstep.data.sources import resolve_data_dir

@@ -102,12 +102,14 @@ def print_failure(failed: WorkerFailed) -> int:
     return failed.exit_code
 
 
-def one_name(command: str, what: str, names: list[str]) -> str:
-    """The one word that is no flag; empty where there is none."""
+def one_name(command: str, what: str, names: list[str], example: str = "") -> str:
+    """The one word that is no flag; where there is none empty, or an error with an example."""
     if len(names) > 1:
         raise UserError(f"{command} takes one {what}, got {' '.join(names)}", "Values follow a flag: --epochs 3.")
     if "" in names:
         raise UserError(f"{command}: the {what} is an empty text", "Name one, or leave it out.")
+    if example and not names:
+        raise UserError(f"{command} needs a {what}", f"As `lockstep {command} {example}`.")
     return names[0] if names else ""
 
 
