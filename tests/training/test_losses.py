@@ -188,6 +188,11 @@ def test_what_no_step_can_be_taken_with_is_named() -> None:
     lazy = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(UserError, match=r"parameters without a shape yet: 0\.weight, 0\.bias"):
         TrainStep(lazy, F.cross_entropy, torch.optim.SGD(lazy.parameters(), 0.1))
+    frozen = net().requires_grad_(False)
+    with pytest.raises(UserError, match="Sequential has no parameter to train"):
+        TrainStep(frozen, F.cross_entropy, torch.optim.SGD(frozen.parameters(), 0.1))
+    with pytest.raises(UserError, match="Sequential has no parameter to train"):  # DDP refuses it in other words
+        parallelize(frozen, SINGLE)
 
 
 class Noisy(torch.optim.SGD):

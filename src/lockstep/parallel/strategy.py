@@ -129,7 +129,7 @@ def spread(
         twins: copies of the model, as its moving average, which go where it goes and are not trained.
         gpus: of "dp", where they are not the config's.
     """
-    require_shapes(model)
+    require_trainable(model)
     execution = config.execution
     if execution.strategy == "single" and world.size > 1:
         raise UserError(
@@ -157,8 +157,13 @@ def spread(
     return model, sync_of(model)
 
 
-def require_shapes(model: nn.Module) -> None:
-    """Raise UserError for parameters of Lazy modules that no batch has passed through."""
+def require_trainable(model: nn.Module) -> None:
+    """Raise UserError for parameters of Lazy modules that no batch has passed through, and where all are frozen."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(
+            f"{type(model).__name__} has no parameter to train: requires_grad is False for all of them",
+            "Let some require a gradient before this, as by model.head.requires_grad_(True).",
+        )
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise UserError(
             f"parameters without a shape yet: {', '.join(lazy[:5])}",

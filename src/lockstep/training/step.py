@@ -28,7 +28,7 @@ from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
 from lockstep.parallel.hidden_state import put_back
 from lockstep.parallel.module_state import Kept
 from lockstep.parallel.parameter_hooks import hooks_of
-from lockstep.parallel.strategy import require_shapes, sync_of, unwrap
+from lockstep.parallel.strategy import require_trainable, sync_of, unwrap
 from lockstep.parallel.sync import GradientSync
 from lockstep.randomness import stream
 from lockstep.rng.draws import Draws, NotPlanned
@@ -95,7 +95,7 @@ def require_ready(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             "the batch",
             "Use an optimizer that steps by the gradient at hand, as SGD or AdamW.",
         )
-    require_shapes(model)
+    require_trainable(model)
 
 
 def require_sound(
