@@ -178,8 +178,8 @@ def test_what_follows_from_epochs_needs_no_override_of_its_own(tmp_path: Path) -
         alone(trained, other, str(folder))
 
 
-def poisoned(world: World, config: Config, folder: str, step: int) -> int:
-    """Train with one rank's images of one step blown up; returns the samples that were trained on."""
+def poisoned(world: World, config: Config, folder: str, step: int) -> list[int]:
+    """Train with one rank's images of one step blown up; returns the steps that were left out."""
 
     class Spoiled(TrainStep):
         def __call__(self, batch: Any, *_: object) -> Any:
