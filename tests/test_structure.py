@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (5317, "data"),
     "training": (5153, "training"),
     "gradients and draws": (4060, "parallel rng"),
-    "processes": (2943, "distributed"),
+    "processes": (2946, "distributed"),
     "state and monitoring": (3478, "checkpoint monitoring"),
     "models and their use": (1718, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1336, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_590, 260
+MAX_LINES, MAX_FILES = 37_593, 260
 
 
 def module_name(path: Path) -> str:

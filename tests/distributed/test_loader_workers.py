@@ -46,7 +46,7 @@ class Images:
         strike("loader", os.getpid(), epoch == 1)
         strike("warm", os.getppid(), epoch == 2)
         if epoch == 0 and self.deadly in ids:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            os.kill(os.getpid(), signal.SIGSEGV) if self.name == "train" else exit(3)
         pixels = torch.arange(self.count * 64).reshape(self.count, 1, 8, 8) * 37 % 251
         return pixels[ids].to(torch.uint8), torch.from_numpy(ids % 2)
 
@@ -64,6 +64,9 @@ def sets(deadly=-1):
 
 def deadly():
     return sets(13)
+
+def leaving():
+    return Images("leaves", 48, 13), Images("val", 10, -1)
 """
 TRAIN = ("train", "--model", "mlp", "--batch-size", "8", "--epochs", "3", "--exact", "2", "--threads", "1")
 
@@ -106,6 +109,12 @@ def test_a_worker_that_dies_at_the_same_samples_again_and_again_is_told_with_the
     assert (ended.code, ended.orphans) == (2, ()), ended.text
     assert "a loader worker was killed by SIGSEGV, 3 times in a row, reading sample(s) " in ended.err
     assert "--workers 0" in ended.err
+
+
+def test_code_that_ends_the_program_in_a_worker_is_named_by_its_line(place: Path) -> None:
+    ended = trained(place, "run", "--nproc", "1", "--workers", "1", dataset="mine:leaving")
+    assert (ended.code, ended.orphans) == (2, ()), ended.text
+    assert re.search(r"mine\.py, line \d+: .*exit\(3\) ended the program, exit code 3", ended.err), ended.text
 
 
 SHM = 'mount -t tmpfs -o {} none /dev/shm && mount -t tmpfs none /proc && exec "$@"'

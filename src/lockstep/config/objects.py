@@ -29,7 +29,7 @@ def without_exit(fn: Callable[..., _T], *args: Any) -> _T:
 def exit_error(ended: SystemExit) -> UserError:
     """The error for code that ended the program, naming the line that did."""
     frames = traceback.extract_tb(ended.__traceback__)
-    place = next(frame for frame in reversed(frames) if not frame.filename.endswith("_sitebuiltins.py"))
+    place = next(frame for frame in reversed(frames) if "_sitebuiltins" not in frame.filename)
     return UserError(
         f"{place.filename}, line {place.lineno}: {place.line or place.name} ended the program, exit code "
         f"{ended.code or 0}",

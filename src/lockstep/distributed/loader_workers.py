@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.config.objects import exit_error
 from lockstep.distributed import warm
 from lockstep.distributed.failures import WorkerFailed, how_it_ended, last_line
 from lockstep.distributed.pickling import sendable
@@ -245,6 +246,8 @@ def _answer_requests(pipe: Connection, mask: set[int], _: Any) -> None:
 def _portable(error: BaseException) -> BaseException:
     """An exception that pickle takes, with its traceback as a note."""
     text = "".join(traceback.format_exception(error))
+    if isinstance(error, SystemExit):  # a user's code; its line is known here alone
+        return exit_error(error)
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # whatever its class does
