@@ -2,6 +2,7 @@
 
     python benchmarks/small_sets.py --data-dir DIR                    CIFAR-10 lies in DIR (tests/fetch_real_data.py)
     python benchmarks/small_sets.py --data-dir DIR --sets 2 --epochs 2                            tries it out
+    python benchmarks/small_sets.py --data-dir DIR --go-on                  keeps the rows that the results hold already
 
 The sets are cut from CIFAR-10 and the digits: 4 to 20 classes, 20 to 200 pictures each, of odd sizes, with 75 or 250
 others of each class to validate on. All runs begin with random weights, at 32 pixels, so that a CPU can do it: one or
@@ -9,6 +10,7 @@ two minutes each on two free cores. What is compared is the top-1 at the end of 
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import print_table, table, write
+from common import RESULTS, print_table, table, write
 from PIL import Image
 
 SETS = [  # sources, classes, pictures of each
@@ -83,12 +85,16 @@ def main() -> None:
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--sets", type=int, default=len(SETS))
     parser.add_argument("--epochs", type=int, default=0, help="of all runs (0: the recipes')")
+    parser.add_argument("--go-on", action="store_true", help="keep the rows that are written already")
     args = parser.parse_args()
     sources, sides = pictures(Path(args.data_dir)), {**DEFAULTS, **SWEEP}
     longer = ["--epochs", str(args.epochs)] if args.epochs else []
-    rows = []
+    written = json.loads((RESULTS / "small_sets.json").read_text())["tables"][0]["rows"] if args.go_on else []
+    rows = [row for row in written if None not in row]
     with tempfile.TemporaryDirectory(prefix="lockstep-sets-") as folder:
         for source, classes, count in SETS[: args.sets]:
+            if f"{source}, {classes} x {count}" in {row[0] for row in rows}:
+                continue
             data = Path(folder, f"{source}-{classes}-{count}")
             make(data, sources, source, classes, count)
             found = {name: top1(data, [*flags, *longer]) for name, flags in sides.items()}
