@@ -38,13 +38,13 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1778, "config"),
-    "data": (5311, "data"),
+    "config": (1780, "config"),
+    "data": (5325, "data"),
     "training": (5199, "training"),
     "gradients and draws": (4115, "parallel rng"),
     "processes": (2984, "distributed"),
-    "state and monitoring": (3494, "checkpoint monitoring"),
-    "models and their use": (1736, "models inference cli errors randomness __init__ __main__"),
+    "state and monitoring": (3509, "checkpoint monitoring"),
+    "models and their use": (1737, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
