@@ -143,7 +143,7 @@ def scan(root: Path, follow_links: bool, may_lack: bool, others: Collection[str]
     without an image; `others`: folders that are no classes.
     """
     inside = "" if follow_links else os.path.realpath(root)
-    classes: dict[str, list[str]] = {}
+    top, classes = (os.path.realpath(root),), dict[str, list[str]]()
     for name in _folders(root, of_classes=True):
         if name not in others:
             classes.setdefault(class_name(name), []).append(name)
@@ -156,7 +156,7 @@ def scan(root: Path, follow_links: bool, may_lack: bool, others: Collection[str]
         files = []
         for folder in folders:
             _require_inside(root / folder, inside)
-            files += [f"{folder}/{file}" for file in _images(root / folder, "", inside, (os.path.realpath(root),), left)]
+            files += [f"{folder}/{file}" for file in _images(root / folder, "", inside, top, left)]
         if not files and not may_lack:
             remedy = f"Put images there ({', '.join(EXTENSIONS)}), or remove the folder from every split."
             raise refused(f"the class folder {root / folders[0]} holds no image", remedy)
