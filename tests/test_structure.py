@@ -43,7 +43,7 @@ BUDGETS = {
     "training": (5199, "training"),
     "gradients and draws": (4115, "parallel rng"),
     "processes": (2984, "distributed"),
-    "state and monitoring": (3509, "checkpoint monitoring"),
+    "state and monitoring": (3507, "checkpoint monitoring"),
     "models and their use": (1737, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),

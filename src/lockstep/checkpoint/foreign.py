@@ -182,9 +182,7 @@ def _read_torch(path: Path) -> Any:
             with known, path.open("rb") as file:  # given a path, torch goes by its ending
                 return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # hostile or damaged bytes end in errors of any type
-            if (
-                isinstance(error, OSError) and error.errno != errno.EINVAL
-            ):  # that: cut off
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that: cut off
                 raise
             says = str(error)
             unknown, plain = (re.search(pattern, says) for pattern in _REFUSALS)
