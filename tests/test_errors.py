@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.errors import reason, refusal, shown
+from lockstep.errors import reason, refusal, shown, unknown
 
 
 def _of_an_image() -> Exception:
@@ -65,3 +65,9 @@ def test_letters_of_every_script_are_shown_as_they_are() -> None:
     ):
         assert shown(text) == text
     assert shown("a\x1b[2J\r\tb\u202e" + os.fsdecode(b"\xff.jpg")) == r"a\x1b[2J\r\tb\u202e\xff.jpg"
+
+
+def test_a_name_in_another_case_finds_its_like() -> None:
+    known = ("cifar10", "digits", "IMAGENET1K_V1")
+    assert unknown("recipe", "CIFAR10", known).remedy == "Did you mean cifar10?"
+    assert unknown("weights", "imagenet1k_v1", known).remedy == "Did you mean IMAGENET1K_V1?"

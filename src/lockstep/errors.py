@@ -37,7 +37,8 @@ class StoppedBySignal(SystemExit):
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> UserError:
     """The error for a name that nothing answers to, with the nearest known ones."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    cased = {each.lower(): each for each in reversed(names)}
+    near = [cased[each] for each in difflib.get_close_matches(name.lower(), cased, n=3, cutoff=0.5)]
     hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
     return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
 

@@ -3,10 +3,12 @@
 import argparse
 import datetime
 import functools
+import io
 import json
 import os
 import pickle
 import re
+import zipfile
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -107,6 +109,14 @@ def test_what_scripts_save_beside_their_weights_is_passed_over(tmp_path: Path, l
     torch.save({"student": state, "teacher": state}, path)
     with pytest.raises(UserError, match="several sets of weights: student, teacher"):
         read_foreign(path)
+
+
+def test_weights_two_levels_down_are_found(tmp_path: Path) -> None:
+    theirs = model(0).state_dict()
+    for state in ({"model": {"state_dict": theirs, "epoch": 3}}, {"state_dict": {"net": theirs}}):
+        torch.save(state, tmp_path / "w.pt")
+        load_foreign(ours := model(1), tmp_path / "w.pt")
+        assert bits(ours.state_dict()) == bits(theirs)
 
 
 def test_timms_and_torchvisions_training_scripts_checkpoints_load(tmp_path: Path) -> None:
@@ -262,7 +272,16 @@ def test_a_file_without_a_state_dict_is_told(tmp_path: Path, content: Any, messa
 def test_a_broken_file_is_named_with_what_to_do_about_it(tmp_path: Path) -> None:
     save_file({"weight": torch.ones(4)}, tmp_path / "w.safetensors")
     torch.save({"weight": torch.ones(4)}, tmp_path / "w.pt")
-    tensors, by_torch = ((tmp_path / name).read_bytes() for name in ("w.safetensors", "w.pt"))
+    torch.save({"weight": torch.ones(4000)}, tmp_path / "big.pt")
+    tensors, by_torch, big = ((tmp_path / name).read_bytes() for name in ("w.safetensors", "w.pt", "big.pt"))
+
+    def zipped(*names: str) -> bytes:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            for each in names:
+                archive.writestr(each, b"3")
+        return file.getvalue()
+
     for name, content, message, remedy in (
         ("w.safetensors", tensors[:-3], "is damaged or not a safetensors file", "download the file again"),
         ("w.safetensors", tensors[:20], "is damaged or not a safetensors file", "download the file again"),
@@ -270,6 +289,14 @@ def test_a_broken_file_is_named_with_what_to_do_about_it(tmp_path: Path) -> None
         ("w.safetensors", b"", "is empty", "Download or copy the file again"),
         ("w.pt", b"", "is empty", "Download or copy the file again"),
         ("w.pt", by_torch[:-100], "is damaged: PytorchStreamReader failed", "Download or copy the file again"),
+        ("w.pt", big[:5000], "is damaged", "Download or copy the file again"),
+        ("w.pt", zipped("notes.txt"), "is a zip archive without what torch.save writes: notes.txt", "Unpack it"),
+        (
+            "w.pt",
+            zipped("w/version", "w/data.pkl", "w/constants.pkl"),
+            "holds a TorchScript program",
+            "torch.jit.load(path)",
+        ),
         ("w.pt", b"<!doctype html>", "holds neither safetensors nor what torch.save", "Download or copy"),
         ("w.bin", b"version https://git-lfs.github.com/spec/v1\noid", "is a pointer of Git LFS", "git lfs pull"),
     ):

@@ -136,6 +136,8 @@ def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag_and_comes_
         ),
         (["--precision=fp31"], "unknown precision 'fp31'"),
         (["--flip=yes"], "--flip=yes: the flag takes no value"),
+        (["\u2014epochs", "3"], "\u2014epochs begins with a dash, not with hyphens\n  Type it: --epochs."),
+        (["\u2013-lr=1"], "Type it: --lr=1."),
         (["--num-classes", "3"], "--num-classes: classes are counted from the data"),
     ],
 )

@@ -294,6 +294,9 @@ def test_bad_layouts_are_user_errors(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "validation")
     (tmp_path / "val/cow").mkdir()
     refused(r"val has classes that .*train has not: cow")
+    (tmp_path / "val/cow").rename(tmp_path / "val/Ant")
+    refused(r"train has not: Ant \(ant there\)")
+    (tmp_path / "val/Ant").rename(tmp_path / "val/cow")
     (tmp_path / "train/cow").mkdir()
     refused(r"class folder .*train/cow holds no image")
     shutil.rmtree(tmp_path / "train/cow")
@@ -460,3 +463,18 @@ def test_links_inside_are_followed_and_those_without_an_end_are_named(tmp_path: 
     (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat")
     with pytest.raises(UserError, match="again is a link to a folder above it"):
         folder_sets(tmp_path, 8)
+    (tmp_path / "train/cat/again").rename(tmp_path / "gone")
+    (tmp_path / "train/cat/up").symlink_to("..")
+    with pytest.raises(UserError, match="train/cat/up is a link to a folder above it"):
+        folder_sets(tmp_path, 8)
+
+
+@pytest.mark.parametrize("split", ["train", "Training_Set", "val"])
+def test_splits_one_folder_too_deep_are_found(split: str, tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "my photos" / split / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "my photos" / split / name / "0.png")
+    for use in (lambda: folder_sets(tmp_path, 8), lambda: load_part(tmp_path, False)):
+        with pytest.raises(UserError, match="my photos holds the splits") as refused:
+            use()
+        assert refused.value.remedy == f"Name it: --data-dir '{tmp_path}/my photos'."

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import lockstep as ls
 from lockstep.config.recipes import recipe
 from lockstep.data import loaders as readers
 from lockstep.data.augment import Augment
@@ -111,6 +112,14 @@ def test_an_epoch_brings_each_sample_once(size: int, accumulate: int) -> None:
         pieces = [batch.labels.split([piece.size for piece in batch.shards]) for batch in batches]
         in_order = [label for micro in zip(*pieces, strict=True) for piece in micro for label in piece.tolist()]
         assert in_order == batches[0].ids.tolist(), "micro-batch by micro-batch, rank by rank"
+
+
+def test_a_loader_used_like_torchs_says_how_an_epoch_is_asked_for() -> None:
+    train, _ = ls.loaders("digits", World.single(), batch_size=64, workers=0)
+    for use in (lambda: next(iter(train)), lambda: train.set_epoch(1)):
+        with pytest.raises(UserError, match="epoch by epoch") as refused:
+            use()
+        assert "for batch in loader.epoch(e)" in refused.value.remedy
 
 
 def test_an_epoch_can_start_at_any_step() -> None:

@@ -1,9 +1,12 @@
 """Weights from other programs' files: as they are, or for other classes and colours than they were trained for."""
 
+import errno
 import json
 import re
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +57,14 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
         found: Any = _read_torch(path) if by_torch else weights.read(path)
     except OSError as error:
         raise UserError(f"can't read {path}: {refusal(error)}", "Is it yours to read?") from error
-    if isinstance(found, Mapping):
+    names = ["the file"]
+    while isinstance(found, Mapping) and names:
         names = [name for name in _NESTS if isinstance(found.get(name), Mapping)]
         others = [] if names else [str(name) for name, value in found.items() if _are_weights(value)]
         if len(others) > 1:
             raise UserError(f"{path} holds several sets of weights: {listed(others)}", _SAVE)
-        found = found[(names or others)[0]] if names or others else found
+        names = names or others
+        found = found[names[0]] if names else found
     if not isinstance(found, Mapping) or not found:
         what = "an empty dict" if isinstance(found, Mapping) else f"a {type(found).__name__}, not a state_dict"
         raise UserError(f"{path} holds {what}", _SAVE)
@@ -154,6 +159,11 @@ def _is_torch_file(path: Path) -> bool:
         start = file.read(32)
     if start[8:9] == b"{":  # safetensors: behind the length of its header, which may begin with any byte
         return False
+    if start.startswith(b"PK") and zipfile.is_zipfile(path):
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            if not any(Path(name).name == "data.pkl" for name in archive.namelist()):
+                what = f"{path} is a zip archive without what torch.save writes: {listed(archive.namelist())}"
+                raise UserError(what, "Unpack it, and name the file of weights in it.")
     if start.startswith((b"PK", b"\x80")):  # a zip archive; a pickle, as torch wrote before 1.6
         return True
     if start.startswith(b"version https://git-lfs"):
@@ -171,9 +181,9 @@ def _read_torch(path: Path) -> Any:
             known = torch.serialization.safe_globals([(each, name) for name, each in stand_ins.items()])
             with known, path.open("rb") as file:  # given a path, torch goes by its ending
                 return torch.load(file, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
         except Exception as error:  # hostile or damaged bytes end in errors of any type
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that: cut off
+                raise
             says = str(error)
             unknown, plain = (re.search(pattern, says) for pattern in _REFUSALS)
             if unknown and unknown[1] not in stand_ins and len(stand_ins) < _MOST_TYPES:
@@ -181,6 +191,9 @@ def _read_torch(path: Path) -> Any:
                     stand_ins[name] = type(name, (_StandIn,), {"__module__": "builtins"})
             elif plain and plain[1] in stand_ins and not stand_ins[plain[1]].is_dict:
                 stand_ins[plain[1]].is_dict = True
+            elif "TorchScript" in says:
+                remedy = "Save its weights alone: torch.save(torch.jit.load(path).state_dict(), 'weights.pt')."
+                raise UserError(f"{path} holds a TorchScript program, which would have to run", remedy) from error
             elif "weights_only" in says:  # torch's own advice: to have the file run its code
                 blocked = re.search(r"GLOBAL ([\w.]+)", says)
                 what = f"a {blocked[1]}" if blocked else "more than tensors"

@@ -87,6 +87,8 @@ def parse_words(words: Sequence[str], flags: Mapping[str, Flag], script: bool = 
     while queue:
         word = queue.popleft()
         if not word.startswith("-"):
+            if not script and (bare := word.lstrip("\u2012\u2013\u2014\u2212")) != word:  # as text editors write --
+                raise UserError(f"{word} begins with a dash, not with hyphens", f"Type it: --{bare.lstrip('-')}.")
             found.names.append(word)
             if script:
                 found.names += queue

@@ -6,6 +6,7 @@ holds folders. Without splits the folders are classes.
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -82,6 +83,9 @@ def layout(root: Path) -> Layout:
             raise refused(f"{splits[split]} and {root / name} are both there", f"Keep one folder for {split}.")
         else:
             splits[split] = root / name
+    deeper = root / classes[0] if len(classes) == 1 and not splits else None
+    if deeper and any(split_of(name) and _folders(deeper / name) for name in _folders(deeper)):
+        raise refused(f"{deeper} holds the splits, not {root}", f"Name it: --data-dir {shlex.quote(str(deeper))}.")
     if "train" in splits:
         return Layout(root, splits, (*others, *classes))
     if classes:
@@ -115,6 +119,8 @@ def load_folders(root: Path, follow_links: bool, val_fraction: float) -> tuple[P
         return replace(train, notes=found.note("train")), None
     val = found.scan(held, follow_links, may_lack=True)
     if strange := sorted(set(val.classes) - set(train.classes)):
+        cases = {name.casefold(): name for name in train.classes}
+        strange = [f"{c} ({cases[c.casefold()]} there)" if c.casefold() in cases else c for c in strange]
         more = f" and {len(strange) - 10} more" if len(strange) > 10 else ""
         what = f"{val.name} has classes that {train.name} has not: {', '.join(strange[:10])}{more}"
         raise refused(what, "Both need the same class folders.")
@@ -138,7 +144,7 @@ def scan(root: Path, follow_links: bool, may_lack: bool, others: Collection[str]
     without an image; `others`: folders that are no classes.
     """
     inside = "" if follow_links else os.path.realpath(root)
-    classes: dict[str, list[str]] = {}
+    top, classes = (os.path.realpath(root),), dict[str, list[str]]()
     for name in _folders(root, of_classes=True):
         if name not in others:
             classes.setdefault(class_name(name), []).append(name)
@@ -151,7 +157,7 @@ def scan(root: Path, follow_links: bool, may_lack: bool, others: Collection[str]
         files = []
         for folder in folders:
             _require_inside(root / folder, inside)
-            files += [f"{folder}/{file}" for file in _images(root / folder, "", inside, (), left)]
+            files += [f"{folder}/{file}" for file in _images(root / folder, "", inside, top, left)]
         if not files and not may_lack:
             remedy = f"Put images there ({', '.join(EXTENSIONS)}), or remove the folder from every split."
             raise refused(f"the class folder {root / folders[0]} holds no image", remedy)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -249,6 +249,14 @@ class TrainLoader:
     def __len__(self) -> int:
         """Steps in an epoch."""
         return self.order.steps_per_epoch
+
+    def __iter__(self) -> NoReturn:
+        what = "a training loader gives its batches epoch by epoch: the order is a function of seed and epoch"
+        raise UserError(what, "for e in range(epochs): for batch in loader.epoch(e): ... (there is no set_epoch).")
+
+    def set_epoch(self, _: int) -> NoReturn:
+        """As torch's sampler has it: refused, with what to write instead."""
+        self.__iter__()
 
     @property
     def notes(self) -> list[str]:
