@@ -3,7 +3,7 @@
 import gc
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,7 +116,8 @@ def test_an_epoch_brings_each_sample_once(size: int, accumulate: int) -> None:
 
 def test_a_loader_used_like_torchs_says_how_an_epoch_is_asked_for() -> None:
     train, _ = ls.loaders("digits", World.single(), batch_size=64, workers=0)
-    for use in (lambda: next(iter(train)), lambda: train.set_epoch(1)):
+    uses: list[Callable[[], object]] = [lambda: next(iter(train)), lambda: train.set_epoch(1)]
+    for use in uses:
         with pytest.raises(UserError, match="epoch by epoch") as refused:
             use()
         assert "for batch in loader.epoch(e)" in refused.value.remedy
