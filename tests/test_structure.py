@@ -53,10 +53,10 @@ BUDGETS = {
     ),
     "verify, chaos": (1163, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
-    "machines": (1100, "commands/doctor commands/launch_script"),
+    "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1336, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_623, 260
+MAX_LINES, MAX_FILES = 37_624, 260
 
 
 def module_name(path: Path) -> str:

@@ -156,7 +156,8 @@ near_limit() {
     near=yes
     # the run's processes take a checkpoint and end; where they do not, they are ended, and go on from the one before
     scancel --signal=USR1 "$SLURM_JOB_ID"
-    sleep {{ plan.signal_before * 3 // 4 }} && again &
+    # not as a job of this shell: where both end at one time, bash may take its exit code for the run's
+    (sleep {{ plan.signal_before * 3 // 4 }} && again &)
 }
 near=
 trap near_limit USR1
