@@ -40,7 +40,10 @@ _BEGAN = time.monotonic()
 # what a machine has but once, by a name in the files whose tests use it
 _ONCE = {"two_hosts": "networks", "namespaces": "networks", "tests.slurm": "Slurm"}
 
-hypothesis.settings.register_profile("lockstep", deadline=None)  # of a test's time: machines are busy at times
+# The same examples for the same test: what a draw finds by luck must not decide whether somebody else's change passes.
+# No deadline of a test's time: machines are busy at times. Other examples each time: `--hypothesis-profile random`.
+hypothesis.settings.register_profile("random", deadline=None)
+hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("lockstep")
 
 

@@ -24,7 +24,7 @@ from lockstep.data.image_sets import Ids, numbered
 from lockstep.data.picture_set import Files, PictureSet, class_name, refused
 from lockstep.distributed.files import named
 from lockstep.distributed.world import World
-from lockstep.errors import PeerError, reason, refusal, unknown
+from lockstep.errors import PeerError, reason, refusal, shown, unknown
 
 Sets = tuple[PictureSet, PictureSet | None]  # to train on, and to validate on where the source has such a part
 _COLUMNS = {
@@ -216,7 +216,7 @@ def _row(where: str, values: list[str], count: int, places: dict[str, int], sepa
         remedy = 'A field with a comma or a line break stands in "quotes".'
     elif not field["path"] or "\0" in field["path"]:
         what = "no path" if not field["path"] else f"the path {_cut(field['path'])} has a zero byte"
-    elif not field["label"].isprintable() or not (field["label"] or separator):
+    elif shown(field["label"]) != field["label"] or not (field["label"] or separator):
         what = f"the label {_cut(field['label'])} has a line break or the like" if field["label"] else "no label"
     elif field.get("split") and not split_of(field["split"]):
         what, remedy = f"the split is {_cut(field['split'])!r}", "It is train, val or test."
