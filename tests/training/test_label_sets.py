@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -125,6 +125,7 @@ def test_a_run_is_kept_by_map_where_pictures_have_several_labels(
 
 
 @given(st.integers(1, 15), st.integers(0, 99), st.booleans())
+@example(14, 49, False)
 @settings(deadline=None, max_examples=25)
 def test_no_other_threshold_has_a_better_f1(n: int, seed: int, ties: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -146,7 +147,8 @@ def test_no_other_threshold_has_a_better_f1(n: int, seed: int, ties: bool) -> No
         if not truth[:, k].any():
             assert chosen[k] == 0.5
             continue
-        tried = [0.0, *logits[:, k].double().sigmoid().tolist()]
+        # just below each, as a sigmoid's last bit depends on how many are taken at once
+        tried = [0.0, *(logits[:, k].double().sigmoid() - 1e-9).tolist()]
         others = [scored([t if j == k else 0.5 for j in range(3)]).f1[k] for t in tried]
         assert best.f1[k] == max(others)
         assert chosen[k] == 0.5 or best.f1[k] > plain.f1[k] or (logits[:, k] == 0).any()
