@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     alone = option.usepdb or option.collectonly or proc.cores() < 2 or "PYTEST_XDIST_WORKER" in os.environ
     if many and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
         option.numprocesses, option.dist = 2, "loadfile"
+        option.loadscopereorder = option.markexpr.startswith("integration")  # else as sorted below
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,13 +79,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(trylast=True)  # of those that are left
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With a budget, begin with another file for each seed."""
-    files = list(dict.fromkeys(item.path for item in items))
-    if _BUDGET_S and files:
-        first = int(_SEED) % len(files)
-        place = {file: number for number, file in enumerate([*files[first:], *files[:first]])}
-        items.sort(key=lambda item: place[item.path])
+    """Begin with the files that take longest, by `slow(SECONDS)` and else by tests: begun last, one would leave a core
+    idle. With a budget, begin those that name no seconds with another file for each seed.
+    """
+    sizes = Counter(item.path for item in items)
+    long = Counter[Path]()
+    for item in items:
+        long[item.path] += sum(sum(mark.args) for mark in item.iter_markers("slow"))
+    files = list(sizes)
+    first = int(_SEED) % len(files) if _BUDGET_S and files else 0
+    files = [*files[first:], *files[:first]]
+    files.sort(key=lambda file: (long[file], 0 if _BUDGET_S else sizes[file]), reverse=True)
+    place = {file: number for number, file in enumerate(files)}
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

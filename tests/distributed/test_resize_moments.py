@@ -75,7 +75,7 @@ def lose_a_rank(command: Command) -> None:
     command.until(lambda: restarts() > before, 120)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_sigusr2_at_every_moment_and_resizes_during_a_restart_change_no_bit(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(_NETS)
     exact = ["--model", "nets:net", "--exact", "5", "--batch-size", "60", "--ema", "0.9", "--max-restarts", "9"]
