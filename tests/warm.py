@@ -2,7 +2,8 @@
 
 `Server.start` begins what `python ARGS` would, but spares it the import of torch, four seconds of a core. The new
 process is a child of the one that asks, has its own descriptors, folder, environment and signals, and starts others in
-the same way: what multiprocessing spawns, and its fork servers. So what runs is what a user runs, but for imports.
+the same way: what multiprocessing spawns, its fork servers, and lockstep's own commands. So what runs is what a user
+runs, but for imports.
 Tests about those, or about the start itself, execute the interpreter: see tests/subprocesses.py.
 
 A forked process becomes a child of the one that asked because the process between them ends at once: the kernel gives
@@ -44,6 +45,7 @@ _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl(2)
 _MESSAGE = 1 << 17
 _PARKING = 512  # where descriptors wait until their places are free
 _execute = util.spawnv_passfds
+_fork_and_execute = subprocess._fork_exec  # type: ignore[attr-defined]
 
 
 class Server:
@@ -194,6 +196,7 @@ def _fork_a_server(fds: list[int], environ: Mapping[str, str]) -> None:
     its.close()
     _server = Server(ours, environ)
     _adopt_multiprocessing()
+    subprocess._fork_exec = _fork_exec  # type: ignore[attr-defined]
 
     def stop() -> None:  # what is not waited for here would stay a zombie of the test suite
         if os.getpid() == parent:
@@ -277,6 +280,17 @@ def _spawnv_passfds(path: bytes, args: Sequence[str | bytes], passfds: Sequence[
     if forked or "resource_tracker" in program[-1] or not server().serves(program, os.environ):
         return _execute(path, args, passfds)
     return server().start(program, {fd: fd for fd in (0, 1, 2, *passfds)}, os.environ, str(Path.cwd()))
+
+
+def _fork_exec(args: Sequence[bytes], files: Any, close: bool, keep: Any, cwd: Any, env: Any, *rest: Any) -> int:
+    """How subprocess starts a program: a warm one where it is a command of lockstep's that a command starts."""
+    program = [os.fsdecode(arg) for arg in args]
+    environ = dict(os.environ) if env is None else dict(os.fsdecode(each).split("=", 1) for each in env)
+    own = program[:3] == [sys.executable, "-m", "lockstep"]
+    if not own or _server is None or _server.owner != os.getpid() or not _server.serves(program[1:], environ):
+        return int(_fork_and_execute(args, files, close, keep, cwd, env, *rest))
+    streams = {place: place if fd < 0 else fd for place, fd in enumerate((rest[0], rest[3], rest[5]))}
+    return _server.start(program[1:], streams, environ, os.fsdecode(cwd or Path.cwd()), session=bool(rest[9]))
 
 
 def _ensure_running() -> None:
