@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.diffs import edited, places
+from tests.subprocesses import run_lockstep
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -65,7 +67,7 @@ def run(command: str, tree: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     line = re.sub(r"^lockstep ", f"{sys.executable} -m lockstep ", re.sub(r"^pytest ", "pytest -q ", command))
     shell = ["bash", "-o", "pipefail", "-c", line]
-    return subprocess.run(shell, cwd=tree, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(shell, cwd=tree, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def test_it_says_how_to_add_what_people_want_to_add() -> None:
@@ -89,17 +91,37 @@ def test_an_example_that_no_longer_fits_would_be_seen(tree: Path) -> None:
         stale.apply(tree)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "a recipe" else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES]
-)
-def test_its_commands_fail_before_and_pass_after(name: str, tree: Path) -> None:
-    chosen = EXAMPLES[name]
-    first = run(chosen.commands[0], tree)
-    assert first.returncode != 0, first.stdout
-    chosen.apply(tree)
-    for command in chosen.commands:
+def fails(command: str, tree: Path) -> bool:
+    """Whether a line of the page does so before the change: those of lockstep by the package that is imported here."""
+    if command.startswith("pytest "):
+        return run(command, tree).returncode != 0
+    words, _, wanted = command.partition(" | grep ")
+    ended = run_lockstep(*words.split()[1:], cwd=tree)
+    return ended.code != 0 or wanted.strip('"') not in ended.out
+
+
+def chosen(command: str) -> dict[str, str]:
+    """By file the tests that a `pytest` line chooses, as -k has it."""
+    words = shlex.split(command)[1:]
+    which = words[words.index("-k") + 1] if "-k" in words else "test"
+    return {word: f"({Path(word).stem} and ({which}))" for word in words if word.endswith(".py")}
+
+
+@pytest.mark.parametrize("names", [["a recipe"], pytest.param([*EXAMPLES], marks=pytest.mark.slow(30))])
+def test_their_commands_fail_before_and_pass_after(names: list[str], tree: Path) -> None:
+    """Several in one copy; what their `pytest` lines choose runs at once, since each start takes seconds."""
+    examples = [EXAMPLES[name] for name in names]
+    for each in examples:
+        assert fails(each.commands[0], tree), each.commands[0]
+    for each in examples:
+        each.apply(tree)
+    commands = [command for each in examples for command in each.commands]
+    tests = [(file, which) for line in commands if line.startswith("pytest ") for file, which in chosen(line).items()]
+    files, which = " ".join(dict(tests)), " or ".join(which for _, which in tests)
+    for command in [line for line in commands if not line.startswith("pytest ")] + [f"pytest -rA {files} -k '{which}'"]:
         ended = run(command, tree)
         assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    assert [file for file, _ in tests if f"PASSED {file}::" not in ended.stdout] == []
 
 
 def test_every_file_that_it_names_exists() -> None:

@@ -8,6 +8,7 @@ import pickle
 import re
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +40,15 @@ def write_cifar(root: Path, records: dict[str, np.ndarray]) -> Path:
     return root
 
 
-def epochs(script: str, data: Path, folder: Path, nproc: int, batch_norm: str = "auto") -> list[float]:
+def epochs(
+    script: str, data: Path, folder: Path, nproc: int, batch_norm: str = "auto", net: str = "models.resnet18("
+) -> list[float]:
     """Loss and accuracy of each of two epochs, four numbers, that a script prints, over all of `data`."""
     text = (SCRIPTS / f"{script}.py").read_text(encoding="utf-8")
     for old, new in (
         (IMPORT, IMPORT + UNCHECKED + FLOAT64 + WARNED),
         ('"12355"', f'"{free_port()}"'),
+        ("models.resnet18(", net),
         (
             'data="data", fraction=0.25, batch_norm="auto"',
             f'data={str(data)!r}, fraction=1.0, batch_norm="{batch_norm}"',
@@ -84,11 +88,12 @@ def test_the_mended_script_and_the_one_after_print_the_same(tmp_path: Path) -> N
         records[name] = rng.integers(0, 256, (8, 3073), dtype=np.uint8)
         records[name][:, 0] %= 10
     data = write_cifar(tmp_path / "data", records)
-    mended = epochs("cifar10_mended", data, tmp_path, 2)
-    assert epochs("cifar10_after", data, tmp_path, 2, "local") == pytest.approx(mended, abs=2e-6)
-    two = epochs("cifar10_after", data, tmp_path, 2)
-    assert epochs("cifar10_after", data, tmp_path, 1) == pytest.approx(two, abs=2e-6)
-    assert abs(epochs("cifar10_before", data, tmp_path, 2)[0] - mended[0]) > 1e-3
+    net = "models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1], "  # half of ResNet-18
+    small = partial(epochs, data=data, folder=tmp_path, net=net)
+    mended = small("cifar10_mended", nproc=2)
+    assert small("cifar10_after", nproc=2, batch_norm="local") == pytest.approx(mended, abs=2e-6)
+    assert small("cifar10_after", nproc=1) == pytest.approx(small("cifar10_after", nproc=2), abs=2e-6)
+    assert abs(small("cifar10_before", nproc=2)[0] - mended[0]) > 1e-3
 
 
 @pytest.mark.realdata
