@@ -53,10 +53,3 @@ def test_a_train_that_leaves_something_else_is_seen() -> None:
         with mock.patch.object(fuzz_law, "trained", wrong):
             _, found = fuzz_law.tried(drawn, pool)
     assert found == [f"with N = {n}, train and verify's trace differ in weights_sha256" for n in (1, 2)]
-
-
-@pytest.mark.slow
-def test_a_few_configurations_agree() -> None:
-    tally = fuzz_law.fuzz(seconds=20, seed=5, configurations=4)
-    assert tally.disagreements == []
-    assert tally.drawn == tally.kinds.total() + tally.refused.total() > 0

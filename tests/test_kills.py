@@ -5,12 +5,12 @@ import pytest
 from tests import kills
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_what_is_struck_at_random_moments_ends_as_the_same_run_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", "")  # which main sets
-    assert kills.main(["--kills", "20", "--seconds", "40", "--seed", "2"]) == 0, capsys.readouterr().out
+    assert kills.main(["--kills", "12", "--seconds", "25", "--seed", "2"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.slow

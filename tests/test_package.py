@@ -127,7 +127,7 @@ def test_the_wheel_trains_from_another_folder(wheel: Path, tmp_path: Path) -> No
 
     program = str(installed / "bin/lockstep")
     assert python(program, "--version").out.startswith(f"lockstep {lockstep.__version__} ")
-    ended = python(program, "train", "digits", "--epochs", "2", "--nproc", "2")
+    ended = python(program, "train", "digits", "--model", "mlp", "--epochs", "1", "--nproc", "2")
     assert ended.code == 0, ended.text
     assert "test accuracy" in ended.out
     (run,) = (elsewhere / "runs").iterdir()

@@ -143,6 +143,6 @@ def kill_at_random(folder: Path, times: int, seed: int) -> int:
     return last
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [5, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path: Path, times: int) -> None:
     assert kill_at_random(tmp_path / "c", times, seed=times) >= 0.6 * times

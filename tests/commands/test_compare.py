@@ -353,7 +353,7 @@ def test_the_real_command_compares_and_goes_on(tmp_path: Path) -> None:
     flags = {"fraction": 0.1, "epochs": 1, "batch-size": 16, "log-every": 1, "device": "cpu", "threads": 1, "nproc": 2}
     flags |= {"strategies": "single,ddp,ddp+syncbn+fp16", "repeats": 1, "out": "found"}
     words = ["compare", "digits", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
-    ended = run_lockstep(*words, cwd=tmp_path, timeout=120, fresh=True)
+    ended = run_lockstep(*words, cwd=tmp_path, timeout=120)
     assert ended.code == 0, ended.text
     assert not ended.orphans
     assert "same samples in the same order" in ended.out

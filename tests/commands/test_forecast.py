@@ -190,7 +190,7 @@ def test_what_a_busy_machine_gives_is_marked_and_not_printed(
 @pytest.mark.slow
 def test_a_real_forecast(tmp_path: Path) -> None:
     flags = ["--nproc", "1,2", "--seconds", "0.05", "--device", "cpu", "--threads", "1", "--out", "found.json"]
-    ended = run_lockstep("forecast", "digits", *flags, cwd=tmp_path, timeout=120, fresh=True)
+    ended = run_lockstep("forecast", "digits", *flags, cwd=tmp_path, timeout=120)
     assert ended.code == 0, ended.text
     assert not ended.orphans
     found = json.loads((tmp_path / "found.json").read_text())

@@ -573,8 +573,8 @@ TABLE = [
     for kind in ("tar", "parquet") for place in ("here", "http", "s3") for n in (1, 2, 3)
     for workers in (0, 2, 4) for killed in (False, True)
 ]  # fmt: skip
-# an eighth of the table, another one for each seed: all of it takes many minutes
-PART = [*OTHERS, *TABLE[int(os.environ.get("LOCKSTEP_FUZZ_SEED", "0")) % 8 :: 8]]
+# six or seven cells of the table, others for each seed, half of them with a kill: all of it takes many minutes
+PART = [*OTHERS, *TABLE[int(os.environ.get("LOCKSTEP_FUZZ_SEED", "0")) % 17 :: 17]]
 
 
 def killed(world: World, config: Config, folder: str, steps: int) -> None:
@@ -594,7 +594,7 @@ def killed(world: World, config: Config, folder: str, steps: int) -> None:
     train(config, world, Path(folder))
 
 
-@pytest.mark.parametrize("cells", [FEW, pytest.param(PART, marks=pytest.mark.slow)], ids=["few", "table"])
+@pytest.mark.parametrize("cells", [FEW, pytest.param(PART, marks=pytest.mark.slow(45))], ids=["few", "table"])
 def test_one_ledger_and_one_set_of_weights_on_any_ranks_workers_and_store(tmp_path: Path, cells: list[Cell]) -> None:
     root = tmp_path / "served"
     write_set(root / "tar", by_class=True)
@@ -677,7 +677,7 @@ def test_ranks_that_are_killed_leave_no_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_faults_are_named_one_by_one(
+def test_hundreds_of_faults_are_named_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(remote, "_DEADLINE_S", 1.0)
@@ -698,7 +698,7 @@ def test_a_thousand_faults_are_named_one_by_one(
         store.fault, ids, named = often, np.arange(len(here)), 0
         expected = here.read(ids)[0]
         capfd.readouterr()
-        while len(injected) < 1000:
+        while len(injected) < 300:
             try:
                 assert there.read(ids)[0].equal(expected)
             except UserError as error:

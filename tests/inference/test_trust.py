@@ -49,14 +49,16 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("hostile", None)
 
 
-def name_code(run: Path, kind: str) -> None:
-    changed = NAMED[kind](config(run / "data"))
+def name_code(run: Path, *kinds: str) -> None:
+    changed = config(run / "data")
+    for kind in kinds:
+        changed = NAMED[kind](changed)
     (run / "config.json").write_text(to_json(changed.to_dict()))
     records = [reports.run(1.0, config=changed.to_dict()), reports.evaluation(2.0, 3, 0), reports.end(3.0, 3)]
     (run / "journal.jsonl").write_text("".join(to_json(record) + "\n" for record in records))
     best = run / "weights" / "best.safetensors"
     note = weights.read_metadata(best)
-    model = {"model": "hostile:make"} if kind == "model" else {}
+    model = {"model": "hostile:make"} if "model" in kinds else {}
     weights.write_sealed(load(best.read_bytes()), best, note | model)  # as who forges it can
 
 
@@ -95,29 +97,35 @@ COMMANDS: dict[str, tuple[str, set[str]]] = {  # the words after the run folder;
 }
 
 
-# a refusal takes a moment, to go through with the command seconds
+# a refusal takes a moment, to go through with the command seconds: with all names at once that it does not need
 EACH = [
-    pytest.param(command, kind, marks=[] if kind in refused else pytest.mark.slow)
+    pytest.param(command, (kind,)) for command, (_, refused) in COMMANDS.items() for kind in NAMED if kind in refused
+]
+EACH += [
+    pytest.param(command, kinds, marks=pytest.mark.slow)
     for command, (_, refused) in COMMANDS.items()
-    for kind in NAMED
+    if (kinds := tuple(kind for kind in NAMED if kind not in refused))
 ]
 
 
-@pytest.mark.parametrize(("command", "kind"), EACH)
+@pytest.mark.parametrize(
+    ("command", "kinds"), EACH, ids=lambda given: given if isinstance(given, str) else "+".join(given)
+)
 def test_code_that_a_run_folder_names_is_refused_or_not_needed(
-    command: str, kind: str, hostile: Path, capsys: pytest.CaptureFixture[str]
+    command: str, kinds: tuple[str, ...], hostile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name_code(hostile, kind)
+    name_code(hostile, *kinds)
     more, refused = COMMANDS[command]
     first, *flags = command.format(run=hostile).split()
     named = [] if "--config" in flags else [str(hostile)]
     with pytest.raises(SystemExit) as end:
         main([first, *named, *flags, *more.format(run=hostile).split()])
     told = capsys.readouterr()
-    assert end.value.code == (2 if kind in refused else 0), told
+    is_refused = kinds[0] in refused
+    assert end.value.code == (2 if is_refused else 0), told
     assert not hostile.with_name("ran").exists(), told
     assert "hostile" not in sys.modules
-    assert ("names code that this would run" in told.err and "--trust-code" in told.err) == (kind in refused), told
+    assert ("names code that this would run" in told.err and "--trust-code" in told.err) == is_refused, told
 
 
 def test_the_same_code_runs_where_it_is_trusted(hostile: Path) -> None:

@@ -117,7 +117,7 @@ def alone() -> dict[str, Any]:
     return everything(SINGLE)
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.fixture(scope="module", params=[1, 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return [alone()] if request.param == 1 else run_ranks(everything, request.param, timeout=120)
 

@@ -309,6 +309,8 @@ def ended(
 def everything(world: World) -> dict[str, list[float]]:
     random.seed(world.rank), np.random.seed(world.rank)
     found = {make.__name__: ended(world, make) for make in MODELS}
+    if world.size == 2:  # whose steps are compared with themselves, which takes long
+        return found
     for make in (LayerDrop, Centre, UnkeyedScalar):
         found[f"{make.__name__} in micro-batches"] = ended(world, make, accumulate=2)
     for kind in (clip, clip_in_place):
@@ -331,16 +333,13 @@ def everything(world: World) -> dict[str, list[float]]:
     return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow(15)), 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, list[float]]]:
     return run_ranks(everything, request.param, law=request.param == 2)
 
 
 def test_all_ranks_end_with_what_one_process_ends_with(ranks: list[dict[str, list[float]]]) -> None:
     one = alone(everything)
-    apart = {
-        name: max(float(np.abs(np.subtract(rank[name], values)).max()) for rank in ranks)
-        for name, values in one.items()
-    }
+    apart = {name: max(float(np.abs(np.subtract(rank[name], one[name])).max()) for rank in ranks) for name in ranks[0]}
     assert {name: value for name, value in apart.items() if not value < 1e-11} == {}
     assert len({tuple(one[name]) for name in ("Net", "clip", "clip_in_place")}) == 3, "hooks act at all"

@@ -79,12 +79,13 @@ def end_of(folder: Path) -> dict[str, Any]:
 
 
 def check(tmp_path: Path, cases: list[tuple[str, Config, *tuple[int, ...]]]) -> None:
-    """cases: (name, config, N, stop after so many steps, N that goes on, stop, N, ...)."""
+    """cases: (name, config, N, stop after so many steps, N that goes on, stop, N, ...), the longest first."""
     configs = {config: tmp_path / f"whole-{i}" for i, config in enumerate(dict.fromkeys(c[1] for c in cases))}
     run_ranks(all_of, 2, [(config, str(folder)) for config, folder in configs.items()], timeout=300)
     for part in range((len(cases[0]) - 1) // 2):
         jobs: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-        stops: list[Any] = [(name, config, *(*numbers, 0)[2 * part :][:2]) for name, config, *numbers in cases]
+        longer = [case for case in cases if len(case) > 2 * part + 2]
+        stops: list[Any] = [(name, config, *(*numbers, 0)[2 * part :][:2]) for name, config, *numbers in longer]
         for name, config, n, at in stops:
             jobs[n].append((config, str(tmp_path / name), at))
         run_jobs(jobs)
@@ -113,20 +114,6 @@ def test_resume_at_the_very_next_sample_on_another_number_of_processes(tmp_path:
     )
 
 
-@pytest.mark.slow
-def test_resume_at_the_ends_of_a_run_and_of_what_is_drawn(tmp_path: Path) -> None:
-    check(
-        tmp_path,
-        [
-            ("first step", EXACT, 1, 1, 3),
-            ("end of the last epoch, before its evaluation", EXACT, 3, STEPS, 1),
-            ("plain", PLAIN, 3, 8, 1),
-            ("mixed", MIXED, 3, 7, 1),
-            ("augmented", AUGMENTED, 1, 7, 3),
-        ],
-    )
-
-
 def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,16 +123,22 @@ def test_an_exact_run_is_not_resumed_where_kernels_round_otherwise(
         alone(trained, EXACT, str(tmp_path))
 
 
-@pytest.mark.slow
-def test_fifty_random_interruptions(tmp_path: Path) -> None:
-    """Five of each of ten runs, which go on with another number of processes each time."""
+@pytest.mark.slow(25)
+def test_random_interruptions_and_those_at_the_ends_of_a_run_and_of_what_is_drawn(tmp_path: Path) -> None:
+    """Three of each of eight runs, which go on with another number of processes each time; one of each other."""
     draw = random.Random(0)
     cases: list[Any] = []
-    for i in range(10):
+    for i in range(8):
         numbers = [draw.randint(1, 4)]
-        for at in sorted(draw.sample(range(1, STEPS), 5)):
+        for at in sorted(draw.sample(range(1, STEPS), 3)):
             numbers += at, draw.choice([n for n in (1, 2, 3, 4) if n != numbers[-1]])
         cases.append((f"case-{i}", draw.choice([EXACT, EXACT, PLAIN, STREAMING]), *numbers))
+    cases += [
+        ("first step", EXACT, 1, 1, 3),
+        ("end of the last epoch, before its evaluation", EXACT, 3, STEPS, 1),
+        ("mixed", MIXED, 3, 7, 1),
+        ("augmented", AUGMENTED, 1, 7, 3),
+    ]
     check(tmp_path, cases)
 
 

@@ -203,7 +203,7 @@ def everything(world: World) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.fixture(scope="module", params=[1, 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return run_ranks(everything, request.param)
 
