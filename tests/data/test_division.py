@@ -108,10 +108,9 @@ def test_the_split_is_the_hash_of_the_content_on_any_number_of_ranks(tmp_path: P
     alone = described(ALONE, str(root), str(tmp_path / "twice"))
     assert len(alone[-2]) == 2
     write(tmp_path / "other", pictures(41))
-    for n in (2, 3):
-        for theirs in run_ranks(described, n, str(root), str(tmp_path / "twice"), str(tmp_path / "other"), timeout=240):
-            assert tuple(theirs[:-1]) == alone[:-1]
-            assert "80 files on rank 0 and 82 on rank 1" in theirs[-1]
+    for theirs in run_ranks(described, 3, str(root), str(tmp_path / "twice"), str(tmp_path / "other"), timeout=240):
+        assert tuple(theirs[:-1]) == alone[:-1]
+        assert "80 files on rank 0 and 82 on rank 1" in theirs[-1]
 
 
 @settings(max_examples=20, deadline=None)

@@ -562,7 +562,7 @@ class Cell(NamedTuple):
 
 FEW = [
     Cell("tar", "here", 2, 1, 0), Cell("tar", "http", 2, 2, 2), Cell("tar", "http", 2, 3, 0, 3, False, 1),
-    Cell("parquet", "here", 2, 3, 0), Cell("folder", "here", 0, 1, 0), Cell("parquet", "http", 0, 2, 2),
+    Cell("parquet", "here", 2, 2, 0), Cell("folder", "here", 0, 1, 0), Cell("parquet", "http", 0, 2, 2),
 ]  # fmt: skip
 OTHERS = [
     Cell("folder", "here", 0, 2, 2), Cell("tar", "http", 0, 2, 0, 2, False, 2), Cell("parquet", "here", 0, 3, 2),
@@ -623,7 +623,7 @@ def test_one_ledger_and_one_set_of_weights_on_any_ranks_workers_and_store(tmp_pa
                 before[cell.ranks].append((*job, cell.stop))
             after[cell.then or cell.ranks].append(job)
         for jobs in (before, after):
-            for n, mine in jobs.items():
+            for n, mine in filter(lambda each: each[1], jobs.items()):
                 run_ranks(all_of, n, mine, timeout=120 + 30 * len(mine), env=environ)
     found: dict[int, dict[tuple[str, str], list[str]]] = {0: {}, 2: {}}
     for cell in cells:
