@@ -93,7 +93,7 @@ def test_official_files_give_the_samples_that_were_written(data: Official, tmp_p
     assert len(data.mean) == len(data.std) == data.shape[0]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ids=st.lists(st.integers(0, 44), max_size=60))
 def test_read_is_the_gather_of_all_samples(ids: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     chosen = np.array(ids, np.int64)

@@ -199,7 +199,7 @@ def caught(do: Callable[[], Any]) -> tuple[Any, UserError | None]:
 fields = st.text(st.characters(codec="utf-8"), max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @example([("ant/0.png", "red\xa0ant")])  # a spreadsheet's space
 @given(st.lists(st.tuples(fields, fields), max_size=5))
 def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
@@ -218,7 +218,7 @@ def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path_factory: pytest.Tem
         assert len(sound) == len(rows)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(st.one_of(st.binary(max_size=60), st.text(alphabet='path,label;\t"\n\r\0é/. x1', max_size=60).map(str.encode)))
 def test_any_bytes_are_a_table_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     root = tmp_path_factory.mktemp("bytes")
