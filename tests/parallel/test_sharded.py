@@ -171,7 +171,7 @@ Found = list[dict[str, Any]]
 
 
 def everything(world: World, folder: str) -> dict[str, Any]:
-    found = {"cases": both(world), "taken": awkward(world), "evaluated": evaluated(world)}
+    found: dict[str, Any] = {"cases": both(world), "taken": awkward(world), "evaluated": evaluated(world)}
     return found | {"pieces": pieces(world, folder)}
 
 
