@@ -62,6 +62,7 @@ def tensors(draw: st.DrawFn, dtypes: list[torch.dtype]) -> torch.Tensor:
 
 
 @given(trees)
+@settings(max_examples=50)
 def test_plain_values_come_back_with_their_types_and_bits(tree: Any) -> None:
     text = json.dumps(encode(tree, "state"), allow_nan=False).encode()
     assert bits(decode(parse_json(text, STATE))) == bits(tree)
@@ -126,7 +127,6 @@ def test_json_that_is_never_written_is_not_read(text: bytes) -> None:
         parse_json(text, STATE)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=8).filter(lambda n: n != "__metadata__"),
                        tensors(REAL), max_size=5))  # fmt: skip
 def test_the_safetensors_library_reads_what_we_write(named: dict[str, torch.Tensor]) -> None:
@@ -135,7 +135,6 @@ def test_the_safetensors_library_reads_what_we_write(named: dict[str, torch.Tens
     assert bits(dict(sorted(found.items()))) == bits(dict(sorted(named.items())))
 
 
-@settings(deadline=None)
 @given(named=st.dictionaries(st.sampled_from("abcdef"), tensors(REAL + COMPLEX), max_size=5))
 @example(named={"a": torch.ones(1), "b": torch.ones(1, dtype=torch.complex64)})
 def test_tensors_come_back_from_a_file_aligned(tmp_path_factory: pytest.TempPathFactory, named: Any) -> None:

@@ -110,7 +110,7 @@ def assert_survives_a_kill_at_any_call(folder: Path, steps: tuple[int, ...], val
 
 
 @pytest.mark.parametrize("steps", [(1, 2), (2, 3)], ids=["writing", "replacing"])
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_call(tmp_path: Path, steps: tuple[int, ...], every: int) -> None:
     assert_survives_a_kill_at_any_call(tmp_path, steps, 33.0, every)
 

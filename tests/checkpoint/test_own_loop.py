@@ -45,21 +45,35 @@ def stopped_and_gone_on(world: World, folder: Path) -> list[tuple[int, int, str,
     return [train(world, folder / name, stop) for name, stop in (("whole", 999), ("stopped", 13), ("stopped", 999))]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_it_goes_on_where_it_was(tmp_path: Path, ranks: int) -> None:
-    found = [stopped_and_gone_on(ALONE, tmp_path)] if ranks == 1 else run_ranks(stopped_and_gone_on, 2, tmp_path)
-    assert [run[:3] for run in found[0]] == [run[:3] for run in found[-1]]
-    whole, stopped, (began, done, weights, state) = found[0]
-    assert (whole[:2], whole[3]) == ((0, 24), {})
-    assert stopped[:2] == (0, 13)
-    assert (began, done) == (10, 24)
-    assert weights == whole[2]
-    assert state["note"] == "as it was"
-    assert state["best"] == (10.0, None)
-    assert sorted(path.name for path in (tmp_path / "stopped/checkpoints").iterdir() if path.name[0] != ".") == [
-        "step-000000015",
-        "step-000000020",
-    ]
+def refused(world: World, folder: Path) -> str:
+    with pytest.raises((UserError, PeerError)) as caught:
+        train(world, folder, 1)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def everything(world: World, folder: Path) -> tuple[list[tuple[int, int, str, dict[str, object]]], str]:
+    return stopped_and_gone_on(world, folder), refused(world, folder / "damaged")
+
+
+def test_it_goes_on_where_it_was_and_where_no_checkpoint_is_good_all_ranks_stop(tmp_path: Path) -> None:
+    train(ALONE, tmp_path / "damaged", 10)
+    oldest, newest = sorted((tmp_path / "damaged/checkpoints").glob("step-*/model.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    assert train(ALONE, tmp_path / "damaged", 0)[0] == 5, "a damaged one is passed over"
+    oldest.write_bytes(b"")
+    (first, said), (second, answered) = run_ranks(everything, 2, tmp_path)
+    assert said.startswith("UserError: no good checkpoint is left in")
+    assert answered.startswith("PeerError: rank 0: no good checkpoint is left in")
+    assert [run[:3] for run in first] == [run[:3] for run in second]
+    for runs, folder in ((first, tmp_path), (stopped_and_gone_on(ALONE, tmp_path / "alone"), tmp_path / "alone")):
+        whole, stopped, (began, done, weights, state) = runs
+        assert (whole[:2], whole[3]) == ((0, 24), {})
+        assert stopped[:2] == (0, 13)
+        assert (began, done) == (10, 24)
+        assert weights == whole[2]
+        assert (state["note"], state["best"]) == ("as it was", (10.0, None))
+        kept = sorted(path.name for path in (folder / "stopped/checkpoints").iterdir() if path.name[0] != ".")
+        assert kept == ["step-000000015", "step-000000020"]
 
 
 def averaged(folder: Path, stop: int) -> tuple[int, str, str, float]:
@@ -97,21 +111,3 @@ def test_a_scale_that_no_step_would_take_is_told(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     with pytest.raises(UserError, match=r"(?s)no step with this optimizer takes one yet.*before resume\(\)"):
         ls.Checkpoints(tmp_path, net, torch.optim.AdamW(net.parameters(), lr=3e-3), ALONE).resume()
-
-
-def refused(world: World, folder: Path) -> str:
-    with pytest.raises((UserError, PeerError)) as caught:
-        train(world, folder, 1)
-    return f"{type(caught.value).__name__}: {caught.value}"
-
-
-def test_one_that_is_damaged_is_passed_over_and_where_none_is_good_all_ranks_stop(tmp_path: Path) -> None:
-    train(ALONE, tmp_path, 10)
-    newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
-    assert train(ALONE, tmp_path, 0)[0] == 5
-    oldest = sorted((tmp_path / "checkpoints").glob("step-*"))[0] / "model.safetensors"
-    oldest.write_bytes(b"")
-    first, second = run_ranks(refused, 2, tmp_path)
-    assert first.startswith("UserError: no good checkpoint is left in")
-    assert second.startswith("PeerError: rank 0: no good checkpoint is left in")

@@ -34,7 +34,7 @@ def _through_disk(folder: Path, *parts: Any, **more: Any) -> Loaded:
         return verify(folder / folder_name(manifest.step))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(sorted(OPTIMIZERS)),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),

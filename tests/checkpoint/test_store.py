@@ -7,12 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.checkpoint import store
-from lockstep.checkpoint.format import MANIFEST, MODEL, OPTIMIZER, STATE, Damaged, FileRecord, Manifest
+from lockstep.checkpoint.format import MANIFEST, MODEL, OPTIMIZER, STATE, Damaged, Manifest
 from lockstep.checkpoint.restore import newest, open_checkpoint, restore, verify
 from lockstep.checkpoint.store import abandon, folder_name, list_checkpoints, prune, tidy, write
 from lockstep.checkpoint.writer import snapshot
@@ -319,21 +318,6 @@ def test_a_folder_that_vanished_is_named_and_not_made_anew(tmp_path: Path) -> No
     run.write_text("a file")
     with pytest.raises(UserError, match="Not a directory"):
         keep(run / "checkpoints", 2)
-
-
-def test_vanishing_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    taken, write_file = snapshot(1, *tiny(1)), store._write_file
-
-    def vanish(path: Path, chunks: Any) -> FileRecord:
-        if path.name == STATE:
-            shutil.rmtree(run)
-        return write_file(path, chunks)
-
-    monkeypatch.setattr(store, "_write_file", vanish)
-    with pytest.raises(UserError, match="No such file or directory"):
-        write(taken, run / "checkpoints")
 
 
 def test_an_error_that_is_not_the_systems_leaves_nothing_behind(

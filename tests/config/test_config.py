@@ -71,6 +71,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (DataConfig, {"fraction": 0.0}, "--fraction 0.0"),
     (DataConfig, {"fraction": 1.5}, "--fraction 1.5"),
     (DataConfig, {"fraction": math.nan}, "--fraction nan"),
+    (DataConfig, {"val_fraction": 1.0}, "--val-fraction 1.0"),
     (DataConfig, {"crop_padding": -1}, "--crop-padding -1"),
     (DataConfig, {"image_size": -1}, "--image-size -1"),
     (SamplesConfig, {"aug_repeats": 0}, "--aug-repeats 0"),

@@ -25,6 +25,7 @@ from lockstep.training.assemble import load_data, loaders
 from tests.ranks import run_ranks
 
 ALONE = World.single()
+Ranks = list[dict[str, Any]]
 
 
 class Numbered(Dataset[tuple[Tensor, Any]]):
@@ -112,7 +113,7 @@ def sets(factory: Any, world: World = ALONE) -> Any:
     return load_data(Config(data=DataConfig(dataset=f"{__name__}:{factory.__name__}")), world)
 
 
-def everything(world: World) -> dict[str, Any]:
+def draws(world: World) -> dict[str, Any]:
     torch.manual_seed(world.rank)
     np.random.seed(world.rank)
     random.seed(world.rank)
@@ -133,14 +134,13 @@ def everything(world: World) -> dict[str, Any]:
     return found
 
 
-def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused() -> None:
-    alone, first, second = *run_ranks(everything, 1), *run_ranks(everything, 2)
+def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused(worlds: Ranks) -> None:
+    alone, first, second = ranks = [rank["draws"] for rank in worlds]
     assert alone["drawn"] == first["drawn"] == second["drawn"]
     train, val = first["drawn"]
     assert not set(train) & set(val)
-    for rank in (alone, first, second):
+    for rank in ranks:
         assert rank["left alone"], "a user's generators go on as they were"
-    for rank in (alone, first, second):
         assert f"{__name__}:by_process/train is not the same set in every process: 20 samples" in rank["by_process"]
         assert "by_process_in_arrays/val is not the same set" in rank["by_process_in_arrays"]
         assert "by_rank/train is not the same set" in rank["by_rank"]
@@ -195,8 +195,8 @@ def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str]]:
     return said, refused
 
 
-def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them() -> None:
-    alone, first, second = *run_ranks(reported, 1), *run_ranks(reported, 2)
+def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them(worlds: Ranks) -> None:
+    alone, first, second = (rank["reported"] for rank in worlds)
     assert alone[0] == first[0] == second[0]
     assert not alone[0].pop("keyed")
     for how, (sentence,) in alone[0].items():
@@ -210,13 +210,8 @@ def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them() -
         assert "own/val depends on the process" in refused["strict"]
 
 
-def noisy(world: World) -> list[float]:
-    del world
-    return [np.random.rand(), random.random()]
-
-
-def test_python_and_numpy_draw_alike_in_every_process() -> None:
-    assert run_ranks(noisy, 1) * 2 == run_ranks(noisy, 2)
+def test_python_and_numpy_draw_alike_in_every_process(worlds: Ranks) -> None:
+    assert [rank["noise"] for rank in worlds] == [worlds[0]["noise"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -245,8 +240,8 @@ def made_by_one(world: World, folder: str) -> int:
     return len(train)
 
 
-def test_a_set_that_only_one_process_can_make_is_not_compared(tmp_path: Path) -> None:
-    assert run_ranks(made_by_one, 1, str(tmp_path)) == [30]
+def test_a_set_that_only_one_process_can_make_is_not_compared(worlds: Ranks) -> None:
+    assert worlds[0]["made by one"] == 30
 
 
 def by_default() -> Any:
@@ -255,25 +250,29 @@ def by_default() -> Any:
     return (images, torch.arange(4)), (images, torch.arange(4))
 
 
-def in_an_own_loop(world: World) -> int:
-    """A script may have set what the factory reads, and no other process has."""
-    torch.set_default_dtype(torch.float64)
-    return len(loaders(f"{__name__}:by_default", world, batch_size=2)[0].images)
-
-
-def with_another_default(world: World) -> int:
-    """As a script that sets it, and then calls `ls.train`: the other process was forked before."""
+def with_another_default(world: World) -> list[int]:
+    """A script sets it, then calls `ls.train` (the other process was forked before), or has a loop of its own."""
     assert warm.at_hand()
     torch.set_default_dtype(torch.float64)
-    return len(sets(by_default, world)[0])
+    return [len(sets(by_default, world)[0]), len(loaders(f"{__name__}:by_default", world, batch_size=2)[0].images)]
 
 
-def test_a_set_is_made_again_with_the_default_dtype_of_the_run() -> None:
-    assert run_ranks(with_another_default, 1) == [4]
+def test_a_set_is_made_again_with_the_default_dtype_of_the_run_or_not_at_all(worlds: Ranks) -> None:
+    assert worlds[0]["another default"] == [4, 4]
 
 
-def test_a_set_of_an_own_loop_is_not_made_by_another_process() -> None:
-    assert run_ranks(in_an_own_loop, 1) == [4]
+def everything(world: World, folder: str) -> dict[str, Any]:
+    found = {"noise": [np.random.rand(), random.random()], "draws": draws(world), "reported": reported(world)}
+    if world.size == 1:
+        found |= {"made by one": made_by_one(world, folder), "another default": with_another_default(world)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """A rank alone, and two."""
+    folder = str(tmp_path_factory.mktemp("once"))
+    return [rank for n in (1, 2) for rank in run_ranks(everything, n, folder, timeout=240)]
 
 
 def test_a_set_that_no_worker_can_be_given_is_named() -> None:

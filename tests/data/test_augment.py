@@ -73,7 +73,7 @@ def slowly(augment: Augment, image: np.ndarray, sample: int, epoch: int) -> np.n
 
 
 @given(case=cases())
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_it_is_what_the_slow_reference_makes(case: tuple[Augment, Tensor, Tensor, int]) -> None:
     augment, images, ids, epoch = case
     out = augment(images, ids, epoch)
@@ -87,7 +87,7 @@ def test_it_is_what_the_slow_reference_makes(case: tuple[Augment, Tensor, Tensor
 
 
 @given(case=cases(), data=st.data())
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_a_samples_bits_do_not_depend_on_its_batch(
     case: tuple[Augment, Tensor, Tensor, int], data: st.DataObject
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_samples_bits_do_not_depend_on_its_batch(
 
 
 @given(case=cases(), dtype=st.sampled_from([torch.uint8, torch.float32, torch.float64, torch.bfloat16]))
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_rows_and_pixels_are_cropped_alike(case: tuple[Augment, Tensor, Tensor, int], dtype: torch.dtype) -> None:
     """A CPU copies rows, any other device gathers pixels."""
     augment, images, ids, epoch = case
@@ -115,7 +115,7 @@ def test_rows_and_pixels_are_cropped_alike(case: tuple[Augment, Tensor, Tensor, 
 
 
 @given(case=cases())
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_large_images_one_by_one_have_the_bits_of_a_batch(case: tuple[Augment, Tensor, Tensor, int]) -> None:
     augment, images, ids, number = case
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -128,7 +128,7 @@ def test_large_images_one_by_one_have_the_bits_of_a_batch(case: tuple[Augment, T
 
 
 @given(case=cases())
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_evaluation_draws_nothing(case: tuple[Augment, Tensor, Tensor, int]) -> None:
     augment, images, ids, _ = case
     plain = Augment(augment.mean, augment.std, image_size=augment.image_size)
@@ -192,7 +192,7 @@ def test_the_stored_images_are_not_written_to() -> None:
 
 @pytest.mark.gpu
 @given(case=cases())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_gpu_makes_the_same_bits(case: tuple[Augment, Tensor, Tensor, int]) -> None:
     augment, images, ids, epoch = case
     out = augment(images.cuda(), ids.cuda(), epoch).cpu()

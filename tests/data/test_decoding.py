@@ -82,13 +82,6 @@ def test_a_jpeg_is_decoded_at_the_least_scale_that_suffices(size: tuple[int, int
         assert (small.float() - whole.float()).pow(2).mean().sqrt() < 4, "of 255"
 
 
-def test_without_torchcodec_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [encoded(photo(90, 61).convert(mode), "JPEG") for mode in ("RGB", "L", "CMYK")]
-    with_it = [decode(data, 40) for data in files]
-    monkeypatch.setattr(decoding, "_codec", None)
-    assert all(torch.equal(decode(data, 40), found) for data, found in zip(files, with_it, strict=True))
-
-
 def test_every_kind_of_picture_becomes_rgb() -> None:
     image, deep = photo(40, 30), np.asarray(photo(40, 30).convert("L")).astype(np.uint16)
     for form, options in (("RGBA", {}), ("LA", {}), ("P", {}), ("P", {"transparency": 3}), ("1", {}), ("L", {})):

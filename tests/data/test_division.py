@@ -108,13 +108,12 @@ def test_the_split_is_the_hash_of_the_content_on_any_number_of_ranks(tmp_path: P
     alone = described(ALONE, str(root), str(tmp_path / "twice"))
     assert len(alone[-2]) == 2
     write(tmp_path / "other", pictures(41))
-    for n in (2, 3):
-        for theirs in run_ranks(described, n, str(root), str(tmp_path / "twice"), str(tmp_path / "other"), timeout=240):
-            assert tuple(theirs[:-1]) == alone[:-1]
-            assert "80 files on rank 0 and 82 on rank 1" in theirs[-1]
+    for theirs in run_ranks(described, 3, str(root), str(tmp_path / "twice"), str(tmp_path / "other"), timeout=240):
+        assert tuple(theirs[:-1]) == alone[:-1]
+        assert "80 files on rank 0 and 82 on rank 1" in theirs[-1]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_no_picture_changes_sides(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """However files are added, renamed, moved to another class, copied or listed."""
@@ -170,12 +169,6 @@ def test_class_folders_alone_are_divided_without_a_flag(tmp_path: Path) -> None:
     assert train.fingerprint == divide(tmp_path, 0.2)[0].fingerprint
     (note,) = train.notes  # type: ignore[attr-defined]
     assert note.startswith(f"validation: {len(val)} of 80 images, chosen by their content (--val-fraction 0.2); ant ")
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
-    with pytest.raises(UserError, match=r"--val-fraction .* is (too small|too large|not a finite number)"):
-        DataConfig(val_fraction=fraction)
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "my.module:sets"])

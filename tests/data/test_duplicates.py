@@ -53,7 +53,7 @@ def test_large_sets_are_looked_through_on_request_alone(tmp_path: Path, monkeypa
     assert duplicates(*digits, "always", ALONE) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
 def test_groups_are_those_of_a_dictionary(pairs: list[tuple[int, int]]) -> None:
     by_hand: dict[tuple[int, int], list[int]] = {}

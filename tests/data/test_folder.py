@@ -99,25 +99,19 @@ def test_evaluation_and_training_without_random_crops_see_the_centre(tmp_path: P
     assert torch.equal(val_random.read(ids, 9)[0], val.read(ids, None)[0])
 
 
-@given(height=sides, width=sides, draws=draws22)
-def test_a_crop_lies_inside_and_has_an_allowed_shape(height: int, width: int, draws: list[float]) -> None:
-    top, left, h, w = crop_box(height, width, draws)
-    assert 0 <= top <= top + h <= height
-    assert 0 <= left <= left + w <= width
-    assert h >= 1
-    assert w >= 1
-    if min(height, width) >= 2:
-        assert (w - 0.5) / (h + 0.5) <= 4 / 3 + 1e-9
-        assert (w + 0.5) / (h - 0.5) >= 3 / 4 - 1e-9
-
-
-@given(height=sides, width=sides, draws=draws22, ratio=st.sampled_from([(1e-3, 0.01), (0.1, 10), (10, 100)]))
-def test_a_crop_of_any_ratio_has_a_pixel(
+@given(
+    height=sides, width=sides, draws=draws22,
+    ratio=st.sampled_from([(3 / 4, 4 / 3), (1e-3, 0.01), (0.1, 10), (10, 100)]),
+)  # fmt: skip
+def test_a_crop_lies_inside_and_has_a_pixel_and_an_allowed_shape(
     height: int, width: int, draws: list[float], ratio: tuple[float, float]
 ) -> None:
     top, left, h, w = crop_box(height, width, draws, ratios=ratio)
     assert 0 <= top < top + h <= height
     assert 0 <= left < left + w <= width
+    if min(height, width) >= 2 and ratio == (3 / 4, 4 / 3):
+        assert (w - 0.5) / (h + 0.5) <= 4 / 3 + 1e-9
+        assert (w + 0.5) / (h - 0.5) >= 3 / 4 - 1e-9
 
 
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1), (3 / 4, 4 / 3)), ((0.35, 0.6), (0.5, 0.9))])
@@ -145,38 +139,6 @@ def test_the_centre_crop_is_torchvisions(height: int, width: int, size: int) -> 
     image = torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     theirs = v2.Compose([v2.Resize(round(size * 256 / 224), antialias=True), v2.CenterCrop(size)])(image)
     assert torch.equal(centre_crop(image, size, 224 / 256), theirs)
-
-
-def decoded(image: Image.Image, kind: str, **options: Any) -> Tensor:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return decode(buffer.getvalue())
-
-
-def test_every_mode_decodes_to_rgb() -> None:
-    red = torch.tensor([200, 30, 40])
-    rgb = Image.new("RGB", (5, 4), (200, 30, 40))
-    for image, kind, options in (
-        (rgb, "PNG", {}),
-        (rgb, "BMP", {}),
-        (rgb, "PPM", {}),
-        (rgb, "WEBP", {"lossless": True}),
-        (rgb.convert("RGBA"), "PNG", {}),
-        (rgb.quantize(4), "PNG", {"transparency": b"\x80\xff"}),
-        (rgb, "JPEG", {"quality": 95}),
-        (rgb.convert("CMYK"), "JPEG", {"quality": 95}),
-    ):
-        pixels = decoded(image, kind, **options)
-        assert pixels.shape == (3, 4, 5)
-        assert pixels.dtype == torch.uint8
-        assert (pixels.int() - red[:, None, None]).abs().max() <= (4 if kind == "JPEG" else 0), (kind, image.mode)
-    for kind in ("PNG", "JPEG"):
-        grey = decoded(Image.new("L", (5, 4), 77), kind)
-        assert grey.shape == (3, 4, 5)
-        assert grey.unique().tolist() == [77]
-    deep = decoded(Image.fromarray(np.full((4, 5), 77 * 256 + 9, np.uint16)), "PNG")
-    assert deep.shape == (3, 4, 5)
-    assert deep.unique().tolist() == [77]
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

@@ -59,20 +59,6 @@ def test_lambda_has_the_moments_of_its_beta_distribution(alpha: float) -> None:
     assert drawn.max() <= 1
 
 
-@pytest.mark.parametrize(
-    ("alpha", "cdf"),
-    [
-        (0.5, lambda x: 2 / np.pi * np.arcsin(np.sqrt(x))),
-        (1.0, lambda x: x),
-        (2.0, lambda x: 3 * x**2 - 2 * x**3),
-    ],
-)
-def test_lambda_has_the_distribution_function_where_that_is_known(alpha: float, cdf: np.ufunc) -> None:
-    drawn = np.sort(symmetric_beta(alpha, uniform_np(3, DRAWS), uniform_np(4, DRAWS)))
-    distance = np.abs(cdf(drawn) - (DRAWS + 0.5) / len(drawn)).max()  # Kolmogorov's
-    assert distance < 1.95 / math.sqrt(len(drawn))  # one in a thousand goes beyond, and the draws are fixed
-
-
 def test_how_many_are_mixed_and_by_what() -> None:
     mix = Mixing(1, 2, mixup=1.0, cutmix=1.0)
     drawn = mix.drawn(DRAWS, 32, 32, 0)
@@ -154,10 +140,3 @@ def test_the_same_bits_on_any_number_of_ranks_however_a_batch_is_cut(way: dict[s
 
 def test_what_is_mixed_is_said() -> None:
     assert MIX.note == "mixup 0.4 and CutMix 1 mix pairs of neighbours in the global batch"
-
-
-def test_a_last_odd_sample_is_left_as_it_is() -> None:
-    mixed, plain = (next(loader(0, 1, mixing).epoch(0)) for mixing in (MIX, None))
-    assert torch.equal(mixed.images[-1], plain.images[-1])
-    assert mixed.labels[-1].tolist() == np.eye(CLASSES)[plain.labels[-1]].tolist()
-    assert (mixed.labels.sum(1) - 1).abs().max() < 1e-6

@@ -28,7 +28,7 @@ def test_permute_stays_in_range_and_apart(n: int, key: int, data: st.DataObject)
 
 @pytest.mark.parametrize("n", [3, 4, 5, pytest.param(6, marks=pytest.mark.slow)])
 def test_every_permutation_is_as_likely(n: int) -> None:
-    trials = max(3000, 12 * math.factorial(n))
+    trials = max(1200, 12 * math.factorial(n))
     seen = Counter(tuple(permute(np.arange(n), n, stream(s, "t")).tolist()) for s in range(trials))
     expected = trials / math.factorial(n)
     chi2 = sum((seen[p] - expected) ** 2 / expected for p in itertools.permutations(range(n)))
@@ -36,7 +36,7 @@ def test_every_permutation_is_as_likely(n: int) -> None:
     assert chi2 < dof + 5 * math.sqrt(2 * dof)  # five standard deviations; four rounds miss it by hundreds
 
 
-@pytest.mark.parametrize("n", [4, 7, 9, 25, 49, 81, 121])
+@pytest.mark.parametrize("n", [4, 7, 9, 25, 121])
 def test_even_and_odd_permutations_are_as_likely(n: int) -> None:
     """Rounds that rotate digits of odd bases are even permutations all: half of the orders would never come."""
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lockstep.commands.index import main
 from lockstep.data import parquet, remote
 from lockstep.data.parquet import pictures, unpacked
 from lockstep.data.shard_index import build
@@ -51,7 +52,7 @@ def read_back(path: Path, label: str = "", image: str = "") -> tuple[list[tuple[
     dictionary=st.booleans(), version=st.sampled_from(["1.0", "2.0"]), group=st.integers(1, 30),
     page=st.sampled_from([1, 200, 1 << 20]), batch=st.integers(1, 9), limit=st.sampled_from([100, 1 << 20]),
 )  # fmt: skip
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_picture_is_where_the_index_says(
     tmp_path: Path, held: list[tuple[bytes, int]], again: list[int], compression: str, dictionary: bool, version: str,
     group: int, page: int, batch: int, limit: int,
@@ -203,7 +204,7 @@ def wrong(case: str, path: Path) -> str:
             write([bytes(80 << 20)], [0], names, compression="zstd", use_dictionary=False)
             return "can't be read at row 0: a page of"
         case "label of zeros":
-            write(some, ["a" * (80 << 20)] * 6, None, compression="zstd")
+            write(some[:1], ["a" * (80 << 20)], None, compression="zstd")
             return "can't be read at row 0: a page of"
         case "schema":
             pyarrow.parquet.write_table(pyarrow.table({"a": [1], "label": [2]}), path)
@@ -280,17 +281,8 @@ print(len(rows), len(pages), peak() - before)
     assert mib < 50
 
 
-def test_a_machine_without_pyarrow_is_told_so(tmp_path: Path) -> None:
+def test_a_machine_without_pyarrow_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet_set(tmp_path / "x")
-    program = f"""
-import sys
-sys.modules["pyarrow"] = None
-from lockstep.commands.index import main
-from lockstep.errors import UserError
-try:
-    main([{str(tmp_path / "x")!r}])
-except UserError as error:
-    print(error)
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.splitlines() == ["Parquet files need pyarrow", "  pip install 'lockstep-torch[parquet]'"]
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"Parquet files need pyarrow\n  pip install 'lockstep-torch\[parquet\]'"):
+        main([str(tmp_path / "x")])

@@ -52,7 +52,7 @@ from tests.data.store import (
 )
 from tests.journals import read
 from tests.ranks import RankFailed, run_ranks
-from tests.subprocesses import lockstep, run_lockstep
+from tests.subprocesses import Command
 from tests.training.test_resume import all_of, end_of
 
 ALONE = World.single()
@@ -96,8 +96,9 @@ for each in webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
     digest = hashlib.sha256(each.get("jpg") or each["png"]).hexdigest()
     print(json.dumps([each["__key__"], int(each["cls"]), digest]))
 """  # in a process of its own: it leaves files open
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    theirs = [json.loads(line) for line in ended.stdout.splitlines()]
+    ended = Command(sys.executable, "-c", program, warm=True).end()
+    assert ended.code == 0, ended.text
+    theirs = [json.loads(line) for line in ended.out.splitlines()]
     read = [hashlib.sha256(train.source.read(k)).hexdigest() for k in range(len(train))]
     mine = [[key.partition("/")[2], label, digest] for (key, label), digest in zip(keys(train), read, strict=True)]
     assert mine == theirs
@@ -219,8 +220,7 @@ from lockstep.data.shards import find_parts
 parts, _ = find_parts("shards:{root}", Path("."))
 build(parts["train"], 1, lambda done, total: done < 3 or os.kill(os.getpid(), signal.SIGKILL))
 """
-    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert Command(sys.executable, "-c", program, warm=True).end().code == -signal.SIGKILL
     assert not list(root.glob(".lockstep-*.safetensors"))
     write_shard(root / "train-000001.tar", [2, 1], 800)  # of those that were done, one changes
     opened: list[str] = []
@@ -342,7 +342,7 @@ def test_patterns() -> None:
     width=st.integers(1, 14), seed=st.integers(0, 99), epoch=st.integers(0, 5),
     fraction=st.sampled_from([1.0, 0.5, 0.03]), batch=st.integers(1, 9), repeats=st.sampled_from([1, 2]),
 )  # fmt: skip
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_windows_are_a_permutation_whose_middle_is_as_near_as_its_start(
     sizes: list[int], width: int, seed: int, epoch: int, fraction: float, batch: int, repeats: int
 ) -> None:
@@ -468,8 +468,7 @@ def killed(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
 Path.replace = killed
 remote.PieceCache(Path({str(cache.folder)!r}), 1 << 20).read("{77:064x}", 0, 1, lambda: b"abc")
 """
-    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert Command(sys.executable, "-c", program, warm=True).end().code == -signal.SIGKILL
     assert cache.read(f"{77:064x}", 0, 3, lambda: b"xyz") == b"xyz"
 
 
@@ -562,7 +561,7 @@ class Cell(NamedTuple):
 
 FEW = [
     Cell("tar", "here", 2, 1, 0), Cell("tar", "http", 2, 2, 2), Cell("tar", "http", 2, 3, 0, 3, False, 1),
-    Cell("parquet", "here", 2, 3, 0), Cell("folder", "here", 0, 1, 0), Cell("parquet", "http", 0, 2, 2),
+    Cell("parquet", "here", 2, 2, 0), Cell("folder", "here", 0, 1, 0), Cell("parquet", "http", 0, 2, 2),
 ]  # fmt: skip
 OTHERS = [
     Cell("folder", "here", 0, 2, 2), Cell("tar", "http", 0, 2, 0, 2, False, 2), Cell("parquet", "here", 0, 3, 2),
@@ -623,7 +622,7 @@ def test_one_ledger_and_one_set_of_weights_on_any_ranks_workers_and_store(tmp_pa
                 before[cell.ranks].append((*job, cell.stop))
             after[cell.then or cell.ranks].append(job)
         for jobs in (before, after):
-            for n, mine in jobs.items():
+            for n, mine in filter(lambda each: each[1], jobs.items()):
                 run_ranks(all_of, n, mine, timeout=120 + 30 * len(mine), env=environ)
     found: dict[int, dict[tuple[str, str], list[str]]] = {0: {}, 2: {}}
     for cell in cells:
@@ -637,76 +636,3 @@ def test_one_ledger_and_one_set_of_weights_on_any_ranks_workers_and_store(tmp_pa
             assert next(record["step"] for record in records[again:] if record["kind"] == "step") > 1, cell.name
     assert [len(each) for each in found.values()] == [1, 1], found
     assert found[0].keys() != found[2].keys()
-
-
-@pytest.mark.slow
-def test_ranks_that_are_killed_leave_no_trace(tmp_path: Path) -> None:
-    root = write_set(tmp_path / "photos")
-    flags = [
-        *("--shuffle-window", "2", "--image-size", "16", "--model", "mlp", "--device", "cpu", "--threads", "1"),
-        *("--exact", "3", "--batch-size", "9", "--epochs", "6", "--checkpoint-every", "2steps", "--log-every", "1"),
-        *("--law", "off", "--max-restarts", "9"),
-    ]
-    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONWARNINGS": "default"}
-
-    def steps() -> int:
-        journal = tmp_path / "killed/journal.jsonl"
-        return sum(record["kind"] == "step" for record in read(journal)) if journal.is_file() else 0
-
-    with serving(tmp_path) as store:
-        store.slow_s = 0.02
-        name = f"shards:{store.address}/photos"
-        run = lockstep(
-            *("train", "--dataset", name, "--nproc", "2", "--workers", "1", "--out", str(tmp_path / "killed"), *flags),
-            cwd=tmp_path, env=environ,
-        )  # fmt: skip
-        for rank, after in ((1, 4), (0, 12)):
-            run.until(lambda after=after: steps() >= after and len(run.workers()) == 2, 120)  # type: ignore[misc]
-            run.signal(signal.SIGKILL, run.workers()[rank])
-        ended = run.end(240)
-        assert ended.code == 0, ended.text
-    whole = run_lockstep(
-        *("train", "--dataset", f"shards:{root}", "--nproc", "1", "--workers", "0", "--out", str(tmp_path / "whole")),
-        *flags, cwd=tmp_path, env=environ, timeout=120,
-    )  # fmt: skip
-    assert whole.code == 0, whole.text
-    found = [end_of(tmp_path / name) for name in ("killed", "whole")]
-    assert found[0]["ledger_sha256"] == found[1]["ledger_sha256"]
-    assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
-    assert sum(record["kind"] == "fault" for record in read(tmp_path / "killed/journal.jsonl")) >= 2
-
-
-@pytest.mark.slow
-def test_hundreds_of_faults_are_named_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(remote, "_DEADLINE_S", 1.0)
-    write_set(tmp_path / "photos")
-    here, _ = sets("photos", tmp_path)
-    injected: list[str] = []
-    gave_up: list[str] = []
-
-    def often(path: str, number: int) -> str:
-        if number % 3:
-            return ""
-        injected.append(FAULTS[len(injected) % 6])  # "late" takes a second
-        return injected[-1]
-
-    with serving(tmp_path) as store:
-        there, _ = sets(f"{store.address}/photos", tmp_path)
-        there.source.cache = None
-        store.fault, ids, named = often, np.arange(len(here)), 0
-        expected = here.read(ids)[0]
-        capfd.readouterr()
-        while len(injected) < 300:
-            try:
-                assert there.read(ids)[0].equal(expected)
-            except UserError as error:
-                gave_up.append(str(error))
-            lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith(f"note: {store.address}")]
-            assert all(": bytes " in line for line in lines)
-            named += len(lines)
-        assert set(injected) == set(FAULTS[:6])
-        assert all(f"({remote.TRIES} tries)" in each for each in gave_up)
-        # the HTTP library may try again by itself where a connection is closed
-        assert named + len(gave_up) >= sum(kind != "reset" for kind in injected) - remote.TRIES

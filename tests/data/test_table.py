@@ -199,7 +199,7 @@ def caught(do: Callable[[], Any]) -> tuple[Any, UserError | None]:
 fields = st.text(st.characters(codec="utf-8"), max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @example([("ant/0.png", "red\xa0ant")])  # a spreadsheet's space
 @given(st.lists(st.tuples(fields, fields), max_size=5))
 def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
@@ -218,7 +218,7 @@ def test_what_a_csv_writer_wrote_is_read_or_refused(tmp_path_factory: pytest.Tem
         assert len(sound) == len(rows)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(st.one_of(st.binary(max_size=60), st.text(alphabet='path,label;\t"\n\r\0é/. x1', max_size=60).map(str.encode)))
 def test_any_bytes_are_a_table_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     root = tmp_path_factory.mktemp("bytes")
@@ -258,8 +258,7 @@ def test_a_folder_and_its_table_train_to_the_same_weights_on_any_number_of_ranks
             for split in ("val", "train") for i in range(5) for name in ("bee", "ant")]  # fmt: skip
     listed(tmp_path, rows)
     (digest,) = set(trained(ALONE, str(tmp_path), str(tmp_path / "out")))
-    for n in (2, 3):
-        assert run_ranks(trained, n, str(tmp_path), str(tmp_path / "out"), timeout=240) == [[digest, digest]] * n
+    assert run_ranks(trained, 3, str(tmp_path), str(tmp_path / "out"), timeout=240) == [[digest, digest]] * 3
     train, _ = sets(tmp_path / "list.csv")
     folders, _ = load(DataConfig(dataset="folder", image_size=8), tmp_path, 0, ALONE)
     ids = np.arange(len(train))

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -87,25 +85,6 @@ def test_a_sample_looks_the_same_in_any_batch_order_process_and_number_of_thread
     assert random.getstate() == before[1]
     assert str(np.random.get_state()) == str(before[2])
     assert (torch.get_num_threads(), whole.dtype, whole.shape) == (threads, torch.uint8, stored.shape)
-
-
-@given(
-    specs=st.lists(st.sampled_from(SPECS), min_size=1, max_size=3),
-    ids=st.lists(st.integers(0, 2**45), min_size=1, max_size=4, unique=True),
-    epoch=st.integers(0, 99),
-    grey=st.booleans(),
-    data=st.data(),
-)
-@settings(deadline=None, max_examples=25)
-def test_its_look_depends_on_seed_epoch_and_id_alone(
-    specs: list[str], ids: list[int], epoch: int, grey: bool, data: st.DataObject
-) -> None:
-    shape = (1, 7, 11) if grey else (3, 7, 11)
-    transform, stored = made(*specs, shape=shape), pictures(len(ids), shape)
-    whole = transform(stored.clone(), np.array(ids), epoch)
-    some = data.draw(st.lists(st.sampled_from(range(len(ids))), min_size=1, unique=True))
-    part = made(*specs, shape=shape)(stored[some].clone(), np.array(ids)[some], epoch)
-    assert torch.equal(part, whole[some])
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -57,7 +57,7 @@ def folded(name: str) -> str:
 
 @example([name for name in HOSTILE if len(name) < 255])  # all that differ in case or form alone among them
 @given(st.lists(names, min_size=1, max_size=12))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=150)
 def test_a_class_s_folder_is_one_harmless_name_and_says_the_class(classes: list[str]) -> None:
     if any(len(name.encode("utf-8", "surrogatepass")) * 3 > 255 for name in classes):
         with suppress(UserError):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -146,7 +146,6 @@ cards = st.integers(1, 4).flatmap(
 
 
 @given(cards, st.sampled_from(list(Card.__dataclass_fields__)), st.sampled_from(["", "[", "null", "[1]", "-1", "NaN"]))
-@settings(deadline=None)
 def test_a_card_comes_back_and_a_damaged_one_is_refused_or_reads_as_something_sound(
     card: Card, field: str, damage: str
 ) -> None:

@@ -17,7 +17,7 @@ from lockstep.training.optimizers import build
 
 
 @given(rows=st.integers(2, 24), columns=st.integers(2, 24), seed=st.integers(0, 100))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_an_orthogonal_update_has_the_singular_vectors_and_none_of_the_sizes(
     rows: int, columns: int, seed: int
 ) -> None:

@@ -1,6 +1,7 @@
 """Synchronised batch normalisation against nn.BatchNorm on the whole batch, in float64; and the care of buffers."""
 
 import copy
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -73,9 +74,18 @@ def _all_splits(world: World) -> list[dict[str, object]]:
     return [_sync_rank(world, split, m) for split in SPLITS[world.size] for m in (0.1, None)]
 
 
+def _everything(world: World) -> tuple[list[dict[str, object]], dict[str, object]]:
+    return _all_splits(world), _edge_cases(world) if world.size == 2 else {}
+
+
+@cache
+def _ranks(n: int) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    return run_ranks(_everything, n)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_it_is_batch_norm_of_the_global_batch_on_any_number_of_ranks_and_uneven_shares(n: int) -> None:
-    ranks = [_all_splits(SINGLE)] if n == 1 else run_ranks(_all_splits, n)
+    ranks: list[list[Any]] = [_all_splits(SINGLE)] if n == 1 else [splits for splits, _ in _ranks(n)]
     cases = [(split, m) for split in SPLITS[n] for m in (0.1, None)]
     for index, (split, momentum) in enumerate(cases):
         reference = _network(momentum)
@@ -136,7 +146,7 @@ def _edge_cases(world: World) -> dict[str, object]:
 
 
 def test_two_ranks_at_the_edges() -> None:
-    first, second = run_ranks(_edge_cases, 2)
+    first, second = (edges for _, edges in _ranks(2))
     assert first["without ghost"] > 1e-3, "a dummy that is not a ghost must be seen, or the test above proves nothing"
     assert first["offsets"] == second["offsets"]
     assert first["offsets"] == pytest.approx(

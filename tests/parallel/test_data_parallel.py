@@ -80,22 +80,27 @@ def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.import_module(f"torch.nn.parallel.{name}"), attribute, stand_in)
 
 
-def _ddp(world: World, sizes: list[int], accumulate: int) -> dict[str, list[float]]:
-    model = network()
-    train(world, parallelize(model, world, batch_norm="local"), sizes, accumulate)
-    average_buffers(model, world.size)
-    return state(model)
+SIZES = (([8, 7, 2], 1), ([8, 8, 5], 2))  # of batches, with --accumulate
 
 
-@pytest.mark.parametrize(("sizes", "accumulate"), [([8, 7, 2], 1), ([8, 8, 5], 2)])
-def test_two_gpus_train_as_two_processes_do(sizes: list[int], accumulate: int) -> None:
-    model = network()
-    train(SINGLE, OnCpu(model, 2), sizes, accumulate)
-    expected = run_ranks(_ddp, 2, sizes, accumulate)[0]
-    found = state(model)
-    assert found.keys() == expected.keys()
-    for name, values in found.items():  # weights and running statistics
-        assert values == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
+def _ddp(world: World) -> list[dict[str, list[float]]]:
+    found = []
+    for sizes, accumulate in SIZES:
+        model = network()
+        train(world, parallelize(model, world, batch_norm="local"), sizes, accumulate)
+        average_buffers(model, world.size)
+        found.append(state(model))
+    return found
+
+
+def test_two_gpus_train_as_two_processes_do() -> None:
+    for (sizes, accumulate), expected in zip(SIZES, run_ranks(_ddp, 2)[0], strict=True):
+        model = network()
+        train(SINGLE, OnCpu(model, 2), sizes, accumulate)
+        found = state(model)
+        assert found.keys() == expected.keys()
+        for name, values in found.items():  # weights and running statistics
+            assert values == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])

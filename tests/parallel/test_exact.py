@@ -147,28 +147,33 @@ def everything(world: World) -> dict[str, Any]:
 
 
 @cache
-def ranks_of(n: int) -> list[dict[str, Any]]:
-    return run_ranks(everything, n, timeout=120)
+def by_one() -> dict[str, Any]:
+    return alone(everything)
 
 
-def test_one_digest_where_the_ranks_do_not_divide_the_slices() -> None:
-    check_digests(ranks_of(1)[0]["cases"], [rank["cases"] for rank in ranks_of(3)])
+@pytest.fixture(scope="module")
+def three() -> list[dict[str, Any]]:
+    return run_ranks(everything, 3, timeout=120)
 
 
-def test_the_canary_plain_ddp_differs() -> None:
+def test_one_digest_where_the_ranks_do_not_divide_the_slices(three: list[dict[str, Any]]) -> None:
+    check_digests(by_one()["cases"], [rank["cases"] for rank in three])
+
+
+def test_the_canary_plain_ddp_differs(three: list[dict[str, Any]]) -> None:
     """If adding floats gave one digest too, the test above would prove nothing."""
-    assert ranks_of(1)[0]["plain"] != ranks_of(3)[0]["plain"]
+    assert by_one()["plain"] != three[0]["plain"]
 
 
-def test_a_non_finite_slice_is_seen_by_all_ranks_alike() -> None:
-    answers = [rank["poisoned"]["fp32"][0] for rank in ranks_of(3)]
+def test_a_non_finite_slice_is_seen_by_all_ranks_alike(three: list[dict[str, Any]]) -> None:
+    answers = [rank["poisoned"]["fp32"][0] for rank in three]
     assert all(any(seen) for seen in answers)
     assert len({tuple(seen) for seen in answers}) == 1
-    assert all(rank["poisoned"]["fp16"][1] for rank in ranks_of(3)), "the scaler's decision is one for all"
+    assert all(rank["poisoned"]["fp16"][1] for rank in three), "the scaler's decision is one for all"
 
 
-def test_a_rank_without_a_slice_in_its_first_step_goes_with_the_others() -> None:
-    assert [rank["steps of one"] for rank in ranks_of(3)] == [ranks_of(1)[0]["steps of one"]] * 3
+def test_a_rank_without_a_slice_in_its_first_step_goes_with_the_others(three: list[dict[str, Any]]) -> None:
+    assert [rank["steps of one"] for rank in three] == [by_one()["steps of one"]] * 3
 
 
 class Centred(nn.Module):

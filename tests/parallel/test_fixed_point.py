@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,7 +28,6 @@ magnitudes = st.floats(min_value=-126, max_value=120)
     seed=st.integers(0, 2**31),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-@settings(deadline=None)
 def test_order_and_grouping_change_no_bit(
     slices: int, top: float, spread: float, seed: int, dtype: torch.dtype
 ) -> None:
@@ -40,7 +39,6 @@ def test_order_and_grouping_change_no_bit(
 
 
 @given(slices=st.integers(1, 64), top=st.floats(-60, 120), seed=st.integers(0, 2**31))
-@settings(deadline=None)
 def test_rounding_stays_below_2_to_the_minus_30_of_the_largest(slices: int, top: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     # exponents from the top down by 50 binary orders within one tensor

@@ -109,6 +109,8 @@ def everything(world: World) -> dict[str, Any]:
     found |= {("groups", accumulate): trained(world, "groups:4", accumulate) for accumulate in (1, 2, 4)}
     found["spread"] = trained(world, "auto", spread=True, steps=6)
     found["one sample"] = one_sample(world)
+    if world.size == 4:
+        found["ddp"] = _ddp(world)
     return found
 
 
@@ -117,9 +119,14 @@ def alone() -> dict[str, Any]:
     return everything(SINGLE)
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@cache
+def ranks_of(n: int) -> list[dict[str, Any]]:
+    return [alone()] if n == 1 else run_ranks(everything, n, timeout=120)
+
+
+@pytest.fixture(params=[1, pytest.param(3, marks=pytest.mark.slow), 4])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return [alone()] if request.param == 1 else run_ranks(everything, request.param, timeout=120)
+    return ranks_of(request.param)
 
 
 def plain(accumulate: int = 1, spread: bool = False, steps: int = 6) -> dict[str, Any]:
@@ -185,7 +192,7 @@ def _ddp(world: World) -> dict[str, Any]:
 
 
 def test_groups_on_one_process_are_torchs_ddp_on_four_with_plain_batch_norm() -> None:
-    four = run_ranks(_ddp, 4)[0]
+    four = ranks_of(4)[0]["ddp"]
     model = net()
     step = TrainStep(
         parallelize(model, SINGLE, batch_norm="groups:4"),

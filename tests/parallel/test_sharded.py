@@ -132,7 +132,6 @@ def pieces(world: World, folder: str) -> dict[str, Any]:
         "cut and joined": torch.equal(whole(mine), source) and local(mine).numel() < source.numel(),
         "compared": [name for name, value in contents(model, optimizer) if is_part(value)],
         "shape of plain": part_of(source, torch.zeros(1)) is source,
-        "evaluated": evaluated(world),
     }
 
 
@@ -171,13 +170,15 @@ def evaluated(world: World) -> list[tuple[float, float]]:
 Found = list[dict[str, Any]]
 
 
-def everything(world: World) -> dict[str, Any]:
-    return {"cases": both(world), "taken": awkward(world), "evaluated": evaluated(world)}
+def everything(world: World, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"cases": both(world), "taken": awkward(world), "evaluated": evaluated(world)}
+    return found | {"pieces": pieces(world, folder)}
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
-def ranks(request: pytest.FixtureRequest) -> Found:
-    return run_ranks(everything, request.param, timeout=180, law=request.param == 3)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = str(tmp_path_factory.mktemp("pieces"))
+    return run_ranks(everything, request.param, folder, timeout=180, law=request.param == 3)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -201,19 +202,14 @@ def evaluated_alone() -> list[tuple[float, float]]:
     return evaluated(World.single())
 
 
-def assert_evaluated(ranks: list[list[tuple[float, float]]]) -> None:
+def test_any_number_of_chunks_is_evaluated_on_any_number_of_ranks(ranks: Found) -> None:
     for rank in ranks:
-        for ours, expected in zip(rank, evaluated_alone(), strict=True):
+        for ours, expected in zip(rank["evaluated"], evaluated_alone(), strict=True):
             assert ours == pytest.approx(expected, rel=1e-6)
 
 
-def test_any_number_of_chunks_is_evaluated_on_any_number_of_ranks(ranks: Found) -> None:
-    assert_evaluated([rank["evaluated"] for rank in ranks])
-
-
-def test_a_rank_holds_a_part_and_the_disk_gets_the_whole(tmp_path: Path) -> None:
-    found = run_ranks(pieces, 3, str(tmp_path))
-    assert_evaluated([rank["evaluated"] for rank in found])
+def test_a_rank_holds_a_part_and_the_disk_gets_the_whole(ranks: Found) -> None:
+    found = [rank["pieces"] for rank in ranks]
     everything = found[0]["all"]
     assert sum(rank["held"] for rank in found) == everything
     assert all(rank["held"] < 0.6 * everything for rank in found)
