@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed import DistError
 
 from lockstep.config import Execution
-from lockstep.distributed.environment import (
-    JOB,
-    first_host,
-    launcher_ranks,
-    over_slurm_nodes,
-    port_of,
-    tasks_per_node,
-)
+from lockstep.distributed.environment import JOB, first_host, launcher_ranks, over_slurm_nodes, port_of, tasks_per_node
 from lockstep.distributed.rendezvous import open_store
 from lockstep.errors import UserError
 

@@ -158,8 +158,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("call", ["end_with_parent()", "pass"])
+@pytest.mark.parametrize(
+    ("method", "call"), [("spawn", "end_with_parent()"), ("forkserver", "end_with_parent()"), ("spawn", "pass")]
+)
 def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path, method: str, call: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT.format(method=method, call=call))

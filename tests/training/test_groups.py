@@ -87,12 +87,7 @@ def test_head_and_decay() -> None:
         (0.00125, 0.1),
     ]
     assert made["stem.1.bias"][1] == 0
-    for name, choice, count in (
-        ("adamw", "auto", 7),
-        ("adamw", "yes", 0),
-        ("sgd", "auto", 0),
-        ("sgd", "no", 7),
-    ):
+    for name, choice, count in (("adamw", "auto", 7), ("adamw", "yes", 0), ("sgd", "auto", 0), ("sgd", "no", 7)):
         chosen = OptimConfig(optimizer=name, weight_decay=0.1, decay_norms=choice)  # type: ignore[arg-type]
         assert len(spared(model, chosen)) == count
         rest = [g for g in build(model, chosen, 0.1).param_groups if not g["weight_decay"]]

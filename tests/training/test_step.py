@@ -22,7 +22,7 @@ from lockstep.parallel.strategy import parallelize
 from lockstep.training import optimizers
 from lockstep.training.evaluation import evaluate
 from lockstep.training.step import TrainStep
-from tests.ranks import RankFailed, run_ranks
+from tests.ranks import RankFailed, alone, run_ranks
 
 SINGLE = World.single()
 FEATURES, CLASSES = 4, 3
@@ -205,7 +205,7 @@ def everything(world: World) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow), 3])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return run_ranks(everything, request.param)
+    return [alone(everything)] if request.param == 1 else run_ranks(everything, request.param)
 
 
 def test_a_samples_mask_is_the_same_on_any_rank(ranks: list[dict[str, Any]]) -> None:
