@@ -20,14 +20,8 @@ from lockstep.distributed.world import World, join, pretended_rank
 from lockstep.errors import PeerError, UserError
 from tests.ranks import run_ranks
 
-WHOLE = {
-    "RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-}
+WHOLE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+WHOLE |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture(autouse=True)
@@ -202,10 +196,6 @@ def test_alone_nothing_is_awaited(capsys: pytest.CaptureFixture[str]) -> None:
         raise UserError("itself")
     dataclasses.replace(world, rank=1, size=2).print("not from here")
     assert capsys.readouterr().out == "a 1\n"
-
-
-def test_cores_are_those_this_process_may_use() -> None:
-    assert 1 <= cores() <= (os.cpu_count() or 1)
 
 
 def test_a_process_alone_may_pretend_to_be_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
