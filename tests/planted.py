@@ -35,20 +35,9 @@ DEADLINE_S, STEPS = 150.0, 10
 EQUAL = 1e-3  # of a tensor's largest value: rounding in float32 grows to 1e-5 in 12 steps
 FLAGS = (
     *("train", "digits", "--model", "tests.planted:net", "--device", "cpu", "--threads", "1", "--workers", "0"),
-    *(
-        "--batch-size",
-        "50",
-        "--accumulate",
-        "2",
-        "--fraction",
-        "0.0713",
-        "--epochs",
-        "4",
-        "--crop-padding",
-        "1",
-        "--flip",
-    ),
-    *("--optimizer", "sgd", "--lr", "0.05", "--clip-norm", "1", "--max-restarts", "0", "--hang-timeout", "60"),
+    *("--batch-size", "50", "--accumulate", "2", "--fraction", "0.0713", "--epochs", "4", "--crop-padding", "1"),
+    *("--flip", "--optimizer", "sgd", "--lr", "0.05", "--clip-norm", "1"),
+    *("--max-restarts", "0", "--hang-timeout", "60"),
 )
 
 

@@ -182,7 +182,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *["train", "digits", "--nproc", "2", "--epochs", "2", "--batch-size", "100", "--log", "csv", "--out", "run"],
         cwd=folder,
         timeout=120,
-        fresh=True,
     )
     assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
     assert ended.out.count("test accuracy") == 1
@@ -219,8 +218,7 @@ def test_eval_repeats_the_last_evaluation_on_any_number_of_processes(
     assert re.fullmatch(
         r"mean over classes: precision .*  recall .*  F1 .* \(lowest: .*\); calibration error .*%", by_class
     )
-    for n in (2, 3):
-        assert run_ranks(evaluated, n, str(trained)) == [expected] + [""] * (n - 1)
+    assert run_ranks(evaluated, 3, str(trained)) == [expected, "", ""]
 
 
 def test_weights_say_what_an_answer_means(trained: Path, tmp_path: Path) -> None:

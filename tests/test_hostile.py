@@ -67,24 +67,6 @@ OPEN = {
 }
 
 
-THREADED = """
-import threading
-import lockstep as ls
-
-def rank(world):
-    return world.rank
-
-if __name__ == "__main__":
-    threading.Thread(target=threading.Event().wait, daemon=True).start()  # no fork then, but a fresh interpreter
-    print(ls.launch(rank, nproc=2))
-"""
-
-
-def test_a_script_is_found_by_the_fresh_interpreters_that_it_starts(tmp_path: Path) -> None:
-    (tmp_path / "case.py").write_text(THREADED)
-    assert runs.execute(tmp_path, ["case.py"], fresh=False) == (0, "[0, 1]\n")
-
-
 @pytest.mark.slow
 def test_the_judge_tells_right_from_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(name: str) -> Verdict:

@@ -210,7 +210,7 @@ import sys
 import lockstep
 from lockstep.cli import main
 lines = "|--help|--version|recipes|show cifar10|train --help|train mnist --help|train --help all"
-lines += "|train --help optim|eval --help|index --help|predict --help|audit --help|runs|watch x|diff x y"
+lines += "|train --help optim|eval --help|index --help|predict --help|audit --help|doctor --help|runs|watch x|diff x y"
 for line in lines.split("|"):
     try:
         main(line.split())

@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from docs.from_code import escaped, table
@@ -58,6 +59,7 @@ class Error:
 Names = dict[str, ast.expr]
 
 
+@cache
 def errors() -> list[Error]:
     """All of them, in the order of the files."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}

@@ -5,20 +5,15 @@ They go in by public hooks, of loaders, modules, parameters and the optimizer, a
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config
 from lockstep.data.augment import Mixing, Pairs
 from lockstep.data.loaders import Batch
-from lockstep.data.order import Shard
 from lockstep.distributed.world import World
 from lockstep.training.assemble import Run
-
-_rand = torch.rand  # bound before a step could key what it draws
 
 
 def _at_updates(run: Run, change: Callable[[int], object], after: bool = False) -> None:
@@ -46,11 +41,6 @@ def _scale_gradients(run: Run, factor: float, names: tuple[str, ...] = (), step:
 
 
 # Gradients and their sum
-
-
-def wrong_denominator(run: Run, world: World, config: Config) -> None:
-    if world.size == 2:
-        _scale_gradients(run, 24 / 25)
 
 
 def tiny_factor(run: Run, world: World, config: Config) -> None:
@@ -106,20 +96,6 @@ class _Step:
         return self.step(batch)
 
 
-def skipped_on_one_rank(run: Run, world: World, config: Config) -> None:
-    class Skipping(_Step):
-        def __call__(self, batch: Batch) -> Tensor:
-            before = [p.detach().clone() for p in run.model.parameters()]
-            loss = self.step(batch)
-            if batch.step == 1 and world.rank == 1:
-                with torch.no_grad():
-                    for parameter, value in zip(run.model.parameters(), before, strict=True):
-                        parameter.copy_(value)
-            return loss
-
-    run.step = Skipping(run)  # type: ignore[assignment]
-
-
 def remainder_dropped(run: Run, world: World, config: Config) -> None:
     """The last of the accumulated micro-batches never passes."""
 
@@ -165,30 +141,6 @@ def average_of_one_rank(run: Run, world: World, config: Config) -> None:
 # Data
 
 
-def _recut(run: Run, cut: Callable[[tuple[Shard, ...]], tuple[Shard, ...]]) -> None:
-    right = run.train.shards
-    run.train.shards = lambda count: cut(right(count))
-
-
-def overlapping_shares(run: Run, world: World, config: Config) -> None:
-    def early(pieces: tuple[Shard, ...]) -> tuple[Shard, ...]:
-        return tuple(replace(p, rows=slice(p.rows.start - world.rank, p.rows.stop)) for p in pieces)
-
-    _recut(run, early)
-
-
-def slices_by_size(run: Run, world: World, config: Config) -> None:
-    """Exact mode that cuts a rank's share where it should take whole slices."""
-
-    def halves(pieces: tuple[Shard, ...]) -> tuple[Shard, ...]:
-        if world.size == 1:
-            return pieces
-        start, stop = pieces[0].rows.start, pieces[-1].rows.stop
-        return (replace(pieces[0], rows=slice(start, start + 1)), replace(pieces[1], rows=slice(start + 1, stop)))
-
-    _recut(run, halves)
-
-
 class _WithinTheShare(Mixing):
     def __call__(self, images: Tensor, labels: Tensor, pairs: Pairs, epoch: int, first: int) -> tuple[Tensor, Tensor]:
         own = np.arange(len(pairs.partner))
@@ -204,17 +156,6 @@ def mixed_within_the_share(run: Run, world: World, config: Config) -> None:
 # Forward passes
 
 
-def forgotten_seed(run: Run, world: World, config: Config) -> None:
-    """Each process's generator goes on from wherever it was."""
-    own = torch.Generator().manual_seed(world.rank)
-
-    def unseeded(module: nn.Module, args: Any) -> Any:
-        torch.manual_seed(int(torch.randint(1 << 30, (), generator=own)))
-        return (args[0] * _rand(len(args[0]), 1, 1, 1).add(0.5),) if module.training else None
-
-    run.model.register_forward_pre_hook(unseeded)
-
-
 def buffers_of_one_rank(run: Run, world: World, config: Config) -> None:
     run.step.sync.watch_buffers = lambda: None  # type: ignore[method-assign]
     run.step.sync.synchronize = lambda: None  # type: ignore[method-assign]
@@ -228,19 +169,3 @@ def kernel_by_size(run: Run, world: World, config: Config) -> None:
 
 def _rounded_otherwise(images: Tensor) -> Tensor:
     return (images / 3) * 3
-
-
-# What is evaluated and written
-
-
-def padded_evaluation(run: Run, world: World, config: Config) -> None:
-    """The set is padded to a multiple of the ranks by repeating its first samples, as DistributedSampler does."""
-    right = run.val.__class__.__iter__
-
-    class Padded(run.val.__class__):  # type: ignore[name-defined,misc]
-        def __iter__(self) -> Any:
-            for chunk, images, labels in right(self):
-                repeat = 1 + (chunk == 0 and self.world.size == 2)
-                yield chunk, images.repeat(repeat, 1, 1, 1), labels.repeat(repeat)
-
-    run.val.__class__ = Padded

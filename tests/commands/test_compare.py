@@ -76,9 +76,7 @@ def test_words_change_the_config_and_nothing_else() -> None:
     assert replace(changed, precision="fp32", accumulate=1, model=config.model) == config
     assert of("exact8") == of("ddp+exact8") == replace(config, exact=8)
     assert of("ddp+stages3") == config.with_execution(model_parallel=3)
-    links = {
-        "ddp+bf16grads": CommConfig("bf16"),
-    }
+    links = {"ddp+bf16grads": CommConfig("bf16")}
     assert {text: of(text).comm for text in links} == links
     given = CommConfig("fp16")
     assert of("ddp+bf16", comm=given).comm == given, "what a strategy does not name is as the flags have it"

@@ -37,7 +37,7 @@ def test_the_everyday_help_is_one_screen(recipe: str, capsys: Any, monkeypatch: 
     assert any("--batch-size" in one and f"[{batch}]" in one + two for one, two in itertools.pairwise(lines))
 
 
-@pytest.mark.parametrize("columns", [40, 60, 100, 300])
+@pytest.mark.parametrize("columns", [40, 100])
 def test_nothing_breaks_inside_a_word(columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     texts = [said(capsys, "--help"), *(said(capsys, f"{name} --help all") for name in COMMANDS if name != "lint")]
@@ -48,7 +48,7 @@ def test_nothing_breaks_inside_a_word(columns: int, capsys: Any, monkeypatch: py
         assert flag.help in whole, flag.name
 
 
-@pytest.mark.parametrize("columns", [40, 60, 100])
+@pytest.mark.parametrize("columns", [40, 100])
 def test_recipes_and_what_they_are_fit_too(columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     whole = said(capsys, "recipes")

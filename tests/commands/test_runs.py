@@ -124,7 +124,7 @@ def test_hostile_names_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixt
     assert r"no folder a\x1b[2J" in said(capsys, "runs", "a\x1b[2J", code=2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.text(max_size=30), min_size=3, max_size=3), min_size=1, max_size=4), st.integers(20, 120))
 def test_any_table_keeps_its_width_and_its_first_columns(rows: list[list[str]], width: int) -> None:
     one, two, three = zip(*rows, strict=True)

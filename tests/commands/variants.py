@@ -10,20 +10,12 @@ from torch import Tensor, nn
 from lockstep.config import Config
 from lockstep.data.loaders import Batch, EvalLoader
 from lockstep.distributed.world import World
-from lockstep.parallel.batchnorm import SyncBatchNorm
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.training.assemble import Run
 
 
 def nothing(run: Run, world: World, config: Config) -> None:
     """The right one."""
-
-
-def local_batch_norm(run: Run, world: World, config: Config) -> None:
-    """Global batch norm that forgets to synchronise."""
-    for module in run.model.modules():
-        if isinstance(module, SyncBatchNorm):
-            module.world = World.single(world.device)
 
 
 class _MeanOfMeans:

@@ -16,7 +16,7 @@ from lockstep.errors import UserError
 from lockstep.training.run_folder import check
 
 SCHEDULES = get_args(ScheduleName)
-EPOCHS = (1, 3, 1000)
+EPOCHS = (1, 1000)
 MODELS = itertools.cycle(itertools.product(("mlp", "resnet18", "timm/resnet18"), ("", None)))
 
 

@@ -130,10 +130,7 @@ def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag_and_comes_
             "--nproc all is not a whole number, a range as 1:4 or auto\n  Give a whole number, a range as 1:4 or auto.",
         ),
         (["--gpus", "0,b"], "--gpus 0,b is not whole numbers with commas between them"),
-        (
-            ["--schedule", "cosin"],
-            "'cosin'\n  Did you mean cosine? --schedule takes constant, linear, step",
-        ),
+        (["--schedule", "cosin"], "'cosin'\n  Did you mean cosine? --schedule takes constant, linear, step"),
         (["--precision=fp31"], "unknown precision 'fp31'"),
         (["--flip=yes"], "--flip=yes: the flag takes no value"),
         (["\u2014epochs", "3"], "\u2014epochs begins with a dash, not with hyphens\n  Type it: --epochs."),

@@ -21,9 +21,11 @@ from lockstep.distributed.devices import (
     device_type,
     devices,
     has_streams,
+    own_devices,
     peak_gib,
     peaks_gib,
     process_count,
+    rank_device,
 )
 from lockstep.distributed.proc import threads_each
 from lockstep.distributed.world import join
@@ -43,14 +45,8 @@ ALLOWED = {
         "'cuda'",
     ): "nn.DataParallel's copies are compiled for CUDA and ROCm alone",
     ("src/lockstep/config/execution.py", "'cuda'"): "the flag's values",
-    (
-        "src/lockstep/parallel/batchnorm.py",
-        "'cuda'",
-    ): "torch's fused batch normalisation is compiled for CUDA and ROCm",
-    (
-        "src/lockstep/distributed/devices.py",
-        "'cuda'",
-    ): "what hides GPUs, and where to look for them, by kind",
+    ("src/lockstep/parallel/batchnorm.py", "'cuda'"): "torch's fused batch normalisation is compiled for CUDA and ROCm",
+    ("src/lockstep/distributed/devices.py", "'cuda'"): "what hides GPUs, and where to look for them, by kind",
     ("benchmarks/gpu.py", "torch.backends.cudnn"): "the tutorials' side keeps torch's own TF32 setting",
     ("benchmarks/gpu.py", "'cuda'"): "TF32 is measured where it exists",
 }
@@ -96,24 +92,13 @@ def test_nvidia_s_own_calls_stand_only_where_nothing_generic_does_the_same() -> 
     assert not set(ALLOWED) - set(found), "no longer in use"
 
 
-@pytest.mark.parametrize(
-    ("source", "what"),
-    [
-        ("torch.cuda.synchronize()", "torch.cuda"),
-        ("import torch.cuda", "torch.cuda"),
-        ("from torch import cuda", "torch.cuda"),
-        ("from torch.cuda.amp import autocast", "torch.cuda"),
-        ("model.cuda()", ".cuda"),
-        ("x.is_cuda", ".is_cuda"),
-        ("torch.device('cuda:1')", "'cuda'"),
-        ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn"),
-    ],
-)
-def test_each_use_would_be_seen(source: str, what: str) -> None:
-    assert [found for _, found in nvidia(source)] == [what]
-
-
-def test_generic_calls_are_not_mistaken_for_them() -> None:
+def test_each_use_would_be_seen_and_generic_calls_are_not_mistaken_for_them() -> None:
+    uses = "torch.cuda.synchronize(); model.cuda(); x.is_cuda; torch.device('cuda:1'); torch.backends.cudnn.x = True"
+    assert sorted(found for _, found in nvidia(uses)) == sorted(
+        ["torch.cuda", ".cuda", ".is_cuda", "'cuda'", "torch.backends.cudnn"]
+    )
+    for line in ("import torch.cuda", "from torch import cuda", "from torch.cuda.amp import autocast"):
+        assert [found for _, found in nvidia(line)] == ["torch.cuda"]
     generic = "torch.accelerator.synchronize(); torch.backends.mps.is_available(); say('CUDA_VISIBLE_DEVICES, cuda')"
     assert not list(nvidia(generic))
 
@@ -149,7 +134,9 @@ def put(monkeypatch: pytest.MonkeyPatch, *args: Any) -> Accelerator:
 def test_gpus_are_those_of_the_accelerator_that_is_there(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     accelerator = put(monkeypatch, kind, 2)
     assert device_type(Execution()) == device_type(Execution(gpus=(1,))) == kind
+    assert devices(Execution()) == [torch.device(kind, 0), torch.device(kind, 1)]
     assert devices(Execution(gpus=(1, 0))) == [torch.device(kind, 1), torch.device(kind, 0)]
+    assert devices(Execution(device="cpu")) == [torch.device("cpu")]
     with join(Execution(gpus=(1,), threads=1), {}) as world:
         assert world.device == torch.device(kind, 1)
     assert accelerator.index == 1
@@ -166,10 +153,21 @@ def test_a_missing_accelerator_says_where_to_look(
     monkeypatch: pytest.MonkeyPatch, built_for: str, words: str, asked: dict[str, Any]
 ) -> None:
     put(monkeypatch, built_for, 0)
+    assert devices(Execution()) == [torch.device("cpu")]
     with pytest.raises(UserError, match=rf"this machine has no such device .* for {words}") as caught:
         devices(Execution(**asked))
     for place in ("nvidia-smi", "ZE_AFFINITY_MASK", "--device cpu"):
         assert place in caught.value.remedy
+
+
+def test_a_process_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As srun --gpus-per-task=1 leaves it: four processes on the machine, each in sight of one GPU."""
+    put(monkeypatch, "cuda", 1)
+    assert [rank_device(Execution(), rank, 4) for rank in range(4)] == [torch.device("cuda", 0)] * 4
+    put(monkeypatch, "cuda", 2)
+    stages = Execution(model_parallel=2)
+    assert rank_device(stages, 3, 4) == torch.device("cuda", 0)
+    assert own_devices(stages, 3) == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 def test_streams_are_for_devices_that_have_several_queues() -> None:
@@ -251,3 +249,4 @@ def test_auto_is_a_process_for_two_cores(monkeypatch: pytest.MonkeyPatch) -> Non
         assert count == processes_on(cores)
         assert count * threads_each(0, count) <= cores  # no core has two threads
         assert process_count(Execution(device="cpu", nproc=5)) == 5
+        assert process_count(Execution(device="cpu", strategy="single")) == 1

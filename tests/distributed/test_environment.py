@@ -9,34 +9,16 @@ from hypothesis import strategies as st
 from torch.distributed import DistError
 
 from lockstep.config import Execution
-from lockstep.distributed.environment import (
-    JOB,
-    first_host,
-    launcher_ranks,
-    over_slurm_nodes,
-    port_of,
-    tasks_per_node,
-)
+from lockstep.distributed.environment import JOB, first_host, launcher_ranks, over_slurm_nodes, port_of, tasks_per_node
 from lockstep.distributed.rendezvous import open_store
 from lockstep.errors import UserError
 
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "123@1",
-}
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "2",
-    "SLURM_STEP_NUM_TASKS": "5",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-    "SLURM_STEP_NODELIST": "gpu[03-04,09]",
-}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "123@1"}
+OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+ALONE = {name: "1" if name.endswith("SIZE") else "0" for name in OPEN_MPI if "WORLD" in name}
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "5"}
+SLURM |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
+SLURM |= {"SLURM_STEP_NODELIST": "gpu[03-04,09]"}
 PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 
@@ -81,13 +63,7 @@ def test_a_given_port_is_respected() -> None:
     "environ",
     [
         {},
-        OPEN_MPI
-        | {
-            "OMPI_COMM_WORLD_RANK": "0",
-            "OMPI_COMM_WORLD_SIZE": "1",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-        },
+        OPEN_MPI | ALONE,
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script, not a step
         SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"},  # one task a node
     ],

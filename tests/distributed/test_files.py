@@ -78,7 +78,7 @@ def test_a_file_system_without_locks_holds_nothing(tmp_path: Path, monkeypatch: 
 
 
 def test_of_runs_that_start_at_once_in_one_folder_one_trains(tmp_path: Path) -> None:
-    commands = [lockstep(*LONG, cwd=tmp_path) for _ in range(4)]
+    commands = [lockstep(*LONG, cwd=tmp_path) for _ in range(3)]
     journal = tmp_path / "run/journal.jsonl"
     running = commands
     while len(running) > 1:

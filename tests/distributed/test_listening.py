@@ -11,20 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-from torch.distributed import TCPStore, distributed_c10d
+from torch.distributed import TCPStore
 
-from lockstep.distributed.rendezvous import (
-    LOOPBACK,
-    interface_of,
-    keep_to_loopback,
-    listen_at,
-    listening,
-    serve,
-    shown,
-)
-from lockstep.distributed.world import World
-from tests.ranks import run_ranks
+from lockstep.distributed.rendezvous import LOOPBACK, interface_of, keep_to_loopback, listen_at, listening, serve, shown
 from tests.subprocesses import Command, lockstep
 
 _LONG = ("train", "--epochs", "2000", "--nproc", "2", "--threads", "1", "--out", "run", "--log-every", "5")
@@ -70,21 +59,6 @@ def test_on_one_machine_only_the_loopback_listens_and_what_comes_there_is_no_cod
     ended = command.end()
     assert (ended.code, ended.orphans, trap.exists()) == (143, (), False), ended.text
     assert "listening" not in ended.out, "a line for what others can reach"
-
-
-def gathered(world: World) -> list[Any]:
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("a collective unpickles")
-
-    setattr(distributed_c10d, "_tensor_to_object", refuse)  # noqa: B010
-    return [world.gather({"rank": world.rank, "text": "é" * world.rank * 900}), world.gather([None, 0.1, float("inf")])]
-
-
-def test_what_ranks_gather_is_json() -> None:
-    expected = [[{"rank": rank, "text": "é" * rank * 900} for rank in range(3)], [[None, 0.1, float("inf")]] * 3]
-    assert run_ranks(gathered, 3) == [expected] * 3
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        World.single().gather(torch.nn.Identity())
 
 
 def test_a_named_interface_stays_and_others_are_the_loopback() -> None:

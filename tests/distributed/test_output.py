@@ -3,8 +3,11 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,24 +18,31 @@ from lockstep.distributed.output import for_people, take_broken, unbreakable_out
 from tests.subprocesses import Command
 
 
-def train(tmp_path: Path, stdout: int, nproc: str) -> list[dict[str, object]]:
-    arguments = ("train", "--epochs", "2", "--nproc", nproc, "--threads", "1", "--out", "run")
-    ended = Command(sys.executable, "-m", "lockstep", *arguments, cwd=tmp_path, stdout=stdout, warm=True).end()
-    assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
-    return [json.loads(line) for line in (tmp_path / "run/journal.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize(("how", "nproc"), [("a pipe without a reader", "2"), ("a full disk", "1")])
-def test_training_goes_on_without_its_output(tmp_path: Path, how: str, nproc: str) -> None:
+@contextmanager
+def broken(how: str) -> Iterator[int]:
+    """A descriptor that nothing can be written to."""
     if how == "a full disk":
         out = os.open("/dev/full", os.O_WRONLY)
     else:
         reader, out = os.pipe()
         os.close(reader)
     try:
-        records = train(tmp_path, out, nproc)
+        yield out
     finally:
         os.close(out)
+
+
+def train(folder: Path, nproc: str, stdout: int | None = None) -> None:
+    arguments = f"train --fraction 0.1 --epochs 2 --nproc {nproc} --threads 1 --out run".split()
+    ended = Command(sys.executable, "-m", "lockstep", *arguments, cwd=folder, stdout=stdout, warm=True).end()
+    assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
+
+
+@pytest.mark.parametrize(("how", "nproc"), [("a pipe without a reader", "2"), ("a full disk", "1")])
+def test_training_goes_on_without_its_output(tmp_path: Path, how: str, nproc: str) -> None:
+    with broken(how) as out:
+        train(tmp_path, nproc, out)
+    records = [json.loads(line) for line in (tmp_path / "run/journal.jsonl").read_text().splitlines()]
     assert records[-1]["status"] == "completed"
     (told,) = [record for record in records if record["kind"] == "fault"]
     assert told["fault"] == "output"
@@ -63,6 +73,9 @@ PRODUCTS = [
     *("eval run", "runs .", "report run --no-pictures", "export run", "diff run run2", "watch run --once"),
     *(f"predict run pictures {flags}" for flags in ("--format csv", "--format jsonl", "--nproc 2")),
 ]
+CASES = [(command, "a full disk") for command in PRODUCTS] + [
+    (command, "a pipe without a reader") for command in ("recipes", "runs .", "predict run pictures --nproc 2")
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,26 +83,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "pictures").mkdir()
-    for name, seed in (("run", "0"), ("run2", "1")):
-        arguments = ("train", "--epochs", "1", "--nproc", "1", "--out", name, "--seed", seed)
-        ended = Command(sys.executable, "-m", "lockstep", *arguments, cwd=folder, warm=True).end()
-        assert ended.code == 0, ended.text
+    train(folder, "1")
+    shutil.copytree(folder / "run", folder / "run2")
     for k in range(300):
         Image.new("L", (8, 8), k % 256).save(folder / f"pictures/{k:03}.png")
     return folder
 
 
-@pytest.mark.parametrize("command", PRODUCTS)
-@pytest.mark.parametrize("how", ["a full disk", "a pipe without a reader"])
+@pytest.mark.parametrize(("command", "how"), CASES)
 def test_a_product_that_can_t_be_written_is_a_failure(command: str, how: str, runs: Path) -> None:
-    if how == "a full disk":
-        out = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reader, out = os.pipe()
-        os.close(reader)
-    words = command.split()
-    ended = Command(sys.executable, "-m", "lockstep", *words, cwd=runs, stdout=out, warm=True).end()
-    os.close(out)
+    with broken(how) as out:
+        words = command.split()
+        ended = Command(sys.executable, "-m", "lockstep", *words, cwd=runs, stdout=out, warm=True).end()
     (runs / "run-best.safetensors").unlink(missing_ok=True)
     assert ended.code == 2, ended.text
     assert "standard output ended: " in ended.err, ended.text

@@ -9,10 +9,7 @@ from torch.distributed import HashStore, Store, TCPStore
 
 from lockstep.distributed import rendezvous
 from lockstep.distributed.rendezvous import address_towards, choose_interface, fresh_store, interface_of
-from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.monitoring.heartbeat import run_store
-from tests.ranks import run_ranks
 
 
 def begin(store: TCPStore, size: int) -> list[Store]:
@@ -79,18 +76,3 @@ def test_this_host_s_own_addresses() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_an_address_has_an_interface(address: str) -> None:
     assert interface_of(address) == "lo"
-
-
-def left_over(world: World) -> bool:
-    """Whether there is an alarm in the run's store; leaves one there."""
-    store = run_store(world)
-    assert store is not None
-    found = store.check(["alarm"])
-    world.barrier()
-    store.set("alarm", "0")
-    return found
-
-
-def test_a_restarted_run_hears_no_alarm_of_the_run_before(shared: TCPStore) -> None:
-    for _ in range(2):  # as a launcher that starts its workers again
-        assert run_ranks(left_over, 2, env={"MASTER_PORT": str(shared.port)}) == [False, False]

@@ -109,7 +109,9 @@ def test_resizes_and_a_kill_change_no_bit_and_leave_nothing(tmp_path: Path) -> N
     assert "3 -> 2 processes at step " in resize(tmp_path, 2)  # asked for while it is started again
     choose_again(command, folder, 1)
     stepping(command, folder)
-    runs, resizes = kinds(folder, "run"), kinds(folder, "resize")
+    runs, resizes, (restart,) = kinds(folder, "run"), kinds(folder, "resize"), kinds(folder, "fault")
+    assert (restart["fault"], restart["step"], restart["processes"]) == ("restart", runs[2]["resumed_from"], 3)
+    assert restart["cause"].startswith("rank 2: killed by SIGKILL")
     assert [each["world"]["size"] for each in runs] == [1, 3, 3, 2, 1]
     assert [each.get("resized_from", 0) for each in runs] == [0, 1, 0, 3, 2]
     assert [(each["before"], each["processes"]) for each in resizes] == [(1, 3), (3, 2), (2, 1)]
@@ -165,6 +167,7 @@ def test_sigusr2_ends_no_run_and_waits_for_one_that_starts(nproc: str, said: str
     command.signal(signal.SIGTERM)
     ended = command.end(120)
     assert (ended.code, ended.orphans) == (143, ()), ended.text
+    assert records(tmp_path / "run")[-1]["status"] == "interrupted"
     assert not kinds(tmp_path / "run", "resize")
 
 

@@ -30,31 +30,6 @@ def steps_after(command: Command, folder: Path, starts: int, kind: str = "step")
     command.until(reached, 120)
 
 
-def undisturbed(place: Path, epochs: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
-    ended = run_lockstep(*FLAGS, *more, "--nproc", "1", "--epochs", epochs, "--out", "straight", cwd=place, timeout=120)
-    assert ended.code == 0, ended.text
-    return records(place / "straight")[-1]
-
-
-def test_a_killed_rank_is_started_again_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
-    command = lockstep(*FLAGS, "--nproc", "2", "--epochs", "6", "--out", "run", cwd=tmp_path)
-    steps_after(command, tmp_path / "run", 1, "checkpoint")
-    command.signal(signal.SIGKILL, command.workers()[1])
-    ended = command.end(180)
-    assert (ended.code, ended.orphans) == (0, ()), ended.text
-    assert "rank 1: killed by SIGKILL" in ended.err
-    assert "restart 1 of 3 on 2 process(es)" in ended.err
-    found = records(tmp_path / "run")
-    assert [record["resumed_from"] > 0 for record in found if record["kind"] == "run"] == [False, True]
-    (restart,) = [record for record in found if record.get("fault") == "restart"]
-    assert restart["cause"].startswith("rank 1: killed by SIGKILL")
-    resumed = next(record for record in found[found.index(restart) :] if record["kind"] == "run")
-    assert (restart["step"], restart["processes"]) == (resumed["resumed_from"], resumed["world"]["size"])
-    straight = undisturbed(tmp_path, "6")
-    for name in ("status", "steps", "ledger_sha256", "weights_sha256"):
-        assert found[-1][name] == straight[name]
-
-
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_started_again(tmp_path: Path) -> None:
     flags = ("--nproc", "2", "--epochs", "40", "--hang-timeout", "4", "--out", "run")

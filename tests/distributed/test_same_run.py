@@ -95,16 +95,7 @@ def two_machines(tmp_path: Path, first: list[str], second: list[str], **how: Any
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     common = ["--nproc", "1", "--nnodes", "2", "--threads", "1", "--out", "run"]
-    meeting = [
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(port),
-        "--collective-timeout",
-        "60",
-        "--hang-timeout",
-        "9",
-    ]
+    meeting = f"--master-addr 127.0.0.1 --master-port {port} --collective-timeout 60 --hang-timeout 9".split()
     words = (sys.executable, "-m", "lockstep", "train", "digits", "--epochs", "1", *common, *meeting, "--node-rank")
     started = [
         Command(*words, "0", *first, cwd=tmp_path / "0", warm=True),

@@ -28,7 +28,11 @@ except BaseException as error:
 WAIT = "time.sleep(60)"
 
 
-def stopped(*signals: int, body: str = WAIT, cleanup: str = "pass", reason: str = "None", nohup: bool = False) -> Ended:
+def stopped(
+    *signals: int, body: str = WAIT, go: Path | None = None, reason: str = "None", nohup: bool = False
+) -> Ended:
+    """`go`: a file that the cleaning up waits for; it is there when all signals have been sent."""
+    cleanup = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)" if go else "pass"
     program = STOPPABLE.format(body=body, cleanup=cleanup, reason=reason)
     if nohup:
         program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + program
@@ -39,6 +43,8 @@ def stopped(*signals: int, body: str = WAIT, cleanup: str = "pass", reason: str 
         command.until(lambda: "ended by" in command.said())
     for number in signals[1:]:
         command.signal(signal.Signals(number))
+    if go:
+        go.touch()
     return command.end()
 
 
@@ -51,9 +57,9 @@ def stopped(*signals: int, body: str = WAIT, cleanup: str = "pass", reason: str 
     ],
 )
 def test_the_first_signal_raises_and_the_later_ones_do_not_disturb_the_cleaning_up(
-    number: int, name: str, code: int
+    number: int, name: str, code: int, tmp_path: Path
 ) -> None:
-    ended = stopped(number, signal.SIGINT, signal.SIGTERM, cleanup="time.sleep(0.4)")
+    ended = stopped(number, signal.SIGINT, signal.SIGTERM, go=tmp_path / "go")
     assert ended.out.split("\n") == ["ready", f"ended by {name}", "cleaned up", ""], ended.text
     assert ended.code == code, ended.text
 
@@ -158,8 +164,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("call", ["end_with_parent()", "pass"])
+@pytest.mark.parametrize(
+    ("method", "call"), [("spawn", "end_with_parent()"), ("forkserver", "end_with_parent()"), ("spawn", "pass")]
+)
 def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path, method: str, call: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT.format(method=method, call=call))

@@ -100,7 +100,7 @@ def a_journal(path: Path) -> bytes:
     return content
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_damage_anywhere_is_told_or_harmless_and_never_speaks_against_a_checkpoint(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +165,7 @@ fields = st.dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["run", "step", "eval", "end"]), fields), max_size=5))
 def test_what_is_written_is_read_again(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, dict[str, Any]]]

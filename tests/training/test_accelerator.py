@@ -58,7 +58,7 @@ def _trained(world: World, seen: Seen, config: Config) -> dict[str, list[str]]:
 
 
 def _alone(world: World, seen: Seen) -> dict[str, dict[str, list[str]]]:
-    """The ways to train that one process has on its own device."""
+    """The ways to train that one process has on its own device; each rank has its part of them."""
     single = World.single(world.device)
     model, optim = _config().model, _config().optim
     configs = {
@@ -67,7 +67,7 @@ def _alone(world: World, seen: Seen) -> dict[str, dict[str, list[str]]]:
         "accumulate": _config(accumulate=2, model=replace(model, batch_norm="global")),
         "groups": _config(model=replace(model, batch_norm="groups:8")),
     }
-    return {name: _trained(single, seen, config) for name, config in configs.items()}
+    return {name: _trained(single, seen, config) for name, config in list(configs.items())[world.rank :: RANKS]}
 
 
 def _synchronised(world: World, seen: Seen) -> list[str]:

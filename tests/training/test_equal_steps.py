@@ -236,21 +236,9 @@ def clip_in_place(parameter: nn.Parameter) -> Any:
 
 
 MODELS = (
-    Net,
-    ClippedInside,
-    ModuleHook,
-    LayerDrop,
-    NumpyNoise,
-    UnkeyedScalar,
-    Normal,
-    Centre,
-    ReplacedCentre,
-    Instance,
-    Spectral,
-    Annealed,
-    SeenSamples,
-    Penalty,
-)
+    Net, ClippedInside, ModuleHook, LayerDrop, NumpyNoise, UnkeyedScalar, Normal, Centre, ReplacedCentre,
+    Instance, Spectral, Annealed, SeenSamples, Penalty,
+)  # fmt: skip
 
 
 def frozen(model: nn.Module) -> None:

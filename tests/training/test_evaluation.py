@@ -21,7 +21,7 @@ from lockstep.distributed.world import World
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.evaluation import Metrics, _sums, averaged, evaluate
-from tests.ranks import run_ranks
+from tests.ranks import alone, run_ranks
 
 SINGLE = World.single()
 CASES = [(1, 4), (2, 4), (3, 1), (10, 3), (37, 5), (37, 100)]  # (samples, samples per forward pass)
@@ -136,10 +136,10 @@ def test_views_are_averaged_though_a_graph_replays_into_one_memory(tta: str) -> 
 
 @cache
 def ranks_of(n: int) -> list[dict[Any, Any]]:
-    return run_ranks(everything, n)
+    return [alone(everything)] if n == 1 else run_ranks(everything, n)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [2, 3])
 def test_metrics_are_the_same_bits_on_any_number_of_ranks_and_count_each_sample_once(n: int) -> None:
     alone = ranks_of(1)[0]
     for samples, size in CASES:

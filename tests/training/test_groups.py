@@ -59,14 +59,8 @@ def test_the_depths_of_torchvisions_models() -> None:
         assert how == "layers"
         assert (found["features.0.weight"], found["features.1.weight"], found["features.4.weight"]) == (0, 0, 1)
         assert found["classifier.6.weight"] == 10
-        for name in (
-            "mobilenet_v3_small",
-            "densenet121",
-            "swin_t",
-            "convnext_tiny",
-            "efficientnet_b0",
-            "squeezenet1_1",
-        ):
+        others = ("densenet121", "swin_t", "convnext_tiny", "efficientnet_b0", "squeezenet1_1")
+        for name in ("mobilenet_v3_small", *others):
             model = torchvision.models.get_model(name, num_classes=7)
             found, _ = depths(model)
             assert set(found) == {each for each, _ in model.named_parameters()}
@@ -87,12 +81,7 @@ def test_head_and_decay() -> None:
         (0.00125, 0.1),
     ]
     assert made["stem.1.bias"][1] == 0
-    for name, choice, count in (
-        ("adamw", "auto", 7),
-        ("adamw", "yes", 0),
-        ("sgd", "auto", 0),
-        ("sgd", "no", 7),
-    ):
+    for name, choice, count in (("adamw", "auto", 7), ("adamw", "yes", 0), ("sgd", "auto", 0), ("sgd", "no", 7)):
         chosen = OptimConfig(optimizer=name, weight_decay=0.1, decay_norms=choice)  # type: ignore[arg-type]
         assert len(spared(model, chosen)) == count
         rest = [g for g in build(model, chosen, 0.1).param_groups if not g["weight_decay"]]

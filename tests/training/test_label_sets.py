@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +184,17 @@ def mean_average_precision(scores: torch.Tensor, truth: torch.Tensor) -> float:
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("loss", [F.binary_cross_entropy_with_logits, torch.nn.BCEWithLogitsLoss(reduction="none")])
-def test_a_loop_of_ones_own_gets_labels_as_bce_wants_them(loss: Any) -> None:
-    alone = in_a_loop(World.single(), loss)
-    for found, weights in run_ranks(in_a_loop, 2, loss):
-        assert found == pytest.approx(alone[0], rel=1e-6)
-        np.testing.assert_allclose(weights, alone[1], rtol=1e-5, atol=1e-7)
+def in_loops(world: World) -> list[Any]:
+    losses = F.binary_cross_entropy_with_logits, torch.nn.BCEWithLogitsLoss(reduction="none")
+    return [in_a_loop(world, loss) for loss in losses]
+
+
+def test_a_loop_of_ones_own_gets_labels_as_bce_wants_them() -> None:
+    alone = in_loops(World.single())
+    for rank in run_ranks(in_loops, 2):
+        for (found, weights), (expected, its) in zip(rank, alone, strict=True):
+            assert found == pytest.approx(expected, rel=1e-6)
+            np.testing.assert_allclose(weights, its, rtol=1e-5, atol=1e-7)
 
 
 def test_probabilities_are_of_each_class_for_itself(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,9 +361,18 @@ def ranked(world: World, ties: bool) -> Any:
     return counts_of.scores(images.classes, world), wanted
 
 
+def both(world: World) -> list[Any]:
+    return [ranked(world, ties) for ties in (False, True)]
+
+
+@cache
+def of_three_ranks() -> list[Any]:
+    return run_ranks(both, 3)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_average_precision_is_that_of_the_definition_on_any_number_of_ranks(ties: bool, tmp_path: Path) -> None:
-    (alone, wanted), *several = ranked(World.single(), ties), *run_ranks(ranked, 3, ties)
+    (alone, wanted), *several = ranked(World.single(), ties), *(rank[ties] for rank in of_three_ranks())
     assert alone.average_precision == pytest.approx(wanted, abs=1e-12)
     for scores, _ in several:
         assert scores.average_precision == alone.average_precision

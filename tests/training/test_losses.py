@@ -115,7 +115,7 @@ def by_hand(name: str) -> dict[str, Any]:
 def everything(world: World) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for name, (loss, _) in LOSSES.items():
-        for accumulate in (1, 2, 3):
+        for accumulate in (1, 3):
             found["ddp", name, accumulate] = trained(world, loss, accumulate=accumulate)
         if world.size == 2:
             found["fsdp", name, 2] = trained(world, loss, "fsdp", 2)
@@ -279,9 +279,8 @@ def test_fp16_leaves_out_the_same_steps_on_any_number_of_ranks_and_lowers_its_sc
     assert 0 < one[0]["skipped"] < 8
     assert one[0]["scales"][-1] < 2.0**22
     assert sum(one[1]["left out"]) == one[1]["skipped"] == one[0]["skipped"]
-    for n in (2, 3):
-        for rank in run_ranks(both, n):
-            for found, expected in zip(rank, one, strict=True):
-                assert found["scales"] == expected["scales"], "what is left out depends on the number of ranks"
-                assert (found["skipped"], found["left out"]) == (expected["skipped"], expected["left out"])
-                np.testing.assert_allclose(found["weights"], expected["weights"], atol=1e-3)
+    for rank in run_ranks(both, 3):
+        for found, expected in zip(rank, one, strict=True):
+            assert found["scales"] == expected["scales"], "what is left out depends on the number of ranks"
+            assert (found["skipped"], found["left out"]) == (expected["skipped"], expected["left out"])
+            np.testing.assert_allclose(found["weights"], expected["weights"], atol=1e-3)

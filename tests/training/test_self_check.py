@@ -89,12 +89,6 @@ class Pairs(Odd):
 
 
 @case("layer (Layer): what it computes for a sample")
-class Rolled(Odd):
-    def odd(self, x: Tensor) -> Tensor:
-        return x + x.roll(1, 0)
-
-
-@case("layer (Layer): what it computes for a sample")
 class Capacity(Odd):
     def odd(self, x: Tensor) -> Tensor:
         order = x.sum(1).argsort()

@@ -112,10 +112,7 @@ def saved_again(world: World, config: Config, folder: str) -> None:
         ({"exact": 4, "execution": Execution(model_parallel=2)}, "--exact 4 with --model-parallel 2"),
         ({"exact": 4, "comm": CommConfig(compress="bf16")}, "--exact 4 with --compress bf16"),
         ({"comm": CommConfig("bf16"), "execution": Execution(strategy="fsdp")}, "--compress bf16 with --strategy fsdp"),
-        (
-            {"optim": OptimConfig("timm:muon"), "execution": Execution(strategy="fsdp")},
-            "norms of whole parameters",
-        ),
+        ({"optim": OptimConfig("timm:muon"), "execution": Execution(strategy="fsdp")}, "norms of whole parameters"),
         (
             {"execution": Execution(model_parallel=2), "model": ModelConfig(compile=True)},
             "--model-parallel 2 with --comp",
