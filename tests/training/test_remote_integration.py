@@ -109,7 +109,7 @@ def command(machine: Path, line: str) -> Command:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
         "PYTHONWARNINGS": "",
     }
-    STARTED.append(Command(sys.executable, "-c", PROGRAM, *line.split(), cwd=machine, env=env))
+    STARTED.append(Command(sys.executable, "-c", PROGRAM, *line.split(), cwd=machine, env=env, warm=True))
     return STARTED[-1]
 
 
