@@ -82,7 +82,7 @@ if __name__ == "__main__":
 
 def test_a_script_is_found_by_the_fresh_interpreters_that_it_starts(tmp_path: Path) -> None:
     (tmp_path / "case.py").write_text(THREADED)
-    assert runs.execute(tmp_path, ["case.py"], fresh=False) == (0, "[0, 1]\n")
+    assert runs.execute(tmp_path, ["case.py"]) == (0, "[0, 1]\n")
 
 
 @pytest.mark.slow
