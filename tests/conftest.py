@@ -30,16 +30,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-# As the command line has it, before torch is loaded. With libgomp's own, a step of two threads took 25 times as long
-# beside anything else that computed, even at the lowest priority.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 # A machine may be several times as slow as another: what begins after so many seconds is skipped, and says so. Then the
 # files come in another order for each seed, so that it is not always the same ones.
 _BUDGET_S, _SEED = os.environ.get("LOCKSTEP_TESTS_SECONDS"), os.environ.get("LOCKSTEP_FUZZ_SEED", "0")
 _BEGAN = time.monotonic()
-# what a machine has but once, by a name in the files whose tests use it
-_ONCE = {"two_hosts": "networks", "namespaces": "networks", "tests.slurm": "Slurm"}
 
 # The same examples for the same test: what a draw finds by luck must not decide whether somebody else's change passes.
 # No deadline of a test's time: machines are busy at times. Other examples each time: `--hypothesis-profile random`.
@@ -52,20 +46,21 @@ hypothesis.settings.load_profile("lockstep")
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Share a folder's tests out over two processes, file by file: alone they leave cores idle.
 
-    Not where files or other markers are named: those tests may be few, or want the machine to themselves.
+    Those with real launchers over three, since they wait more than they compute. Not where files or other markers are
+    named: those tests may be few, or want the machine to themselves.
     """
     option = config.option
     folders = all(Path(place).is_dir() for place in config.args)
     many = folders and option.markexpr.startswith(("not ", "slow", "integration"))
     alone = option.usepdb or option.collectonly or proc.cores() < 2 or "PYTEST_XDIST_WORKER" in os.environ
     if many and not alone and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
-        option.numprocesses, option.dist = 2, "loadfile"
+        option.numprocesses, option.dist = 2 + option.markexpr.startswith("integration"), "loadfile"
         option.loadscopereorder = option.markexpr.startswith("integration")  # else as sorted below
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one process have all tests with real launchers that use the same thing of the machine."""
+    """Let one process have all files whose tests start Slurm's daemons."""
     if not config.option.markexpr.startswith("integration"):
         return None
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
@@ -74,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             text = (config.rootpath / file).read_text(encoding="utf-8")
-            return next((what for name, what in _ONCE.items() if name in text), file)
+            return "Slurm" if "tests.slurm" in text else file
 
     return Scheduling(config, log)
 

@@ -1,6 +1,7 @@
 """A real Slurm of one node, for tests."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,8 +18,11 @@ GRACE_S = 30  # for a job of the partition main to make room for one of urgent
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """A Slurm of one node, this machine, as root; yields the environment that its commands want."""
+def slurm(folder: Path, cpus: int = 2) -> Iterator[dict[str, str]]:
+    """A Slurm of one node, this machine, as root; yields the environment that its commands want.
+
+    `cpus`: that it may give away, however many there are.
+    """
     if missing := [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]:
         pytest.skip(f"no {', '.join(missing)} here (Debian's slurm-wlm and munge have them)")
     if os.geteuid() != 0:
@@ -50,7 +54,8 @@ SlurmdPidFile={folder}/slurmd.pid
 SlurmUser=root
 ReturnToService=2
 MpiDefault=none
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 KillWait={KILL_WAIT_S}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -63,26 +68,30 @@ PartitionName=urgent Nodes={host} MaxTime=INFINITE State=UP PriorityTier=9 Preem
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         own = [f"--{name}-file={folder}/munged.{name}" for name in ("pid", "seed", "log")]
-        for argv in (
-            ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={wire}", *own],
-            ["slurmctld", "-D", "-f", str(conf)],
-            ["slurmd", "-D", "-f", str(conf)],
+        for argv, asked, answer in (
+            (
+                ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={wire}", *own],
+                ["munge", "--no-input", f"--socket={wire}"],
+                "^MUNGE:",
+            ),
+            (["slurmctld", "-D", "-f", str(conf)], ["scontrol", "ping"], " UP$"),
+            (["slurmd", "-D", "-f", str(conf)], ["sinfo", "-h", "-o", "%T"], "^idle$"),
         ):
             daemon = subprocess.Popen(
                 argv, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             stack.callback(daemon.wait)
             stack.callback(daemon.terminate)
-            time.sleep(1)
-        _until_idle(os.environ | environment)
+            _until(answer, asked, os.environ | environment)
         yield environment
 
 
-def _until_idle(environment: dict[str, str]) -> None:
+def _until(answer: str, asked: list[str], environment: dict[str, str]) -> None:
+    """Ask until the answer has such a line."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        seen = subprocess.run(["sinfo", "-h", "-o", "%T"], env=environment, capture_output=True, text=True)
-        if seen.stdout.strip() == "idle":
+        seen = subprocess.run(asked, env=environment, capture_output=True, text=True)
+        if re.search(answer, seen.stdout, re.MULTILINE):
             return
-        time.sleep(0.5)
-    raise AssertionError(f"Slurm's node did not come up: {seen.stdout}{seen.stderr}")
+        time.sleep(0.1)
+    raise AssertionError(f"{' '.join(asked)}: {seen.stdout}{seen.stderr}")

@@ -133,7 +133,7 @@ class Command:
         ranks = {int(line.split()[-1]): pid for pid, line in family.items() if line.startswith("lockstep rank ")}
         return [ranks[rank] for rank in sorted(ranks)] or [pid for pid in family if "spawn_main" in family[pid]]
 
-    def until(self, condition: Callable[[], Any], timeout: float = 60.0) -> Any:
+    def until(self, condition: Callable[[], Any], timeout: float = 180.0) -> Any:
         """Wait for a condition of the running command; returns its value."""
         deadline = time.monotonic() + timeout
         while not (value := condition()):

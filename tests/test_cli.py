@@ -91,6 +91,26 @@ def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(
     assert ended.out.splitlines()[-1] == left
 
 
+def test_texts_hash_alike_in_every_start_of_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a set of class names has one order, whichever process asks."""
+    (tmp_path / "start.py").write_text(
+        "import sys, types\n"
+        "sys.modules['lockstep.cli'] = types.SimpleNamespace(main=lambda: print(hash('text')))\n"
+        "from lockstep.__main__ import main\n"
+        "main()\n"
+    )
+
+    def hashed(word: str, **env: str) -> str:
+        ended = Command(sys.executable, "start.py", word, cwd=tmp_path, env=env).end()
+        assert ended.code == 0, ended.text
+        return ended.out
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert hashed("train") == hashed("verify") == hashed("train", PYTHONHASHSEED="0")
+    assert hashed("train", PYTHONHASHSEED="7") == hashed("recipes", PYTHONHASHSEED="7") != hashed("train")
+    assert hashed("recipes") != hashed("recipes")
+
+
 def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys, "recipes").splitlines()  # a recipe's name, or what goes on from the line above
     assert [line.split()[0] for line in lines if line[2] != " "] == list(RECIPES)

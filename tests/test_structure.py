@@ -42,7 +42,7 @@ BUDGETS = {
     "data": (5331, "data"),
     "training": (5153, "training"),
     "gradients and draws": (4060, "parallel rng"),
-    "processes": (2946, "distributed"),
+    "processes": (2981, "distributed"),
     "state and monitoring": (3491, "checkpoint monitoring"),
     "models and their use": (1719, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),

@@ -26,6 +26,7 @@ import threading
 import types
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,19 +47,20 @@ _MESSAGE = 1 << 17
 _PARKING = 512  # where descriptors wait until their places are free
 _execute = util.spawnv_passfds
 _fork_and_execute = subprocess._fork_exec  # type: ignore[attr-defined]
+_ASKING = threading.Lock()  # a process is a subreaper for one request, of whichever server
 
 
 class Server:
     """A child of this process that has imported everything, as the process that asks sees it."""
 
     def __init__(self, channel: socket.socket, environ: Mapping[str, str]) -> None:
-        self.channel, self.owner, self.lock = channel, os.getpid(), threading.Lock()
+        self.channel, self.owner, self.lock, self.ready = channel, os.getpid(), threading.Lock(), False
         self.loaded_with = _loaded_with(environ)
 
     def serves(self, args: Sequence[str], env: Mapping[str, str]) -> bool:
         """True where `python ARGS` in this environment would be the same process but for its imports."""
         known = args[0] in ("-c", "-m") or args[0][0] != "-"
-        return known and env.get("PYTHONWARNINGS", "error") == "error" and _loaded_with(env) == self.loaded_with
+        return known and env.get("PYTHONWARNINGS", "") in ("", "error") and _loaded_with(env) == self.loaded_with
 
     def start(
         self, args: Sequence[str], fds: Mapping[int, int], env: Mapping[str, str], cwd: str, session: bool = False
@@ -74,10 +76,12 @@ class Server:
             "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
         with self.lock:
-            _set_subreaper(True)
-            socket.send_fds(self.channel, [json.dumps(request).encode()], list(fds.values()))
-            answer = self.channel.recv(_MESSAGE)  # it has its new parent
-            _set_subreaper(False)  # other orphans, as of Slurm's daemons, are not ours to wait for
+            self.ready = self.ready or bool(self.channel.recv(_MESSAGE))  # it has imported
+            with _ASKING:
+                _set_subreaper(True)
+                socket.send_fds(self.channel, [json.dumps(request).encode()], list(fds.values()))
+                answer = self.channel.recv(_MESSAGE)  # it has its new parent
+                _set_subreaper(False)  # other orphans, as of Slurm's daemons, are not ours to wait for
         if not answer:
             raise RuntimeError("the server of warm processes has died")
         return int(answer)
@@ -95,20 +99,25 @@ def server() -> Server:
     """This process's server. The first call executes it and returns; it imports while the caller goes on."""
     global _server
     if _server is None or _server.owner != os.getpid():
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        subprocess.Popen(
-            [sys.executable, "-c", f"from tests import warm; warm.main({its.fileno()})"],
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not be forked
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[its.fileno()],
-        ).returncode = 0  # it ends with us, and nobody waits for it
-        its.close()
-        atexit.register(ours.close)
-        _server = Server(ours, os.environ)
+        _server = executed(os.environ)
         _adopt_multiprocessing()
     return _server
+
+
+def executed(environ: Mapping[str, str]) -> Server:
+    """Another server: an interpreter of its own, in which texts may hash otherwise, and objects lie elsewhere."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    subprocess.Popen(
+        [sys.executable, "-c", f"from tests import warm; warm.main({its.fileno()})"],
+        cwd=Path(__file__).parents[1],
+        env={**environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not be forked
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[its.fileno()],
+    ).returncode = 0  # it ends with us, and nobody waits for it
+    its.close()
+    atexit.register(ours.close)
+    return Server(ours, environ)
 
 
 def main(channel: int) -> None:
@@ -128,8 +137,13 @@ def _serve(channel: socket.socket) -> NoReturn:
     """Fork a process for each request, until nobody can ask any more."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # what a group is sent is not for us
     _name("warm server")
+    with suppress(BrokenPipeError):  # nobody asks any more
+        channel.send(b"ready")
     while True:
-        message, fds, *_ = socket.recv_fds(channel, _MESSAGE, 64)
+        try:
+            message, fds, *_ = socket.recv_fds(channel, _MESSAGE, 64)
+        except ConnectionResetError:  # who was to ask has ended before we were ready
+            message = b""
         if not message:
             os._exit(0)
         read, write = os.pipe()
@@ -213,7 +227,7 @@ def _take_over(environ: Mapping[str, str]) -> None:
     sys.path[:] = [*wanted, *(entry for entry in sys.path[1:] if entry not in inherited)]
     os.environ.clear()
     os.environ.update(environ)
-    if "PYTHONWARNINGS" in environ:
+    if environ.get("PYTHONWARNINGS"):
         sys.warnoptions[:] = ["error"]
         warnings.simplefilter("error")
     if "OMP_NUM_THREADS" in environ:

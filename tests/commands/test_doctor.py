@@ -92,14 +92,16 @@ def test_a_failure_has_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("interface", ["", "lo"], ids=["found by itself", "a wrong one named"])
-def test_two_hosts(tmp_path: Path, interface: str) -> None:
+@pytest.mark.parametrize(
+    ("interface", "seconds"), [("", "15"), ("lo", "1")], ids=["found by itself", "a wrong one named"]
+)
+def test_two_hosts(tmp_path: Path, interface: str, seconds: str) -> None:
     """Two machines meet; their own names lead to the loopback, as most of Debian's do."""
     if why := missing():
         pytest.skip(why)
     env = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
     with two_hosts() as link:
-        flags = ("--only", "machines", "--timeout", "15", "--nnodes", "2", "--master-port", "29555")
+        flags = ("--only", "machines", "--timeout", seconds, "--nnodes", "2", "--master-port", "29555")
         words = (sys.executable, "-m", "lockstep", "doctor", *flags, "--master-addr", link.hosts[0].address)
         started = [
             Command(*host.prefix, *words, "--node-rank", str(rank), cwd=tmp_path, env=env)

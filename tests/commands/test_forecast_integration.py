@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,15 @@ pytestmark = [
 CHECK = Path(__file__).parents[2] / "benchmarks/forecast.py"
 
 
-def namespaces() -> str:
-    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+def namespaces(*words: str) -> set[str]:
+    ended = subprocess.run(["ip", "netns", *words], capture_output=True, text=True)
+    return {line.split()[0] for line in ended.stdout.splitlines()}
+
+
+def hosts(command: Command) -> set[str]:
+    """The namespaces in which its runs are under way."""
+    runs = [pid for pid, line in command.family().items() if "-m lockstep forecast" in line]
+    return {name for pid in runs for name in namespaces("identify", str(pid))}
 
 
 def check(*flags: str, cwd: Path) -> Command:
@@ -42,12 +48,12 @@ def test_forecast_and_measured_over_a_limited_link(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_no_namespace_and_no_process(tmp_path: Path) -> None:
-    before = namespaces()
     command = check("--json", "found.json", cwd=tmp_path)
-    command.until(lambda: namespaces() != before)
-    time.sleep(3.0)  # until processes run inside
+    command.until(lambda: len(hosts(command)) == 2)
+    used = hosts(command)
     command.signal(signal.SIGINT)
     ended = command.end(60)
     assert ended.code != 0, ended.text
     assert not ended.orphans
-    assert namespaces() == before
+    assert len(used) == 2
+    assert not used & namespaces("list")

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
@@ -25,9 +25,9 @@ _UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING", "R
 SCRIPTS = str(Path(sys.executable).parent)
 PATH = {"PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
 
-# Nets that trouble a job in its first attempt: too slow for its limit, or stuck on the way.
+# Nets that trouble a job in its first attempt: slower with each pass, and too slow for its limit, or stuck on the way.
 NETS = """
-import os, time
+import itertools, os, pathlib, time
 from lockstep.models.small import digits_net
 
 FIRST = "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
@@ -35,8 +35,9 @@ FIRST = FIRST and not os.path.exists("fast")
 
 def slow(in_channels, num_classes, image_size):
     net = digits_net(in_channels, num_classes, image_size)
+    passes = itertools.count()
     if FIRST:
-        net.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+        net.register_forward_pre_hook(lambda *_: time.sleep(0.01 * next(passes)))
     return net
 
 def stuck(in_channels, num_classes, image_size):
@@ -45,6 +46,7 @@ def stuck(in_channels, num_classes, image_size):
 
     def stand(*_):
         if next(passes, None) is None:
+            pathlib.Path("stuck").touch()
             time.sleep(600)
 
     if FIRST:
@@ -54,11 +56,17 @@ def stuck(in_channels, num_classes, image_size):
 
 
 class Job:
-    """A submitted job.sh."""
+    """A submitted job.sh that trains such a net, and is told 15 seconds before its end."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, net: str, environment: dict[str, str], partition: str = "main") -> None:
         self.folder, self.environment = folder, os.environ | PATH | environment
-        self.number = self.command("sbatch", "--parsable", "job.sh").strip()
+        folder.mkdir()
+        (folder / "nets.py").write_text(NETS)
+        flags = ("--model", f"nets:{net}", *LONG, "--checkpoint-every", "10steps", "--out", "run")
+        limits = ("--time", "10", "--signal-before", "15", "--file", "job.sh")
+        ended = run_lockstep("launch-script", "slurm", "digits", *flags, *limits, cwd=folder)
+        assert ended.code == 0, ended.text
+        self.number = self.command("sbatch", "--parsable", "--partition", partition, "job.sh").strip()
 
     def command(self, *argv: str) -> str:
         ended = subprocess.run(argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=30)
@@ -69,20 +77,46 @@ class Job:
         """The entries of `scontrol show job`."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.command("scontrol", "show", "job", self.number)))
 
-    def until_a_checkpoint(self) -> None:
-        """Of the run in its folder `run`."""
-        deadline = time.monotonic() + 60
-        journal = self.folder / "run" / "journal.jsonl"
-        while not (journal.exists() and checkpoints(self.folder / "run")):
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 300
+        while not condition():
             assert time.monotonic() < deadline, self.described()
             time.sleep(0.2)
 
-    def until_it_ends(self, seconds: float) -> dict[str, str]:
-        deadline = time.monotonic() + seconds
-        while (seen := self.described())["JobState"] in _UNDER_WAY:
-            assert time.monotonic() < deadline, seen
-            time.sleep(0.5)
-        return seen
+    def checkpoints(self) -> list[int]:
+        """Of its run, steps."""
+        return checkpoints(self.folder / "run") if (self.folder / "run" / "journal.jsonl").exists() else []
+
+    def limit(self) -> None:
+        """End it at the first whole minute of its life that is more than 20 seconds away."""
+        hours, minutes, seconds = map(int, self.described()["RunTime"].split(":"))
+        self.command(
+            "scontrol",
+            "update",
+            f"JobId={self.number}",
+            f"TimeLimit={(3600 * hours + 60 * minutes + seconds + 20) // 60 + 1}",
+        )
+
+    def life(self, undisturbed: tuple[str, str, int]) -> "Life":
+        """To its end, which has to be that of a run that nobody disturbed."""
+        self.until(lambda: self.described()["JobState"] not in _UNDER_WAY)
+        last = self.described()
+        said = (self.folder / f"digits-{self.number}.out").read_text()
+        assert (last["JobState"], last["ExitCode"]) == ("COMPLETED", "0:0"), said
+        assert digests(self.folder / "run") == undisturbed
+        found = attempts(self.folder / "run")
+        assert (found[0][0], found[-1][1]) == (0, "completed")
+        assert all(f"resumed from step {step} " in said for step, _ in found[1:])
+        return Life(said, int(last["Restarts"]), found, self.checkpoints())
+
+
+class Life(NamedTuple):
+    """A job's whole life."""
+
+    said: str
+    restarts: int  # how often it was queued again
+    attempts: list[tuple[int, str]]
+    checkpoints: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +125,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int
     ended = run_lockstep("train", "digits", *LONG, "--out", "run", cwd=folder, timeout=120)
     assert ended.code == 0, ended.text
     return digests(folder / "run")
-
-
-def job_file(folder: Path, net: str, minutes: int) -> None:
-    """Write a job of so many minutes, which is told 15 seconds before its end."""
-    (folder / "nets.py").write_text(NETS)
-    flags = ("--model", f"nets:{net}", *LONG, "--checkpoint-every", "10steps", "--out", "run")
-    limits = ("--time", str(minutes), "--signal-before", "15", "--file", "job.sh")
-    ended = run_lockstep("launch-script", "slurm", "digits", *flags, *limits, cwd=folder)
-    assert ended.code == 0, ended.text
 
 
 def attempts(folder: Path) -> list[tuple[int, str]]:
@@ -117,68 +142,69 @@ def checkpoints(folder: Path) -> list[int]:
     return [record["step"] for record in read(folder / "journal.jsonl") if record["kind"] == "checkpoint"]
 
 
-@pytest.fixture
-def life(tmp_path: Path, undisturbed: tuple[str, str, int]) -> Any:
-    """A job's whole life: its output, how often it was queued again, and its run's attempts."""
-
-    def lived(
-        net: str, minutes: int, meanwhile: Callable[[Job], object] = lambda _: None
-    ) -> tuple[str, int, list[tuple[int, str]]]:
-        job_file(tmp_path, net, minutes)
-        with slurm(tmp_path) as environment:
-            job = Job(tmp_path, environment)
-            meanwhile(job)
-            last = job.until_it_ends(180)
-        said = (tmp_path / f"digits-{job.number}.out").read_text()
-        assert (last["JobState"], last["ExitCode"]) == ("COMPLETED", "0:0"), said
-        assert digests(tmp_path / "run") == undisturbed
-        found = attempts(tmp_path / "run")
-        assert (found[0][0], found[-1][1]) == (0, "completed")
-        assert all(f"resumed from step {step} " in said for step, _ in found[1:])
-        return said, int(last["Restarts"]), found
-
-    return lived
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory, undisturbed: tuple[str, str, int]) -> tuple[Life, Life]:
+    """Two jobs at once, since each waits for its limit: a slow one, and one that is stuck."""
+    folder = tmp_path_factory.mktemp("limited")
+    with slurm(folder, cpus=4) as environment:
+        slow, stuck = jobs = [Job(folder / net, net, environment) for net in ("slow", "stuck")]
+        slow.until(slow.checkpoints)
+        stuck.until((stuck.folder / "stuck").exists)
+        for job in jobs:
+            job.limit()
+        for job in jobs:
+            job.until(lambda: job.described()["Restarts"] != "0")  # noqa: B023
+            job.command("scontrol", "update", f"JobId={job.number}", "TimeLimit=10")  # enough on any machine
+        return slow.life(undisturbed), stuck.life(undisturbed)
 
 
-def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(tmp_path: Path, life: Any) -> None:
-    said, restarts, found = life("slow", 1)
+def test_a_slurm_job_stops_before_its_limit_comes_back_by_itself_and_finishes(limited: tuple[Life, Life]) -> None:
+    said, restarts, found, checkpoints = limited[0]
     assert restarts >= len(found) - 1 >= 1
     assert [status for _, status in found] == ["interrupted"] * (len(found) - 1) + ["completed"]
     for step, _ in found[1:]:
         assert step > 0
         assert f"stopped by SIGUSR1 after step {step};" in said
-        assert step in checkpoints(tmp_path / "run")
+        assert step in checkpoints
 
 
-def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_finishes(life: Any) -> None:
-    said, restarts, (first, second) = life("stuck", 1)
+def test_a_slurm_job_that_heeds_no_signal_is_killed_at_its_limit_comes_back_and_finishes(
+    limited: tuple[Life, Life],
+) -> None:
+    said, restarts, (first, second), _ = limited[1]
     assert restarts == 1
     assert "DUE TO JOB REQUEUE" in said
     assert first[1] == ""
     assert second[0] > 60
 
 
-def test_a_slurm_job_with_a_killed_process_starts_again_where_it_is(tmp_path: Path, life: Any) -> None:
-    def kill_rank_1(job: Job) -> None:
-        job.until_a_checkpoint()
-        listed = job.command("scontrol", "listpids", f"{job.number}.0").splitlines()[1:]
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory, undisturbed: tuple[str, str, int]) -> tuple[Life, Life]:
+    """Two jobs at once, far from their limits: of one a process is killed, the other one makes room for a third."""
+    folder = tmp_path_factory.mktemp("struck")
+    with slurm(folder, cpus=4) as environment:
+        killed = Job(folder / "killed", "slow", environment, "urgent")
+        moved = Job(folder / "moved", "slow", environment)
+        moved.until(moved.checkpoints)
+        moved.command("sbatch", "--partition", "urgent", "--ntasks", "2", "--wrap", "sleep 1")
+        killed.until(killed.checkpoints)
+        listed = killed.command("scontrol", "listpids", f"{killed.number}.0").splitlines()[1:]
         (pid,) = [int(line.split()[0]) for line in listed if line.split()[4] == "1"]  # its global number
         assert b"lockstep" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        (tmp_path / "fast").touch()
+        (killed.folder / "fast").touch()
         os.kill(pid, signal.SIGKILL)
+        return killed.life(undisturbed), moved.life(undisturbed)
 
-    _, restarts, (first, second) = life("slow", 10, kill_rank_1)  # far from its limit
+
+def test_a_slurm_job_with_a_killed_process_starts_again_where_it_is(struck: tuple[Life, Life]) -> None:
+    _, restarts, (first, second), _ = struck[0]
     assert restarts == 0
     assert first[1] != "completed"
     assert second[0] > 0
 
 
-def test_a_slurm_job_makes_room_for_another_comes_back_and_finishes(life: Any) -> None:
-    def call_for_its_place(job: Job) -> None:
-        job.until_a_checkpoint()
-        job.command("sbatch", "--partition", "urgent", "--ntasks", "2", "--wrap", "sleep 1")
-
-    said, restarts, (first, second) = life("slow", 10, call_for_its_place)
+def test_a_slurm_job_makes_room_for_another_comes_back_and_finishes(struck: tuple[Life, Life]) -> None:
+    said, restarts, (first, second), _ = struck[1]
     assert restarts == 1
     assert first[1] == "interrupted"
     assert f"stopped by SIGTERM after step {second[0]};" in said

@@ -22,7 +22,8 @@ def started(
     out: Path, *launcher: str, flags: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> tuple[Command, Path]:
     """A run under a launcher, and its folder."""
-    return Command(*launcher, *LOCKSTEP, *TRAIN, *flags, "--out", str(out), env=env), out
+    command = (*launcher, *LOCKSTEP, *TRAIN, *flags, "--out", str(out))
+    return Command(*command, env=env, warm=not launcher), out
 
 
 def ended(command: Command, out: Path) -> tuple[str, str]:

@@ -48,6 +48,18 @@ def stopped(
     return command.end()
 
 
+def test_a_signal_is_heard_once_more_where_python_swallows_what_it_raised() -> None:
+    """In a finalizer, which may run at any moment; the error is printed then, and nobody stops."""
+    body = "type('Final', (), {'__del__': lambda _: (print('in it', flush=True), time.sleep(60))})(); time.sleep(60)"
+    command = Command(sys.executable, "-c", STOPPABLE.format(body=body, cleanup="pass", reason="OSError('gone')"))
+    command.until(lambda: "in it" in command.said())
+    command.signal(signal.SIGTERM)
+    ended = command.end()
+    assert ended.out.split("\n") == ["ready", "in it", "ended by OSError", "cleaned up", ""], ended.text
+    assert ended.err.splitlines()[-1] == "OSError: gone"
+    assert "ignored" not in ended.err
+
+
 @pytest.mark.parametrize(
     ("number", "name", "code"),
     [

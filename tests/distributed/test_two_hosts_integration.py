@@ -91,7 +91,7 @@ def missed(out: Path) -> list[list[int]]:
 
 def alone(train: tuple[str, ...], out: Path) -> tuple[str, str]:
     """The same run in two processes of this machine, undisturbed."""
-    end = Command(*LOCKSTEP, *train, "--nproc", "2", "--out", str(out)).end(300)
+    end = Command(*LOCKSTEP, *train, "--nproc", "2", "--out", str(out), warm=True).end(300)
     assert end.code == 0, end.text
     return digests(out)
 

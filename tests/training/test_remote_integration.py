@@ -104,7 +104,7 @@ def command(machine: Path, line: str) -> Command:
     """`lockstep LINE` on a machine with a home of its own, with short leases."""
     machine.mkdir(exist_ok=True)
     env = {"HOME": str(machine), "XDG_CACHE_HOME": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONWARNINGS": ""}
-    STARTED.append(Command(sys.executable, "-c", PROGRAM, *line.split(), cwd=machine, env=env))
+    STARTED.append(Command(sys.executable, "-c", PROGRAM, *line.split(), cwd=machine, env=env, warm=True))
     return STARTED[-1]
 
 

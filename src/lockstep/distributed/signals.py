@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -18,8 +19,10 @@ from lockstep.errors import StoppedBySignal
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAUNCHER_STOPS = (*STOPS, signal.SIGQUIT, signal.SIGUSR1)
+_AGAIN_S = 0.01
 _LINGER_S = 10.0  # what threads and processes of user code get to end after everything else
 _held: list[int] | None = None  # what came while `hold_stops` keeps it; None: nothing is kept
+_usual = sys.unraisablehook  # for what is not ours
 _put_back: dict[int, Any] = {}  # handlers to set when it does so no longer
 
 
@@ -39,7 +42,12 @@ def raise_once(numbers: Iterable[int], reason: Callable[[], BaseException | None
     """Let the first of these signals raise in the main thread; later ones are ignored, so the cleaning up goes on.
 
     SIGINT raises KeyboardInterrupt, the others `reason()` or else StoppedBySignal. What was ignored stays so (nohup).
+    Where Python swallows what it raised, as in a finalizer, the signal raises the same again a moment later.
     """
+    global _usual
+    if sys.unraisablehook is not _unraisable:
+        _usual, sys.unraisablehook = sys.unraisablehook, _unraisable
+    swallowed: list[BaseException] = []
     wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
     def stop(caught: int, _: FrameType | None) -> None:
@@ -47,10 +55,37 @@ def raise_once(numbers: Iterable[int], reason: Callable[[], BaseException | None
             return
         for number in wanted:
             signal.signal(number, signal.SIG_IGN)
-        raise (reason() if caught != signal.SIGINT else None) or exit_by(caught)
+        again = partial(hear_again, caught)
+        raise _marked(
+            swallowed.pop() if swallowed else (caught != signal.SIGINT and reason()) or exit_by(caught), again
+        )
+
+    def hear_again(caught: int, error: BaseException) -> None:
+        swallowed.append(error.with_traceback(None))
+        for number in wanted:
+            signal.signal(number, stop)
+        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), caught))  # not here, where it would be swallowed too
+        timer.daemon = True
+        with suppress(RuntimeError):  # there are no more threads
+            timer.start()
 
     for number in wanted:
         signal.signal(number, stop)
+
+
+def _marked(error: BaseException, again: Callable[[BaseException], None]) -> BaseException:
+    """The error, to be told from others where it is swallowed; kept in no variable where it is raised."""
+    error.__dict__["_again"] = again
+    return error
+
+
+def _unraisable(found: "sys.UnraisableHookArgs") -> None:
+    """Python's hook for what can be raised nowhere."""
+    again = getattr(found.exc_value, "_again", None)
+    if again is not None:
+        again(found.exc_value)
+    else:
+        _usual(found)
 
 
 @contextmanager
