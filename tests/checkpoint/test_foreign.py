@@ -143,7 +143,7 @@ def test_timms_and_torchvisions_training_scripts_checkpoints_load(tmp_path: Path
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "net.model.", "module.model."])
-@pytest.mark.parametrize("inner", ["", "_orig_mod.", "module."])
+@pytest.mark.parametrize("inner", ["", "_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."])
 def test_wrappers_anywhere_in_the_names(tmp_path: Path, prefix: str, inner: str) -> None:
     """As torch.compile leaves them of one block, and LightningModules beside losses and metrics of their own."""
     theirs, ours = (nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) for _ in "ab")

@@ -24,7 +24,8 @@ from lockstep.parallel.strategy import unwrap
 _SHOWN = 8  # entries that a mismatch lists
 _SEAL = "lockstep_sha256"  # of tensors and metadata, in the metadata: safetensors itself would not see a changed bit
 NAME_A_FILE, _AGAIN = "Name a file that holds weights.", "Copy or export the file again."
-_WRAPPERS = re.compile(r"\b(module|_orig_mod)\.")  # what DDP, DataParallel and torch.compile put into names
+# what DDP, DataParallel, torch.compile, FSDP and checkpointing of activations put into names
+_WRAPPERS = re.compile(r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _NORM = re.compile(r"\b(\w+)_([gv])$")  # weight norm's, before torch 2.0
 
 
