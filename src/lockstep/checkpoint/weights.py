@@ -109,7 +109,8 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
     """Copy weights into the model, on its own device. Raises UserError, which names `source`, for other names or shapes
     than the model's, and for numbers that are not finite; nothing is changed then.
     """
-    if broken := [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
+    floats = {name: t.float() if t.itemsize == 1 else t for name, t in tensors.items() if t.is_floating_point()}
+    if broken := [name for name, t in floats.items() if not bool(torch.isfinite(t).all())]:
         raise UserError(f"{source} holds weights that are not finite: {listed(broken)}", "Take an earlier file.")
     own = state_tensors(model)
     # old files don't have batch norm's count of batches, and torch takes it to be 0
