@@ -261,8 +261,7 @@ def test_what_would_have_to_run_is_refused_and_does_not(tmp_path: Path, name: st
         ({"epoch": 3, "a": torch.ones(1)}, "entries that are no weights: epoch"),
         ({1: torch.ones(1)}, "entries that are no weights: 1"),
         ({"model": {}}, "holds an empty dict"),
-        ({"a": torch.ones(1), "b": torch.ones(2).to_sparse()}, "entries that are no weights: b"),
-        ({"a": torch.ones(1, device="meta")}, "entries that are no weights: a"),
+        ({"a": torch.ones(1), "b": torch.ones(1, device="meta")}, "entries that are no weights: b"),
     ],
 )
 def test_a_file_without_a_state_dict_is_told(tmp_path: Path, content: Any, message: str) -> None:
