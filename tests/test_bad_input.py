@@ -181,6 +181,16 @@ def test_an_address_where_a_path_is_wanted_is_refused(
     assert {name for name in tree(place) if "__pycache__" not in name} == before
 
 
+@pytest.mark.parametrize("line", ["train --out s3:/bucket/run", "predict gs:/bucket/run photo.jpg", "runs HTTPS:/host"])
+def test_an_address_with_one_slash_is_no_folder_here(
+    place: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    before, address = tree(place), next(word for word in line.split() if ":/" in word)
+    assert f"{address}: an address has two slashes" in (message := refused(capsys, line))
+    assert f"./{address}" in message
+    assert {name for name in tree(place) if "__pycache__" not in name} == before
+
+
 @pytest.mark.parametrize(
     ("environment", "parts"),
     [

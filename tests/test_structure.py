@@ -39,11 +39,11 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1770, "config"),
-    "data": (5331, "data"),
-    "training": (5153, "training"),
+    "data": (5334, "data"),
+    "training": (5156, "training"),
     "gradients and draws": (4060, "parallel rng"),
-    "processes": (2981, "distributed"),
-    "state and monitoring": (3491, "checkpoint monitoring"),
+    "processes": (2986, "distributed"),
+    "state and monitoring": (3499, "checkpoint monitoring"),
     "models and their use": (1719, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1336, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_624, 260
+MAX_LINES, MAX_FILES = 37_678, 260
 
 
 def module_name(path: Path) -> str:

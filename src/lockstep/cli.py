@@ -14,7 +14,7 @@ from lockstep.distributed.files import require_local
 from lockstep.distributed.output import unbreakable_output, with_required_output
 from lockstep.distributed.proc import children
 from lockstep.distributed.signals import finish
-from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, unknown
+from lockstep.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, PeerError, UserError, is_url, unknown
 
 _RUN_SCRIPTS = ("audit", "reproduce", "lint")  # others' scripts, whose arguments are their own
 _OF_A_RUN = ("eval", "predict", "export", "report", "show")  # take the address of one, which is fetched first
@@ -88,7 +88,7 @@ def _dispatch(args: list[str]) -> int:
     args = local_run(args) if args[0] in _OF_A_RUN else args
     for before, word in pairwise(args) if args[0] not in (*_RUN_SCRIPTS, "index") else ():
         flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        if value.startswith("shards:") or (args[0] == "train" and flag == "--out"):
+        if value.startswith("shards:") or (args[0] == "train" and flag == "--out" and is_url(value)):
             continue
         require_local(value.removeprefix("table:"), flag if flag.startswith("--") else "")
     command = COMMANDS[args[0]]

@@ -113,7 +113,7 @@ def test_what_scripts_save_beside_their_weights_is_passed_over(tmp_path: Path, l
 
 def test_weights_two_levels_down_are_found(tmp_path: Path) -> None:
     theirs = model(0).state_dict()
-    for state in ({"model": {"state_dict": theirs, "epoch": 3}}, {"state_dict": {"net": theirs}}):
+    for state in ({"model": {"state_dict": theirs, "epoch": 3}}, {"state_dict": {"net": theirs}}, {0: theirs}):
         torch.save(state, tmp_path / "w.pt")
         load_foreign(ours := model(1), tmp_path / "w.pt")
         assert bits(ours.state_dict()) == bits(theirs)
@@ -143,7 +143,7 @@ def test_timms_and_torchvisions_training_scripts_checkpoints_load(tmp_path: Path
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "net.model.", "module.model."])
-@pytest.mark.parametrize("inner", ["", "_orig_mod.", "module."])
+@pytest.mark.parametrize("inner", ["", "_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."])
 def test_wrappers_anywhere_in_the_names(tmp_path: Path, prefix: str, inner: str) -> None:
     """As torch.compile leaves them of one block, and LightningModules beside losses and metrics of their own."""
     theirs, ours = (nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) for _ in "ab")
@@ -261,6 +261,7 @@ def test_what_would_have_to_run_is_refused_and_does_not(tmp_path: Path, name: st
         ({"epoch": 3, "a": torch.ones(1)}, "entries that are no weights: epoch"),
         ({1: torch.ones(1)}, "entries that are no weights: 1"),
         ({"model": {}}, "holds an empty dict"),
+        ({"a": torch.ones(1), "b": torch.ones(1, device="meta")}, "entries that are no weights: b"),
     ],
 )
 def test_a_file_without_a_state_dict_is_told(tmp_path: Path, content: Any, message: str) -> None:

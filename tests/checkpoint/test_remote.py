@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -402,8 +403,11 @@ def test_an_azure_container_is_no_secret() -> None:
     assert Execution(out="abfs://container@account/run").out == "abfs://container@account/run"
 
 
-def test_a_scheme_that_nothing_here_knows_is_refused() -> None:
+def test_a_scheme_that_nothing_here_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="nope://x can't be reached"):
         Store.at("nope://x")
     with pytest.raises((UserError, StoreError), match="can't"):
         Store.at("http://127.0.0.1:9/x").write("a", b"")
+    monkeypatch.setattr("fsspec.core.url_to_fs", Mock(side_effect=OSError("Unable to load libjvm")))
+    with pytest.raises(UserError, match="hdfs://x can't be reached: Unable to load libjvm"):
+        Store.at("hdfs://x")

@@ -58,7 +58,7 @@ def test_other_spellings() -> None:
     assert parsed(config, ["--log", "csv", "--log", "mlflow", "--gpus", "0", "--gpus", "1"]) == config.with_execution(
         log=("csv", "mlflow"), gpus=(1,)
     )
-    for none in ("none", "no", "random", ""):
+    for none in ("none", "no", "random", "", "None", "NO"):
         assert parsed(Config(), [f"--init={none}"]).model.init == ""
 
 

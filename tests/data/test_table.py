@@ -67,7 +67,7 @@ def test_the_order_of_rows_and_the_way_of_writing_are_nothing(tmp_path: Path) ->
         "tabs.tsv": "\n".join([header, *(f"{p},x,{c},{s}" for p, c, s in rows)]).replace(",", "\t"),
     }
     for name, text in texts.items():
-        for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"):
+        for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"):
             (tmp_path / name).write_bytes(text.encode(encoding))
             again = sets(tmp_path / name)
             assert [each.fingerprint for each in again] == [train.fingerprint, val.fingerprint], (name, encoding)

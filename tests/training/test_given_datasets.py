@@ -188,6 +188,9 @@ def test_a_data_loaders_own_arguments_are_refused_with_what_to_give_instead() ->
         ({"sampler": [1, 2]}, r"ls\.loaders takes no sampler\n.*on any number of processes.*Subset"),
         ({"shuffle": True}, r"ls\.loaders takes no shuffle\n.*a function of seed and epoch"),
         ({"num_workers": 4}, r"ls\.loaders takes no num_workers\n.*workers=2"),
+        ({"generator": 1}, r"ls\.loaders takes no generator\n.*seed=0"),
+        ({"worker_init_fn": print}, r"ls\.loaders takes no worker_init_fn\n.*Leave it out"),
+        ({"flipped": True}, r"unknown argument of ls\.loaders 'flipped'\n.*help\(lockstep\.loaders\)"),
         ({"flipp": True}, r"unknown argument of ls\.loaders 'flipp'\n.*Did you mean flip"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -60,17 +60,23 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
     names = ["the file"]
     while isinstance(found, Mapping) and names:
         names = [name for name in _NESTS if isinstance(found.get(name), Mapping)]
-        others = [] if names else [str(name) for name, value in found.items() if _are_weights(value)]
+        others: list[Any] = [] if names else [name for name, value in found.items() if _are_weights(value)]
         if len(others) > 1:
-            raise UserError(f"{path} holds several sets of weights: {listed(others)}", _SAVE)
+            raise UserError(f"{path} holds several sets of weights: {listed([*map(str, others)])}", _SAVE)
         names = names or others
         found = found[names[0]] if names else found
     if not isinstance(found, Mapping) or not found:
         what = "an empty dict" if isinstance(found, Mapping) else f"a {type(found).__name__}, not a state_dict"
         raise UserError(f"{path} holds {what}", _SAVE)
-    if strange := [str(k) for k, v in found.items() if not (isinstance(k, str) and isinstance(v, Tensor))]:
+    if strange := [str(k) for k, v in found.items() if not (isinstance(k, str) and _is_plain(v))]:
         raise UserError(f"{path} holds a dict with entries that are no weights: {listed(strange)}", _SAVE)
     return {name: value.detach() for name, value in found.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    """A tensor of numbers, each at its place: not sparse, nested or quantized, and not without its numbers."""
+    plain = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+    return plain and not (value.is_quantized or value.is_meta)
 
 
 def _are_weights(value: Any) -> bool:

@@ -24,7 +24,8 @@ from lockstep.parallel.strategy import unwrap
 _SHOWN = 8  # entries that a mismatch lists
 _SEAL = "lockstep_sha256"  # of tensors and metadata, in the metadata: safetensors itself would not see a changed bit
 NAME_A_FILE, _AGAIN = "Name a file that holds weights.", "Copy or export the file again."
-_WRAPPERS = re.compile(r"\b(module|_orig_mod)\.")  # what DDP, DataParallel and torch.compile put into names
+# what DDP, DataParallel, torch.compile, FSDP and checkpointing of activations put into names
+_WRAPPERS = re.compile(r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _NORM = re.compile(r"\b(\w+)_([gv])$")  # weight norm's, before torch 2.0
 
 
@@ -108,7 +109,8 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
     """Copy weights into the model, on its own device. Raises UserError, which names `source`, for other names or shapes
     than the model's, and for numbers that are not finite; nothing is changed then.
     """
-    if broken := [name for name, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
+    floats = {name: t.float() if t.itemsize == 1 else t for name, t in tensors.items() if t.is_floating_point()}
+    if broken := [name for name, t in floats.items() if not bool(torch.isfinite(t).all())]:
         raise UserError(f"{source} holds weights that are not finite: {listed(broken)}", "Take an earlier file.")
     own = state_tensors(model)
     # old files don't have batch norm's count of batches, and torch takes it to be 0

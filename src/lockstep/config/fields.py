@@ -97,7 +97,7 @@ class Flag:
 
     def read(self, text: str) -> Any:
         """The value that a text on the command line means. Raises UserError where the flag does not take it."""
-        as_it_is = self.arg.words or text in self.choices or text in dict(self.arg.same)
+        as_it_is = self.arg.words or text in self.choices or text.lower() in dict(self.arg.same)
         if as_it_is or self.kind is None or (self.arg.spans and ":" in text):
             return self.checked(text)
         try:
@@ -109,7 +109,7 @@ class Flag:
     def checked(self, value: Any) -> Any:
         """The value as the field holds it. Raises UserError for one that it does not take."""
         if isinstance(value, str):
-            value = split_spaces(value) if self.arg.words else dict(self.arg.same).get(value, value)
+            value = split_spaces(value) if self.arg.words else dict(self.arg.same).get(value.lower(), value)
         if self.many:
             if not isinstance(value, list | tuple):
                 raise self._refused(value)

@@ -34,7 +34,10 @@ _COLUMNS = {
 }
 LABELS = (*_COLUMNS["label"], "labels")
 _SEPARATORS = ",\t;|"
-_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_MARKS = {  # UTF-32's first: it begins with UTF-16's
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"), codecs.BOM_UTF8: "utf-8-sig",
+}  # fmt: skip
 _SHOWN = 3
 # torchvision: what to train and to validate on, by `split`; "": the set has one part, or an argument `train`
 _TORCHVISION = {

@@ -39,7 +39,7 @@ def reached(url: str, **options: Any) -> tuple[Any, str]:
         if url.startswith(("s3://", "s3a://")):  # s3fs tries each request 5 times itself
             options["config_kwargs"] = {"retries": {"total_max_attempts": 1}}
         return url_to_fs(url, **options)  # type: ignore[no-any-return]
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # any type: each scheme has a library of its own
         remedy = "For https and S3: pip install 'lockstep-torch[remote]'; for others, what fsspec has for them."
         raise UserError(f"{url} can't be reached: {refusal(error)}", remedy) from error
 

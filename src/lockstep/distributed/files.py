@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import socket
 import tempfile
 import time
@@ -20,10 +21,14 @@ _REMEDY = (
     "Free some space there, raise the quota or `ulimit -f`, give this user the right to write, or mount it again if it "
     "was removed, renamed or unmounted, or is read-only. Or continue in another folder."
 )
+_ONE_SLASH = re.compile(r"(s3a?|gc?s|az|abfss?|hdfs|https?|file):/(?!/)", re.IGNORECASE)  # in front of what is no path
 
 
 def require_local(text: str, flag: str = "") -> None:
     """Raise UserError for an address, as s3://bucket/run, where a path is wanted. `flag`: the one that wants it."""
+    if _ONE_SLASH.match(text):
+        what = f"{flag} {text}: an address has two slashes behind its first colon".strip()
+        raise UserError(what, f"Write both; a folder of this machine that is called so is ./{text}.")
     if is_url(text):
         raise UserError(
             f"{flag} {text} is an address, and what is read and written here are files of this machine".strip(),

@@ -363,8 +363,10 @@ _NOT_TAKEN = {  # DataLoader's arguments, and what is here in their place
     **dict.fromkeys(("sampler", "batch_sampler", "shuffle"), _ORDER),
     "num_workers": "That is workers=2 here, for each process.",
     "collate_fn": "A Dataset gives a picture and its label; put what changes them into its __getitem__.",
+    "generator": "Draws are keyed by seed=0, epoch and sample.",
     **dict.fromkeys(
-        ("pin_memory", "persistent_workers", "prefetch_factor"), "Leave it out: workers and copies are looked after."
+        ("pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn", "timeout", "multiprocessing_context"),
+        "Leave it out: workers and copies are looked after.",
     ),
 }
 
@@ -400,7 +402,8 @@ def loaders(
     for argument in data.keys() - DataConfig.__dataclass_fields__.keys():
         if argument in _NOT_TAKEN:
             raise UserError(f"ls.loaders takes no {argument}", _NOT_TAKEN[argument])
-        raise unknown("argument of ls.loaders", argument, [*DataConfig.__dataclass_fields__, *samples])
+        known = [*DataConfig.__dataclass_fields__, *SamplesConfig.__dataclass_fields__]
+        raise unknown("argument of ls.loaders", argument, known, "help(lockstep.loaders) has them.")
     config = Config(
         batch_size=batch_size,
         seed=seed,
