@@ -144,7 +144,7 @@ class Flag:
             error = unknown(self.name[2:], value, self.choices)
             return UserError(error.message, f"{error.remedy} {self.name} takes {', '.join(self.choices)}.".strip())
         takes = " or ".join(filter(None, [self.takes or _NOUNS.get(self.kind or str, ""), *self.choices]))
-        shown = value if isinstance(value, str) and value.isprintable() else repr(value)
+        shown = value if isinstance(value, str) and value and value.isprintable() else repr(value)
         return UserError(f"{self.name} {shown} is not {takes}", f"Give {takes}.")
 
     def text(self, value: Any) -> str:
