@@ -92,7 +92,7 @@ REFUSED = [
     ("trian", ["unknown command 'trian'", "train"]),
     ("train mnits", ["unknown recipe 'mnits'", "mnist"]),
     ("-v", ["-v stands before a command", "lockstep train"]),
-    ("train --device gpu", ["unknown device 'gpu'", "Did you mean cuda?"]),
+    ("train --device gpu", ["unknown device 'gpu'", "Did you mean cuda or"]),
     ("train --lr=", ["--lr '' is not a number"]),
     ("train --nproc 1 --model timm:resnet999", ["--model timm/resnet999"]),
     ("resize mine.py 2", ["one run folder, got mine.py 2", "resize runs/mine --nproc 3"]),

@@ -39,12 +39,12 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1770, "config"),
-    "data": (5331, "data"),
-    "training": (5153, "training"),
+    "data": (5332, "data"),
+    "training": (5195, "training"),
     "gradients and draws": (4060, "parallel rng"),
-    "processes": (2946, "distributed"),
+    "processes": (2949, "distributed"),
     "state and monitoring": (3491, "checkpoint monitoring"),
-    "models and their use": (1719, "models inference cli errors randomness __init__ __main__"),
+    "models and their use": (1731, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
@@ -54,7 +54,7 @@ BUDGETS = {
     "verify, chaos": (1163, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1101, "commands/doctor commands/launch_script"),
-    "everyday commands": (1336, "commands"),  # all others
+    "everyday commands": (1337, "commands"),  # all others
 }
 MAX_LINES, MAX_FILES = 37_624, 260
 

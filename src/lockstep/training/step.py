@@ -152,22 +152,20 @@ def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
 
 
 def misfit_of(error: Exception, step: int, ids: np.ndarray, model: nn.Module) -> UserError | None:
-    """The sentence for an error of a layer or a loss that does not take the batch; None for any other.
-
-    It looks at what the pass that failed held: a look beforehand would wait for the device on every step.
-    """
-    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, (LookupError, RuntimeError, ValueError)):
+    """The sentence for a layer or loss that does not take a batch, by what the failed pass held: no step waits."""
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, (IndexError, RuntimeError, ValueError)):
         return None
     if is_peer_loss(error) or "CUDA" in str(error):
         return at_a_limit(error)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     held = next((frame.f_locals for frame in frames if frame.f_code is TrainStep._pass.__code__), {"value": 0})
-    if "value" in held:
+    in_torch = "/torch/nn/" in (file := frames[-1].f_code.co_filename) and "/parallel/" not in file
+    if "value" in held or not (in_torch or isinstance(error, RuntimeError)):
         return None
     images, labels, outputs, weight = held["images"], held["labels"], held.get("outputs"), next(model.parameters())
     if outputs is None:
         unlike = images.dtype != weight.dtype or images.device != weight.device
-        if not (unlike and images.dtype != torch.int64) and "/torch/nn/" not in frames[-1].f_code.co_filename:
+        if not in_torch and not (unlike and images.dtype != torch.int64):
             return None
         layer = next(m for f in reversed(frames) if isinstance(m := f.f_locals.get("self"), nn.Module))
         name = next((f"{name}, " for name, each in model.named_modules() if each is layer and name), "")
@@ -176,12 +174,12 @@ def misfit_of(error: Exception, step: int, ids: np.ndarray, model: nn.Module) ->
     else:
         what = f"the loss does not take labels {kind_of(labels)} for outputs {kind_of(outputs)}"
         remedy = "Cross-entropy takes class numbers, int64 [b], or a probability of each class, float [b, classes]."
-        one = isinstance(outputs, Tensor) and labels.dtype == torch.int64 and labels.shape == outputs.shape[:1]
-        if one and labels.device == outputs.device and labels.shape == ids.shape:
-            wrong = ((labels < 0) | (labels >= outputs.shape[-1])).nonzero().flatten().tolist()
-            if wrong:
-                what = f"sample {ids[wrong[0]]} has label {labels[wrong[0]]}, and the model {outputs.shape[-1]} outputs"
-                remedy = "Labels run from 0 to outputs - 1: mend them, or give the model an output for each class."
+        numbers = labels.shape == ids.shape and not labels.is_floating_point()
+        if isinstance(outputs, Tensor) and numbers and labels.device == outputs.device:
+            wide, known = outputs.shape[-1], labels != nn.CrossEntropyLoss().ignore_index
+            if wrong := (known & ((labels < 0) | (labels >= wide))).nonzero().flatten().tolist():
+                what = f"sample {ids[wrong[0]]} has label {labels[wrong[0]]}, and the model {wide} outputs"
+                remedy = f"Labels run from 0 to {wide - 1}: mend them, or give the model an output for each class."
     return UserError(f"step {step}: {what}: {reason(error)}", remedy)
 
 
