@@ -38,13 +38,13 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1770, "config"),
+    "config": (1772, "config"),
     "data": (5332, "data"),
     "training": (5195, "training"),
     "gradients and draws": (4060, "parallel rng"),
     "processes": (2949, "distributed"),
     "state and monitoring": (3491, "checkpoint monitoring"),
-    "models and their use": (1731, "models inference cli errors randomness __init__ __main__"),
+    "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (

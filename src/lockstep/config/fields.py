@@ -97,7 +97,7 @@ class Flag:
 
     def read(self, text: str) -> Any:
         """The value that a text on the command line means. Raises UserError where the flag does not take it."""
-        as_it_is = self.arg.words or text in self.choices or text in dict(self.arg.same)
+        as_it_is = self.arg.words or text in (*self.choices, *dict(self.arg.same), self.arg.unset or None)
         if as_it_is or self.kind is None or (self.arg.spans and ":" in text):
             return self.checked(text)
         try:
@@ -108,6 +108,8 @@ class Flag:
 
     def checked(self, value: Any) -> Any:
         """The value as the field holds it. Raises UserError for one that it does not take."""
+        if value == "none" == self.arg.unset:  # as its help has it
+            return self.default
         if isinstance(value, str):
             value = split_spaces(value) if self.arg.words else dict(self.arg.same).get(value, value)
         if self.many:

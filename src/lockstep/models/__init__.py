@@ -50,8 +50,7 @@ def build(name: str, *, in_channels: int, num_classes: int, image_size: int) -> 
 def _builder(name: str) -> Callable[[int, int, int], nn.Module]:
     """The function of (in_channels, num_classes, image_size) behind a name."""
     if name.startswith("timm:"):
-        remedy = f"Those of timm stand behind a slash: --model {name.replace(':', '/', 1)}."
-        raise UserError(f"--model {name} would be a function of the package timm", remedy)
+        raise UserError(f"--model {name} names a function", f"timm's models: --model {name.replace(':', '/', 1)}.")
     if ":" in name:
         return partial(_from_factory, load_object(name, "model"), name)
     if name in _SMALL:
