@@ -9,7 +9,6 @@ import lockstep
 from lockstep.commands import COMMANDS
 from lockstep.commands.shared import help
 from lockstep.commands.shared.arguments import HelpAsked, local_run, print_error, print_failure
-from lockstep.config.fields import require
 from lockstep.distributed.failures import WorkerFailed, at_a_limit, called_at
 from lockstep.distributed.files import require_local
 from lockstep.distributed.output import unbreakable_output, with_required_output
@@ -84,7 +83,8 @@ def _dispatch(args: list[str]) -> int:
 
         print(f"lockstep {lockstep.__version__} (torch {version('torch')}, torchvision {version('torchvision')})")
         return 0
-    require(args[0][:1] != "-", f"{args[0]} stands before a command", "Flags follow one: `lockstep train --epochs 3`.")
+    if args[0].startswith("-"):
+        raise UserError(f"{args[0]} stands before a command", "Flags follow one: `lockstep train --epochs 3`.")
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS, "See `lockstep --help`.")
     args = local_run(args) if args[0] in _OF_A_RUN else args
