@@ -91,6 +91,12 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 REFUSED = [
     ("trian", ["unknown command 'trian'", "train"]),
     ("train mnits", ["unknown recipe 'mnits'", "mnist"]),
+    ("-v", ["-v stands before a command", "lockstep train"]),
+    ("train --device gpu", ["unknown device 'gpu'", "Did you mean cuda or"]),
+    ("train --lr=", ["--lr '' is not a number"]),
+    ("train --nproc 1 --model timm:resnet999", ["--model timm/resnet999"]),
+    ("resize mine.py 2", ["one run folder, got mine.py 2", "resize runs/mine --nproc 3"]),
+    ("train --nproc 2 mnits", ["unknown recipe 'mnits'", "mnist"]),
     ("train mnist cifar10", ["one recipe", "mnist cifar10"]),
     ("train ''", ["train: the recipe is an empty text", "leave it out"]),
     ("train mine:no_recipe", ["mine:no_recipe", "lockstep.Config"]),

@@ -5,12 +5,13 @@ import io
 import os
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.errors import reason, refusal, shown, unknown
+from lockstep.errors import UserError, reason, refusal, shown, unknown, with_article
 
 
 def _of_an_image() -> Exception:
@@ -71,3 +72,8 @@ def test_a_name_in_another_case_finds_its_like() -> None:
     known = ("cifar10", "digits", "IMAGENET1K_V1")
     assert unknown("recipe", "CIFAR10", known).remedy == "Did you mean cifar10?"
     assert unknown("weights", "imagenet1k_v1", known).remedy == "Did you mean IMAGENET1K_V1?"
+
+
+def test_a_type_has_its_article() -> None:
+    made = 1, "", None, np.zeros(1), UserError("")
+    assert [*map(with_article, made)] == ["an int", "a str", "a NoneType", "an ndarray", "a UserError"]

@@ -38,13 +38,13 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1770, "config"),
-    "data": (5334, "data"),
-    "training": (5156, "training"),
+    "config": (1772, "config"),
+    "data": (5335, "data"),
+    "training": (5198, "training"),
     "gradients and draws": (4060, "parallel rng"),
-    "processes": (2986, "distributed"),
+    "processes": (2989, "distributed"),
     "state and monitoring": (3499, "checkpoint monitoring"),
-    "models and their use": (1719, "models inference cli errors randomness __init__ __main__"),
+    "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
     "measuring": (
@@ -54,9 +54,9 @@ BUDGETS = {
     "verify, chaos": (1163, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1101, "commands/doctor commands/launch_script"),
-    "everyday commands": (1336, "commands"),  # all others
+    "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_678, 260
+MAX_LINES, MAX_FILES = 37_738, 260
 
 
 def module_name(path: Path) -> str:

@@ -83,6 +83,8 @@ def _dispatch(args: list[str]) -> int:
 
         print(f"lockstep {lockstep.__version__} (torch {version('torch')}, torchvision {version('torchvision')})")
         return 0
+    if args[0].startswith("-"):
+        raise UserError(f"{args[0]} stands before a command", "Flags follow one: `lockstep train --epochs 3`.")
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS, "See `lockstep --help`.")
     args = local_run(args) if args[0] in _OF_A_RUN else args

@@ -36,11 +36,12 @@ class StoppedBySignal(SystemExit):
 
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> UserError:
     """The error for a name that nothing answers to, with the nearest known ones."""
-    names = sorted(known)
+    names, what = sorted(known), f"unknown {kind} {name!r}"
     cased = {each.lower(): each for each in reversed(names)}
+    name = {"gpu": "cuda"}.get(name, name)  # another library's word
     near = [cased[each] for each in difflib.get_close_matches(name.lower(), cased, n=3, cutoff=0.5)]
     hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
-    return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
+    return UserError(what, " ".join(part for part in (hint, remedy) if part))
 
 
 def shown(text: str, keep: str = "") -> str:
@@ -98,6 +99,12 @@ def reason(error: BaseException) -> str:
 def refusal(error: BaseException) -> str:
     """What the system says, without number and path, for a message that names the path; of other errors `reason`."""
     return getattr(error, "strerror", None) or reason(error)
+
+
+def with_article(value: object) -> str:
+    """A value's type with its article: an int, an ndarray, a str."""
+    name = type(value).__name__
+    return f"{'an' if re.match('[aeio]|nd', name, re.IGNORECASE) else 'a'} {name}"
 
 
 class PeerError(Exception):

@@ -60,6 +60,8 @@ def test_other_spellings() -> None:
     )
     for none in ("none", "no", "random", "", "None", "NO"):
         assert parsed(Config(), [f"--init={none}"]).model.init == ""
+    for flag in (flag for flag in flags.values() if flag.arg.unset == "none"):  # what the help calls it may be typed
+        assert flag.read("none") == flag.checked("none") == flag.default
 
 
 def test_other_words_are_sorted_out_wherever_they_stand() -> None:

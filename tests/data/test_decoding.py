@@ -134,7 +134,7 @@ def test_heic_without_its_package_is_refused_by_name(tmp_path: Path, monkeypatch
     ) as caught:
         load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
     assert "pip install 'lockstep-torch[heif]'" in caught.value.remedy
-    with pytest.raises(ValueError, match="it is HEIC, which pillow-heif reads, or torn"):
+    with pytest.raises(ValueError, match=r"HEIC, which pillow-heif reads \(pip install .*\), or torn"):
         decode(heic)
 
 
@@ -308,6 +308,8 @@ def test_a_torn_picture_is_no_picture(kind: str) -> None:
     for torn in (b"", whole[:3], whole[:40], whole[: len(whole) // 2], b"no picture at all"):
         with pytest.raises((ValueError, OSError, SyntaxError, RuntimeError, struct.error)):
             decode(torn, 50)
+    with pytest.raises(ValueError, match="it is empty, 0 bytes"):
+        decode(b"", 50)
 
 
 def test_a_set_reads_shrunk_pictures_whatever_their_company(tmp_path: Path) -> None:

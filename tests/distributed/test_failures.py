@@ -77,6 +77,7 @@ def test_a_limit_of_the_system_is_a_sentence_with_its_place_and_remedy() -> None
         assert remedy in said.message.partition("\n")[2], said
     assert at_a_limit(ValueError("can't start new thread")) is None
     assert at_a_limit(RuntimeError("shapes do not fit")) is None
+    assert "out of range" in str(at_a_limit(RuntimeError("CUDA error: device-side assert triggered")))
 
 
 def test_the_cause_is_told_whoever_ended_first() -> None:

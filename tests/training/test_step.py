@@ -1,6 +1,7 @@
 """One step: dropout's keys, the weight of each piece, fp16's decision, clipping, the schedule, unused parameters."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -246,18 +247,46 @@ def test_an_unused_parameter_is_named_in_the_first_step(ranks: list[dict[str, An
         assert "--find-unused-parameters" in rank["unused"]["error"]
 
 
-def test_a_rank_that_raises_is_named_and_nothing_hangs() -> None:
-    with pytest.raises(RankFailed, match=r"rank 1 of 2: [\s\S]*no such image"):
-        run_ranks(_raise_on_rank_1, 2, timeout=30)
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"labels": torch.zeros(6)}, "the loss does not take labels float32 [6] on cpu for outputs float32 [6, 3] on cpu"),
+    ({"labels": torch.tensor([0, 1, 2, -1, 0, 1])}, "sample 3 has label -1, and the model 3 outputs"),
+    ({"labels": torch.tensor([0, 1, 2, 1, 3, 4])}, "sample 4 has label 3, and the model 3 outputs"),
+    ({"labels": torch.zeros(6, 1, dtype=torch.int64)}, "the loss does not take labels int64 [6, 1] on cpu"),
+    ({"labels": torch.zeros(5, dtype=torch.int64)}, "the loss does not take labels int64 [5] on cpu"),
+    ({"labels": torch.zeros(6, dtype=torch.int64, device="meta")}, "the loss does not take labels int64 [6] on meta"),
+    ({"images": inputs(6)[:, 1:]}, "0, Linear(in_features=4, out_features=3, bias=True) does not take images float32"),
+    ({"images": inputs(6).byte()}, "does not take images uint8 [6, 4] on cpu"),
+    ({"images": inputs(6).double()}, "does not take images float64 [6, 4] on cpu"),
+]
 
 
-def _raise_on_rank_1(world: World) -> None:
+@pytest.mark.parametrize(("bad", "says"), MISFITS, ids=[says for _, says in MISFITS])
+@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(), lambda *pair: F.cross_entropy(*pair)])
+def test_a_batch_that_does_not_fit_is_told_in_a_sentence(loss: Any, bad: dict[str, Any], says: str) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    step = TrainStep(model, loss, sgd(model))
+    step(batch_of(SINGLE, inputs(6)))
+    with pytest.raises(UserError) as refused:
+        step(replace(batch_of(SINGLE, inputs(6), step=1), **bad))
+    assert refused.value.message.startswith("step 1: ")
+    assert says in refused.value.message
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize(("label", "says"), [(-1, "no such image"), (7, "sample 3 has label 7, and the model 3")])
+def test_a_rank_that_raises_is_named_and_nothing_hangs(label: int, says: str) -> None:
+    with pytest.raises(RankFailed, match=rf"rank 1 of 2: [\s\S]*{says}"):
+        run_ranks(_raise_on_rank_1, 2, label, timeout=30)
+
+
+def _raise_on_rank_1(world: World, label: int) -> None:
     model = linear(world)
     step = TrainStep(model, F.cross_entropy, sgd(model))
     for t in range(3):
-        if world.rank == 1 and t == 1:
+        if world.rank == 1 and t == 1 and label < 0:
             raise ValueError("no such image")
-        step(batch_of(world, inputs(4).double(), step=t))
+        labels = torch.tensor([0, 1, 2, label if t else 0])  # the last is rank 1's
+        step(batch_of(world, inputs(4).double(), labels, step=t))
 
 
 # One process

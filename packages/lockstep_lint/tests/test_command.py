@@ -60,7 +60,9 @@ def test_exit_codes(folder: Path, capsys: Captured) -> None:
     assert main(["train.py"]) == 1
     assert main(["--ignore", "LS112"]) == 0
     assert main(["--select", "LS3"]) == 0
-    capsys.readouterr()
+    Path("empty").mkdir()
+    assert main(["empty"]) == 0
+    assert capsys.readouterr().err == "lockstep-lint: no Python file in empty\n"
     for arguments, word in [
         (["nowhere.py"], "does not exist"),
         (["--select", "E501"], "no rule begins with"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.weights import NAME_A_FILE, listed
 from lockstep.distributed.files import named
-from lockstep.errors import UserError, reason, refusal
+from lockstep.errors import UserError, reason, refusal, with_article
 from lockstep.monitoring.journal import require_plain
 from lockstep.parallel.strategy import unwrap
 
@@ -66,7 +66,7 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
         names = names or others
         found = found[names[0]] if names else found
     if not isinstance(found, Mapping) or not found:
-        what = "an empty dict" if isinstance(found, Mapping) else f"a {type(found).__name__}, not a state_dict"
+        what = "an empty dict" if isinstance(found, Mapping) else f"{with_article(found)}, not a state_dict"
         raise UserError(f"{path} holds {what}", _SAVE)
     if strange := [str(k) for k, v in found.items() if not (isinstance(k, str) and _is_plain(v))]:
         raise UserError(f"{path} holds a dict with entries that are no weights: {listed(strange)}", _SAVE)

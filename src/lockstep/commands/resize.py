@@ -34,8 +34,8 @@ def main(args: list[str]) -> int:
         "Exit code 0: it goes on with so many; 2: it doesn't, and why."
     )
     names, chosen = parse(Resizing(), args, about)
-    folder = Path(one_name("resize", "run folder", names))
-    if not names or not chosen.nproc:
+    folder = Path(one_name("resize", "run folder", names, "runs/mine --nproc 3"))
+    if not chosen.nproc:
         raise UserError("resize needs a run folder and --nproc", "As `lockstep resize runs/mine --nproc 3`.")
     _require_running(folder)
     reader, run = Reader(folder / JOURNAL), RunSummary(folder)

@@ -97,7 +97,9 @@ class Flag:
 
     def read(self, text: str) -> Any:
         """The value that a text on the command line means. Raises UserError where the flag does not take it."""
-        as_it_is = self.arg.words or text in self.choices or text.lower() in dict(self.arg.same)
+        as_it_is = (
+            self.arg.words or text in self.choices or text.lower() in (*dict(self.arg.same), self.arg.unset or None)
+        )
         if as_it_is or self.kind is None or (self.arg.spans and ":" in text):
             return self.checked(text)
         try:
@@ -108,6 +110,8 @@ class Flag:
 
     def checked(self, value: Any) -> Any:
         """The value as the field holds it. Raises UserError for one that it does not take."""
+        if isinstance(value, str) and value.lower() == self.arg.unset == "none":  # as its help has it
+            return self.default
         if isinstance(value, str):
             value = split_spaces(value) if self.arg.words else dict(self.arg.same).get(value.lower(), value)
         if self.many:
@@ -144,7 +148,7 @@ class Flag:
             error = unknown(self.name[2:], value, self.choices)
             return UserError(error.message, f"{error.remedy} {self.name} takes {', '.join(self.choices)}.".strip())
         takes = " or ".join(filter(None, [self.takes or _NOUNS.get(self.kind or str, ""), *self.choices]))
-        shown = value if isinstance(value, str) and value.isprintable() else repr(value)
+        shown = value if isinstance(value, str) and value and value.isprintable() else repr(value)
         return UserError(f"{self.name} {shown} is not {takes}", f"Give {takes}.")
 
     def text(self, value: Any) -> str:

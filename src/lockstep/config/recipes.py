@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
-from lockstep.errors import UserError, unknown
+from lockstep.errors import UserError, unknown, with_article
 
 
 def digits() -> Config:
@@ -155,6 +155,6 @@ def recipe(name: str) -> Config:
 
         made = without_exit(load_object(name, "recipe"))
         if not isinstance(made, Config):
-            raise UserError(f"recipe {name} returned a {type(made).__name__}", "A recipe returns a lockstep.Config.")
+            raise UserError(f"recipe {name} returned {with_article(made)}", "A recipe returns a lockstep.Config.")
         return replace(made, recipe=name)
     raise unknown("recipe", name, RECIPES, "`lockstep recipes` lists them; your own is package.module:function.")

@@ -73,8 +73,9 @@ def opened(data: bytes) -> Image.Image:
             warnings.simplefilter("ignore")  # of damaged EXIF
             image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:  # its message is the address of the bytes
-        kind = f"HEIC, which {HEIF_PACKAGE} reads" if data[4:8] == b"ftyp" else "of no format that Pillow knows"
-        raise ValueError(f"it is {kind}, or torn at its beginning") from error
+        heif = f"HEIC, which {HEIF_PACKAGE} reads (pip install 'lockstep-torch[heif]')"
+        kind = heif if data[4:8] == b"ftyp" else "of no format that Pillow knows"
+        raise ValueError(f"it is {kind}, or torn at its beginning" if data else "it is empty, 0 bytes") from error
     needed, most = (len(data) + _decoder_bytes(image)) >> 20, int(os.environ.get("LOCKSTEP_DECODE_MIB") or 960)
     if needed > most:
         raise ValueError(

@@ -24,7 +24,7 @@ from lockstep.config.objects import load_object
 from lockstep.config.recipes import RECIPES
 from lockstep.data.agreement import generators
 from lockstep.data.image_sets import Ids, ImageSet
-from lockstep.errors import UserError, reason, unknown
+from lockstep.errors import UserError, reason, unknown, with_article
 from lockstep.randomness import bits_np, stream
 
 Apply = Callable[[Tensor], Tensor]  # uint8 [C, H, W] to uint8 [C, H, W]
@@ -161,7 +161,7 @@ class Transforms:
                 raise
             raise UserError(f"--augment {step.spec}, sample {sample}: {reason(error)}", "Change its values.") from error
         if not isinstance(made, Tensor) or made.dtype != torch.uint8 or made.ndim != 3:
-            got = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+            got = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else with_article(made)
             remedy = "It takes and returns a uint8 tensor [C, H, W]; normalising comes later."
             raise UserError(f"--augment {step.spec} makes {got} of a picture", remedy)
         if made.shape[0] != self.shape[0] or not made.numel():

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from lockstep.data.agreement import generators
 from lockstep.data.image_sets import Array, ArraySet, Ids, ImageSet, check_labels, numbered
-from lockstep.errors import UserError, reason
+from lockstep.errors import UserError, reason, with_article
 from lockstep.randomness import bits_np, stream
 
 EXPECTED = (
@@ -26,8 +26,8 @@ EXPECTED = (
 def described(value: Any) -> str:
     """What a value is, in a few words, for a message."""
     if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(item).__name__ for item in value[:4])})"
-    return f"a {type(value).__name__}"
+        return f"{with_article(value)} of {len(value)} ({', '.join(type(item).__name__ for item in value[:4])})"
+    return with_article(value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,6 +101,9 @@ def at_a_limit(error: BaseException) -> UserError | None:
     if not isinstance(error, (OSError, RuntimeError, ImportError, MemoryError)):
         return None
     text = "can't allocate memory" if isinstance(error, MemoryError) else str(error)
+    if "device-side assert" in text:
+        remedy = "Most often it is a label out of range, or fewer outputs than classes: --device cpu names it."
+        return UserError("the GPU stopped where an index was out of range", remedy)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     limit = any(sign in text for sign in _LIMITS)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.config.objects import load_object
-from lockstep.errors import UserError, unknown
+from lockstep.errors import UserError, unknown, with_article
 from lockstep.models import cifar10_speed, small
 
 _SMALL: dict[str, Callable[[int, int, int], nn.Module]] = {
@@ -49,6 +49,8 @@ def build(name: str, *, in_channels: int, num_classes: int, image_size: int) -> 
 
 def _builder(name: str) -> Callable[[int, int, int], nn.Module]:
     """The function of (in_channels, num_classes, image_size) behind a name."""
+    if name.startswith("timm:"):
+        raise UserError(f"--model {name} names a function", f"timm's models: --model {name.replace(':', '/', 1)}.")
     if ":" in name:
         return partial(_from_factory, load_object(name, "model"), name)
     if name in _SMALL:
@@ -150,7 +152,7 @@ def timm_model(name: str, image_size: int, **options: Any) -> nn.Module:
 def _from_factory(factory: Any, name: str, in_channels: int, num_classes: int, image_size: int) -> nn.Module:
     offered = {"in_channels": in_channels, "num_classes": num_classes, "image_size": image_size}
     if not callable(factory):
-        raise UserError(f"model {name} is a {type(factory).__name__}, not a function", "Name a factory or a class.")
+        raise UserError(f"model {name} is {with_article(factory)}, not a function", "Name a factory or a class.")
     try:
         parameters = inspect.signature(factory).parameters.values()
     except ValueError:  # some built-in callables have no signature
@@ -167,7 +169,7 @@ def _from_factory(factory: Any, name: str, in_channels: int, num_classes: int, i
     model = factory(**{key: value for key, value in offered.items() if key in taken})
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"model {name} returned a {type(model).__name__}, not an nn.Module",
+            f"model {name} returned {with_article(model)}, not an nn.Module",
             "The factory must return the model itself.",
         )
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):  # a blank pass in evaluation gives them shapes

@@ -22,7 +22,7 @@ from lockstep.config import OptimConfig
 from lockstep.data.image_sets import members, table_on
 from lockstep.data.loaders import TrainLoader
 from lockstep.data.order import labels_of
-from lockstep.errors import UserError
+from lockstep.errors import UserError, with_article
 
 # (outputs, labels of b samples) -> the mean over them; or each sample's loss; or a numerator and a denominator
 Loss = Callable[[Any, Tensor], Tensor | tuple[Tensor, Tensor]]
@@ -36,7 +36,7 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative; others are 
 def terms_of(loss: Loss) -> Callable[[Any, Tensor], Terms]:
     """What a loss gives for a shard, as a scalar and what its sum is divided by. Raises UserError for a sum."""
     if not callable(loss):
-        raise UserError(f"the loss is a {type(loss).__name__}, not a function", "Give it as nn.CrossEntropyLoss().")
+        raise UserError(f"the loss is {with_article(loss)}, not a function", "Give it as nn.CrossEntropyLoss().")
     if isinstance(loss, partial) and loss.func in _WEIGHTED and not loss.args:
         return terms_of(_WEIGHTED[loss.func](**loss.keywords))
     if getattr(loss, "reduction", None) == "sum":
@@ -72,7 +72,7 @@ def _any(loss: Loss, outputs: Any, labels: Tensor) -> Terms:
         return numerator.sum(), torch.as_tensor(denominator, device=numerator.device).detach().sum()
     if not isinstance(value, Tensor):
         raise UserError(
-            f"the loss returned a {type(value).__name__}",
+            f"the loss returned {with_article(value)}",
             "Return a mean over the samples, each sample's loss, or a (numerator, denominator) pair of tensors.",
         )
     return (value if value.ndim == 0 else value.mean()), None
@@ -97,7 +97,7 @@ def require_logits(outputs: Any) -> Tensor:
         return outputs
     several = f" of {len(outputs)}" if isinstance(outputs, tuple | list) else ""
     raise UserError(
-        f"the model returned a {type(outputs).__name__}{several}, and the loss takes one tensor [b, classes]",
+        f"the model returned {with_article(outputs)}{several}, and the loss takes one tensor [b, classes]",
         "Return the logits alone, as by a module around the model that picks them out.",
     )
 

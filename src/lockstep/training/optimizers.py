@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.config import OptimConfig
 from lockstep.config.objects import load_object
-from lockstep.errors import UserError, unknown
+from lockstep.errors import UserError, unknown, with_article
 from lockstep.models.cifar10_speed import MuonSGD
 from lockstep.parallel.fsdp import is_part, units
 
@@ -212,7 +212,7 @@ def _from_factory(path: str, model: nn.Module, optim: OptimConfig, lr: float) ->
         raise UserError(f"optimizer {path} can't be called with (model, optim, lr): {error}", remedy) from error
     optimizer = factory(model, optim, lr)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(f"optimizer {path} returned a {type(optimizer).__name__}, not a torch optimizer", remedy)
+        raise UserError(f"optimizer {path} returned {with_article(optimizer)}, not a torch optimizer", remedy)
     return optimizer
 
 

@@ -5,6 +5,7 @@ would notice; torch's own functions are called where somebody would: a profiler,
 """
 
 import inspect
+import traceback
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -20,8 +21,8 @@ from lockstep.config import Config, ModelConfig, OptimConfig, Precision, Recover
 from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
-from lockstep.distributed.failures import last_line
-from lockstep.errors import UserError
+from lockstep.distributed.failures import at_a_limit, is_peer_loss, last_line
+from lockstep.errors import UserError, reason
 from lockstep.parallel.batchnorm import announced, end_step, step_batch_norms
 from lockstep.parallel.data_parallel import driven, is_compiled, replica_devices
 from lockstep.parallel.fsdp import LOW, is_sharded, local, whole
@@ -148,6 +149,45 @@ def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
             "Leave the short last batch out by --drop-last, or choose another --batch-size.",
         )
     return None
+
+
+def misfit_of(error: Exception, step: int, ids: np.ndarray, model: nn.Module) -> UserError | None:
+    """The sentence for a layer or loss that does not take a batch, by what the failed pass held: no step waits."""
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, (IndexError, RuntimeError, ValueError)):
+        return None
+    if is_peer_loss(error) or "CUDA" in str(error):
+        return at_a_limit(error)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    held = next((frame.f_locals for frame in frames if frame.f_code is TrainStep._pass.__code__), {"value": 0})
+    in_torch = "/torch/nn/" in (file := frames[-1].f_code.co_filename) and "/parallel/" not in file
+    if "value" in held or not (in_torch or isinstance(error, RuntimeError)):
+        return None
+    images, labels, outputs, weight = held["images"], held["labels"], held.get("outputs"), next(model.parameters())
+    if outputs is None:
+        unlike = images.dtype != weight.dtype or images.device != weight.device
+        if not in_torch and not (unlike and images.dtype != torch.int64):
+            return None
+        layer = next(m for f in reversed(frames) if isinstance(m := f.f_locals.get("self"), nn.Module))
+        name = next((f"{name}, " for name, each in model.named_modules() if each is layer and name), "")
+        what = f"{name}{type(layer).__name__}({layer.extra_repr()}) does not take images {kind_of(images)}"
+        remedy = f"Build it for these, or convert them: its weights are {weight.dtype} on {weight.device}."
+    else:
+        what = f"the loss does not take labels {kind_of(labels)} for outputs {kind_of(outputs)}"
+        remedy = "Cross-entropy takes class numbers, int64 [b], or a probability of each class, float [b, classes]."
+        numbers = labels.shape == ids.shape and not labels.is_floating_point()
+        if isinstance(outputs, Tensor) and numbers and labels.device == outputs.device:
+            wide, known = outputs.shape[-1], labels != nn.CrossEntropyLoss().ignore_index
+            if wrong := (known & ((labels < 0) | (labels >= wide))).nonzero().flatten().tolist():
+                what = f"sample {ids[wrong[0]]} has label {labels[wrong[0]]}, and the model {wide} outputs"
+                remedy = f"Labels run from 0 to {wide - 1}: mend them, or give the model an output for each class."
+    return UserError(f"step {step}: {what}: {reason(error)}", remedy)
+
+
+def kind_of(value: Any) -> str:
+    """Type, shape and device of a tensor, float32 [16, 10] on cpu; of anything else its type."""
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
 
 
 class StandIns:
@@ -380,8 +420,10 @@ class TrainStep:
             try:
                 found = take_unguarded(model, i)
             except Exception as error:
-                if refusal := refusal_of(error, batch.shards[i], alone=self.model is self.bare):
-                    raise refusal from error
+                shard = batch.shards[i]
+                refusal = refusal_of(error, shard, alone=self.model is self.bare)
+                if refusal := refusal or misfit_of(error, batch.step, batch.ids[shard.rows], unwrap(model)):
+                    raise refusal.with_traceback(error.__traceback__) from error
                 raise
             if self._replays and i < len(sizes) - 1:  # the next replay of a CUDA graph writes into its own gradients
                 for p in self.parameters:

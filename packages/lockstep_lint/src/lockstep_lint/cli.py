@@ -78,6 +78,8 @@ def run(options: argparse.Namespace) -> int:
         if not os.path.lexists(path):
             raise UsageError(f"{path} does not exist")
     report = check(paths, chosen)
+    if not report.files:
+        print(f"lockstep-lint: no Python file in {printable(', '.join(map(str, paths)))}", file=sys.stderr)
     sys.stdout.write(FORMATS[options.format](report.findings, rules))
     sys.stdout.flush()
     for name, why in report.unread.items():

@@ -105,7 +105,8 @@ def print_failure(failed: WorkerFailed) -> int:
 def one_name(command: str, what: str, names: list[str], example: str = "") -> str:
     """The one word that is no flag; where there is none empty, or an error with an example."""
     if len(names) > 1:
-        raise UserError(f"{command} takes one {what}, got {' '.join(names)}", "Values follow a flag: --epochs 3.")
+        remedy = f"As `lockstep {command} {example or '... --epochs 3'}`: values follow a flag."
+        raise UserError(f"{command} takes one {what}, got {' '.join(names)}", remedy)
     if "" in names:
         raise UserError(f"{command}: the {what} is an empty text", "Name one, or leave it out.")
     if example and not names:
