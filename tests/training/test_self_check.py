@@ -1,6 +1,7 @@
 """What makes a step another one on another number of processes is said, with its place and cause; nothing else is."""
 
 import itertools
+import math
 import random
 import time
 import warnings
@@ -26,6 +27,7 @@ from lockstep.data.order import Order
 from lockstep.distributed.failures import is_peer_gone
 from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
+from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.outcomes import Finding, cut
 from lockstep.training.step import TrainStep
@@ -573,6 +575,58 @@ def divided(world: World) -> list[Any]:
     """DDP's mean is not made a sum again."""
     with mock.patch("lockstep.parallel.ddp.torch._foreach_mul_"):
         return found(world, Net)
+
+
+class Calibrated(Odd):
+    """Begins with its first batch's spread, which a single sample has none of."""
+
+    scale: Tensor
+
+    def begin(self) -> None:
+        super().begin()
+        self.layer.register_buffer("scale", torch.zeros(HIDDEN))
+
+    def odd(self, x: Tensor) -> Tensor:
+        if not self.scale.any():
+            self.scale = 1 / x.detach().std(0)
+        return x * self.scale
+
+
+class Overflows(Net):
+    """Comes to no number on any number of processes."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return super().middle(x) * math.inf
+
+
+def started(world: World, make: type[Net], dtype: torch.dtype) -> list[str]:
+    """What is said of a first step on four samples in two micro-batches: some rank has a single one, or none."""
+    torch.manual_seed(0)
+    model = parallelize(make().to(dtype), world)
+    step, said = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[str]()
+    step.check.report = lambda finding, _: said.append(neutral(finding.message))
+    batch = batch_of(world, 4, 0, accumulate=2)
+    step(replace(batch, images=batch.images.to(dtype)))
+    return said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_that_is_finite_on_one_process_alone_is_said_on_any_number(dtype: torch.dtype) -> None:
+    said = [started(World.single(), Calibrated, dtype), *run_ranks(started, 3, Calibrated, dtype, law=True)]
+    assert said == [said[0]] * 4
+    assert "not finite there; layer (Layer): what it computes for a sample depends on which others" in said[0][0]
+    if dtype == torch.float64:
+        assert run_ranks(started, 3, Overflows, dtype, law=True) == [[]] * 3
+
+
+def test_a_set_that_is_put_back_keeps_its_order() -> None:
+    collide = {7, 15}  # the first one's place is the second one's too
+    order, state = list(collide), HiddenState({"": {"names": collide}})
+    state.restore()
+    assert list(collide) == order
+    collide.add(3)
+    state.restore()
+    assert collide == {7, 15}
 
 
 @pytest.mark.slow

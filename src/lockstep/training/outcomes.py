@@ -5,6 +5,7 @@ part of all gradients. How much of that is rounding depends on the type in which
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from lockstep.parallel.sync import GradientSync
 # moved to see what rounding does, below which part of all gradients one is measured by these, what is beyond doubt
 _LIMITS = {
     torch.float64: (1e-8, 0.0, 1e-6, 1e-6),
-    torch.float32: (2e-5, 2.0**-20, 1e-3, math.inf),
+    torch.float32: (2e-5, 2.0**-20, 1e-3, sys.float_info.max),
     torch.float16: (1e-2, 2.0**-10, 1e-2, math.inf),
     torch.bfloat16: (5e-2, 2.0**-7, 1e-2, math.inf),
 }

@@ -12,7 +12,7 @@ order, and the cause that the same samples show on rank 0.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -56,6 +56,7 @@ _SINGLE = {1, 8, 16}  # the checks that pass a single sample by itself, which is
 _THOROUGH = {1, 16}  # the checks that change threads, and have one of several ranks take all: four steps or more
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS = 50.0  # times the limit
+_SMALL = 1e12  # what comes to this doesn't overflow in another order
 _LOOKS = 2  # checks on which something must be seen that is not beyond doubt
 
 _reported = WeakKeyDictionary[nn.Module, set[str]]()  # of a model that has several steps, too: a sentence a run
@@ -222,13 +223,30 @@ class SelfCheck(StepPasses):
 
     def _findings(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """At most one of each kind, the strongest first; the same on all ranks."""
-        if not bool(torch.isfinite(actual.loss).all()) or not self.norms(actual.gradients).isfinite().all():
-            return []
+        finite = self.norms(actual.gradients).isfinite()
+        if not bool(torch.isfinite(actual.loss).all()) or not finite.all():
+            return self._not_finite(batch, finite.tolist())
         if self.step.sync.exact:
             return self._exact(batch, actual)
         if is_sharded(self.step.model):
             return self._sharded(batch, actual)
         return self._shared_out(batch, actual)
+
+    def _not_finite(self, batch: Batch, finite: list[bool]) -> list[Finding]:
+        """Where several ranks come to something that isn't finite, and rank 0 as one process to small numbers."""
+        names, step = list[str](), self.step
+        if 1 < self.ranks <= self._most and not (step.sync.exact or is_sharded(step.model)):
+            ranges = self._ranges(batch)
+            shares = self._exchanged(batch, ranges, [self._wholes(ranges), *[[]] * (self.ranks - 1)])
+            self._start.restore()
+            with suppress(Exception), self.by_itself():  # one after the other, each from what the last has left
+                loss = sum(self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares)
+                small = [bool((values.abs() < _SMALL).all()) for values in (loss, self.norms(step.take_gradients()))]
+                if all(small) and step.autocast_dtype != torch.float16:  # that has overflows all the time
+                    names = [name for name, each in zip(step.named, finite, strict=True) if not each] or [""]
+            step.take_gradients()
+        found = self._gather(names[:1])[0]
+        return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in found]
 
     def _is_news(self, finding: Finding) -> bool:
         """Whether it is beyond doubt, or has been seen before, and was not reported yet."""
