@@ -80,6 +80,7 @@ class SelfCheck(StepPasses):
         self.law = law
         several = step.sync.ranks > 1
         self.rank, self.ranks = dist.get_rank() if several else 0, step.sync.ranks
+        self.world = World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "")
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
@@ -92,22 +93,11 @@ class SelfCheck(StepPasses):
         self._between: HiddenState | None = None  # the generators after the step before
         self._before: list[HiddenState] = []  # each pass of the step under way
 
-    def due(self, calls: int, batch: Batch) -> bool:
-        """Whether the step after so many of this process is to be compared.
-
-        Raises:
-            UserError: where ranks bring other steps, as after a `continue` or `break` on one of them.
-        """
+    def due(self, calls: int) -> bool:
+        """Whether the step after so many of this process is to be compared."""
         if self.law == "off" or not self.step.sync.comparable or self.step.draws is None:
             return False
         due, self._second, self._again = self._again or is_checked(calls), self._again, False
-        if due and len({*(steps := self._gather(batch.step))}) > 1:
-            places = ", ".join(f"rank {rank} is at step {step}" for rank, step in enumerate(steps))
-            raise UserError(
-                f"the processes no longer take the same steps: {places}",
-                "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, as "
-                "world.sum(step(batch)), and not by one process's loss or samples.",
-            )
         return due
 
     def _warn(self, finding: Finding, first: bool) -> None:
@@ -490,7 +480,7 @@ class SelfCheck(StepPasses):
         return found
 
     def _gather(self, value: Any) -> list[Any]:
-        return World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "").gather(value)
+        return self.world.gather(value)
 
     def _sharded(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """FSDP: by moved boundaries, all ranks together, as its passes can't be taken alone."""
