@@ -78,9 +78,9 @@ class SelfCheck(StepPasses):
     def __init__(self, step: Step, law: Law) -> None:
         super().__init__(step)
         self.law = law
-        several = step.sync.ranks > 1
-        self.rank, self.ranks = dist.get_rank() if several else 0, step.sync.ranks
+        self.rank, self.ranks = dist.get_rank() if step.sync.ranks > 1 else 0, step.sync.ranks
         self.world = World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "")
+        self._gather = self.world.gather
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
@@ -235,8 +235,8 @@ class SelfCheck(StepPasses):
                 if all(small) and step.autocast_dtype != torch.float16:  # that has overflows all the time
                     names = [name for name, each in zip(step.named, finite, strict=True) if not each] or [""]
             step.take_gradients()
-        found = self._gather(names[:1])[0]
-        return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in found]
+        first = self._gather(names[:1])[0]
+        return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in first]
 
     def _is_news(self, finding: Finding) -> bool:
         """Whether it is beyond doubt, or has been seen before, and was not reported yet."""
@@ -478,9 +478,6 @@ class SelfCheck(StepPasses):
                 cause = "what its samples do to it on several processes comes to something else than on one"
                 found.append(Finding(batch.step, "buffer", name, size, cause))
         return found
-
-    def _gather(self, value: Any) -> list[Any]:
-        return self.world.gather(value)
 
     def _sharded(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """FSDP: by moved boundaries, all ranks together, as its passes can't be taken alone."""
