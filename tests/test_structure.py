@@ -39,10 +39,10 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1770, "config"),
-    "data": (5331, "data"),
-    "training": (5153, "training"),
+    "data": (5334, "data"),
+    "training": (5168, "training"),
     "gradients and draws": (4060, "parallel rng"),
-    "processes": (2946, "distributed"),
+    "processes": (2971, "distributed"),
     "state and monitoring": (3491, "checkpoint monitoring"),
     "models and their use": (1719, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),

@@ -24,7 +24,6 @@ from lockstep.errors import UserError, unknown
 
 DATASETS = (*OFFICIAL, "folder")  # by their bare names; those of config.data.KINDS have more behind a colon
 VAL_FRACTION = 0.2  # of pictures that nobody has divided
-_LATER_S = 0.05  # that rank 1 calls a factory: what follows the clock is another set there
 
 
 def resolve_data_dir(flag: str) -> Path:
@@ -43,7 +42,7 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World, own: Any = N
     if own is not None or is_code(data.dataset):
         factory = load_object(data.dataset, "dataset") if own is None else None
         if factory is not None and world.rank == 1:
-            time.sleep(_LATER_S)
+            time.sleep(0.05)  # what follows the clock is another set then
         with seeded(seed):
             made = own if factory is None else made_by(data.dataset, factory, data_dir)
         with seeded(seed):

@@ -107,9 +107,9 @@ class World:
             places = [json.loads(row.numpy().tobytes()) for row in rows]
             other = next((rank for rank, theirs in enumerate(places) if theirs != places[0]), 0)
             if other:
+                where = f"rank 0 is at {places[0]}, rank {other} is at {places[other]}"
                 raise UserError(
-                    f"the processes no longer take the same steps: rank 0 is at {places[0]}, rank {other} is at "
-                    f"{places[other]}",
+                    f"the processes no longer take the same steps: {where}",
                     "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, "
                     "as world.sum(step(batch)) / batch.count, and not by one process's samples.",
                 )

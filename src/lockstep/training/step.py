@@ -412,10 +412,9 @@ class TrainStep:
         return self.sync.passes(self.model, batch.shards, reseed, take)
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
-        """This rank's part of the batch's summed loss: by its samples in a user's own loop, so that divided by these it
-        is the same on all ranks; else of its samples themselves, rounded by none. One with denominators: numerators /
-        the mean denominator of the batch's samples, which its gradients are divided by too. A small all-reduce each,
-        that nothing waits for."""
+        """This rank's summed loss, or in a user's own loop the batch's by this rank's samples. One with denominators:
+        numerators / the mean denominator of the batch's samples, which its gradients are divided by too. A small
+        all-reduce each, that nothing waits for."""
         if self._divides is None:
             self._divides = self.sync.anywhere(any(each.ndim for each in found))
         sizes = [shard.size for shard in batch.shards]
