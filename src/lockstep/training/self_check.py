@@ -230,9 +230,11 @@ class SelfCheck(StepPasses):
             shares = self._exchanged(batch, ranges, [self._wholes(ranges), *[[]] * (self.ranks - 1)])
             self._start.restore()
             with suppress(Exception), self.by_itself():  # one after the other, each from what the last has left
-                loss = sum(self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares)
-                small = [bool((values.abs() < _SMALL).all()) for values in (loss, self.norms(step.take_gradients()))]
-                if all(small) and step.autocast_dtype != torch.float16:  # that has overflows all the time
+                values = [self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares]
+                values.append(self.norms(step.take_gradients()))
+                if (
+                    all(bool((each.abs() < _SMALL).all()) for each in values) and step.autocast_dtype != torch.float16
+                ):  # that has overflows all the time
                     names = [name for name, each in zip(step.named, finite, strict=True) if not each] or [""]
             step.take_gradients()
         first = self._gather(names[:1])[0]
