@@ -225,20 +225,18 @@ class SelfCheck(StepPasses):
     def _not_finite(self, batch: Batch, finite: list[bool]) -> list[Finding]:
         """Where several ranks come to something that isn't finite, and rank 0 as one process to small numbers."""
         names, step = list[str](), self.step
-        if 1 < self.ranks <= self._most and not (step.sync.exact or is_sharded(step.model)):
+        overflows = step.autocast_dtype == torch.float16  # all the time
+        if 1 < self.ranks <= self._most and not (overflows or step.sync.exact or is_sharded(step.model)):
             ranges = self._ranges(batch)
             shares = self._exchanged(batch, ranges, [self._wholes(ranges), *[[]] * (self.ranks - 1)])
             self._start.restore()
             with suppress(Exception), self.by_itself():  # one after the other, each from what the last has left
-                values = [self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares]
-                values.append(self.norms(step.take_gradients()))
-                if (
-                    all(bool((each.abs() < _SMALL).all()) for each in values) and step.autocast_dtype != torch.float16
-                ):  # that has overflows all the time
+                losses = [self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares]
+                if all(bool((v.abs() < _SMALL).all()) for v in (*losses, self.norms(step.take_gradients()))):
                     names = [name for name, each in zip(step.named, finite, strict=True) if not each] or [""]
             step.take_gradients()
-        first = self._gather(names[:1])[0]
-        return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in first]
+        names = self._gather(names[:1])[0]
+        return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in names]
 
     def _is_news(self, finding: Finding) -> bool:
         """Whether it is beyond doubt, or has been seen before, and was not reported yet."""
