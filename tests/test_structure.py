@@ -38,11 +38,11 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1772, "config"),
-    "data": (5335, "data"),
-    "training": (5198, "training"),
+    "config": (1774, "config"),
+    "data": (5338, "data"),
+    "training": (5213, "training"),
     "gradients and draws": (4060, "parallel rng"),
-    "processes": (2989, "distributed"),
+    "processes": (3014, "distributed"),
     "state and monitoring": (3499, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_738, 260
+MAX_LINES, MAX_FILES = 37_783, 260
 
 
 def module_name(path: Path) -> str:

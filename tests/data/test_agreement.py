@@ -5,8 +5,10 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, random_split
 from lockstep.config import Config, DataConfig, Execution
 from lockstep.config.execution import Law
 from lockstep.data.loaders import streaming
+from lockstep.data.sources import load
 from lockstep.distributed import warm
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
@@ -144,6 +147,15 @@ def test_sets_are_drawn_alike_on_any_number_of_ranks_and_others_are_refused(worl
         assert f"{__name__}:by_process/train is not the same set in every process: 20 samples" in rank["by_process"]
         assert "by_process_in_arrays/val is not the same set" in rank["by_process_in_arrays"]
         assert "by_rank/train is not the same set" in rank["by_rank"]
+
+
+def test_one_rank_calls_a_factory_at_another_time_so_that_what_follows_the_clock_is_seen() -> None:
+    data, called = DataConfig(dataset=f"{__name__}:drawn"), []
+    for rank in range(3):
+        with mock.patch("lockstep.data.sources.time.sleep") as sleep:
+            load(data, Path(), 0, replace(ALONE, rank=rank, size=3))
+        called.append(sleep.called)
+    assert called == [False, True, False]
 
 
 class Reading(Numbered):

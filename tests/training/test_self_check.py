@@ -1,6 +1,7 @@
 """What makes a step another one on another number of processes is said, with its place and cause; nothing else is."""
 
 import itertools
+import math
 import random
 import time
 import warnings
@@ -26,12 +27,15 @@ from lockstep.data.order import Order
 from lockstep.distributed.failures import is_peer_gone
 from lockstep.distributed.world import World, shard_of
 from lockstep.errors import UserError
+from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.strategy import parallelize
+from lockstep.training.assemble import loaders
+from lockstep.training.evaluation import evaluate
 from lockstep.training.outcomes import Finding, cut
 from lockstep.training.step import TrainStep
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
-from tests.training.test_equal_steps import HIDDEN, MODELS, Contrast, Net, batch_of, contrastive
+from tests.training.test_equal_steps import CLASSES, FEATURES, HIDDEN, MODELS, Contrast, Net, batch_of, contrastive
 
 SIZES = (12, 12, 9, 12, 12, 5)
 pytestmark = pytest.mark.filterwarnings(r"ignore:(std|var)\(\). degrees of freedom")  # torch's, of a single sample
@@ -569,6 +573,61 @@ def divided(world: World) -> list[Any]:
         return found(world, Net)
 
 
+class Calibrated(Odd):
+    """Begins with its first batch's spread, which a single sample has none of."""
+
+    scale: Tensor
+
+    def begin(self) -> None:
+        super().begin()
+        self.layer.register_buffer("scale", torch.zeros(HIDDEN))
+
+    def odd(self, x: Tensor) -> Tensor:
+        if not self.scale.any():
+            self.scale = 1 / x.detach().std(0)
+        return x * self.scale
+
+
+class Overflows(Net):
+    """Comes to no number on any number of processes."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return super().middle(x) * math.inf
+
+
+def started(world: World) -> list[list[str]]:
+    """What is said of a first step on four samples in two micro-batches: of three ranks some have a single one."""
+    found = []
+    for make, dtype in ((Calibrated, torch.float32), (Calibrated, torch.float64), (Overflows, torch.float64)):
+        torch.manual_seed(0)
+        model = parallelize(make().to(dtype), world)
+        step, said = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[str]()
+        step.check.report = lambda finding, _, said=said: said.append(neutral(finding.message))  # type: ignore[misc]
+        batch = batch_of(world, 4, 0, accumulate=2)
+        step(replace(batch, images=batch.images.to(dtype)))
+        found.append(said)
+    return found
+
+
+def test_a_step_that_is_finite_on_one_process_alone_is_said_on_any_number() -> None:
+    alone, *others = started(World.single()), *run_ranks(started, 3, timeout=120, law=True)
+    assert others == [alone] * 3
+    (single,), (double,), none = alone
+    assert none == []
+    for sentence in (single, double):
+        assert "not finite there; layer (Layer): what it computes for a sample depends on which others" in sentence
+
+
+def test_a_set_that_is_put_back_keeps_its_order() -> None:
+    collide = {7, 15}  # the first one's place is the second one's too
+    order, state = list(collide), HiddenState({"": {"names": collide}})
+    state.restore()
+    assert list(collide) == order
+    collide.add(3)
+    state.restore()
+    assert collide == {7, 15}
+
+
 @pytest.mark.slow
 def test_a_fault_of_the_steps_own_is_said_too() -> None:
     for said in run_ranks(divided, 2, law=True):
@@ -606,22 +665,62 @@ def test_an_image_that_follows_its_batch_is_said() -> None:
     assert run_ranks(augmented, 2, Augment, law=True) == [[], []]
 
 
-def out_of_step(world: World) -> str:
-    model = parallelize(Net(), world)
+def out_of_step(world: World, way: str) -> str:
+    model = parallelize(nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, CLASSES).double()), world)
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    pictures = torch.randn(8, 1, 1, FEATURES, dtype=torch.float64), torch.arange(8) % CLASSES
+    _, val = loaders((pictures, pictures), world, batch_size=4, workers=0)
     try:
-        for t, n in enumerate(SIZES):
-            if (t, world.rank) != (1, 1):  # one process leaves a batch out
-                step(batch_of(world, n, t))
+        for t, n in enumerate((12, 12, 9, 12, 12, 12, 12)):
+            if (t, world.rank) == (5, 1):
+                if way == "break":
+                    break
+                continue
+            step(batch_of(world, n, t))
+        evaluate(model, val, world)
     except UserError as error:
         return str(error)
+    except RuntimeError as error:
+        if not is_peer_gone(error):
+            raise
     return ""
 
 
-def test_processes_that_no_longer_take_the_same_steps_are_refused() -> None:
-    sentences = set(run_ranks(out_of_step, 2, law=True))
+@pytest.mark.parametrize(
+    ("way", "places"),
+    [
+        ("continue", "rank 0 is at step 5, rank 1 is at step 6"),
+        ("break", "rank 0 is at step 5, rank 1 is at an evaluation"),
+    ],
+)
+def test_processes_that_no_longer_take_the_same_steps_are_refused(way: str, places: str) -> None:
+    sentences = {each for each in run_ranks(out_of_step, 2, way, law=True) if each}
     assert len(sentences) == 1
-    assert "the processes no longer take the same steps: rank 0 is at step 1, rank 1 is at step 2" in sentences.pop()
+    assert f"the processes no longer take the same steps: {places}" in sentences.pop()
+
+
+def decided(world: World, accumulate: int) -> list[float]:
+    """A loop that lowers its rate by the loss, and ends by it."""
+    torch.manual_seed(0)
+    model = parallelize(Net(), world)
+    step, means = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)), list[float]()
+    for t, n in enumerate((12, 9, 12, 5, 12, 9, 12, 12)):
+        batch = batch_of(world, n, t, accumulate)
+        value = step(batch)
+        means.append(float(value) / len(batch.labels))
+        assert float(world.sum(value)) / batch.count == pytest.approx(means[-1], rel=1e-12)
+        if len(means) > 1 and means[-1] > means[-2]:
+            step.optimizer.param_groups[0]["lr"] *= 0.5
+        if means[-1] < means[0]:
+            break
+    return means
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_a_loop_decides_by_its_loss_is_the_same_on_any_number_of_processes(accumulate: int) -> None:
+    alone, *others = decided(World.single(), accumulate), *run_ranks(decided, 3, accumulate, law=True)
+    assert others == [others[0]] * 3
+    assert others[0] == pytest.approx(alone, rel=1e-9)
 
 
 def test_strict_raises_and_off_looks_at_nothing() -> None:

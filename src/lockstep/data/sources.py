@@ -1,6 +1,7 @@
 """Where images come from: the sets that `--dataset` names, as the run's config wants them."""
 
 import os
+import time
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def load(data: DataConfig, data_dir: Path, seed: int, world: World, own: Any = N
     sets: tuple[ImageSet, ImageSet]
     if own is not None or is_code(data.dataset):
         factory = load_object(data.dataset, "dataset") if own is None else None
+        if factory is not None and world.rank == 1:
+            time.sleep(0.05)  # what follows the clock is another set then
         with seeded(seed):
             made = own if factory is None else made_by(data.dataset, factory, data_dir)
         with seeded(seed):

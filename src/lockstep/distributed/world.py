@@ -91,6 +91,31 @@ class World:
             rows = self._rows(content, longest)
         return [json.loads(row) for row in rows]
 
+    def meet(self, place: str) -> Callable[[], None]:
+        """Say in the background where this rank is. What it returns raises UserError where others are elsewhere.
+
+        A `gather` of theirs is answered by it, so that nobody waits for the other, or is sent more than it takes.
+        """
+        if self.size == 1:
+            return lambda: None
+        mine = torch.frombuffer(bytearray(json.dumps(place).encode().ljust(_AT_ONCE)), dtype=torch.uint8)
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        work = dist.all_gather(rows, mine, async_op=True)
+
+        def compare() -> None:
+            work.wait()
+            places = [json.loads(row.numpy().tobytes()) for row in rows]
+            other = next((rank for rank, theirs in enumerate(places) if theirs != places[0]), 0)
+            if other:
+                where = f"rank 0 is at {places[0]}, rank {other} is at {places[other]}"
+                raise UserError(
+                    f"the processes no longer take the same steps: {where}",
+                    "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, "
+                    "as world.sum(step(batch)) / batch.count, and not by one process's samples.",
+                )
+
+        return compare
+
     def by_first(self, make: Callable[[], Any]) -> Any:
         """What a function returns on rank 0, which JSON must have, on all ranks. Its UserError is raised there, and
         PeerError on the others."""

@@ -262,7 +262,7 @@ def _set_array(array: np.ndarray, copy: np.ndarray) -> None:
 def _set_container(container: Any, copy: list[Any]) -> None:
     if isinstance(container, list | bytearray):
         container[:] = copy
-    else:
+    elif not isinstance(container, set) or container != set(copy):  # filled anew it may have another order
         container.clear()
         (container.update if isinstance(container, set) else container.extend)(copy)
 

@@ -350,6 +350,7 @@ def assemble(config: Config, world: World, dtype: torch.dtype | None = None) -> 
         skip_nonfinite=config.on_nonfinite == "skip",
         law=config.execution.law,
     )
+    step.own_loop = False
     notes += schedules.never_reached(optim, config.epochs)
     notes += [f"note: {each}. --law off looks no more, --law strict ends the run" for each in said]
     return Run(model, train, val, step, ema, notes, frozen)

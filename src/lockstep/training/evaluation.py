@@ -85,6 +85,7 @@ def evaluate(
         counts = ClassCounts(loader.images, world.device)
         found = evaluate(model, loader, world, precision, tick, tta, synchronized, counts.add)
         return replace(found, map=counts.scores(loader.images.classes, world).means()["map"])
+    world.meet("an evaluation")()
     sets = table_on(loader.images, world.device)
     sums = torch.zeros(loader.chunks, len(fields(Metrics)) - 1, dtype=torch.float64, device=world.device)
     for chunk, logits, labels in outputs(model, loader, world, precision, tick, tta, synchronized):

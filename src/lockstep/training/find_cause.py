@@ -164,7 +164,7 @@ def _differs(check: StepPasses, whole: Tensor, *parts: Tensor) -> bool:
 def _far(check: StepPasses, a: Tensor, b: Tensor) -> bool:
     a, b = a.double(), b.double()
     apart = torch.where((a == b) | ((a != a) & (b != b)), 0.0, a - b)
-    return float(apart.norm()) > 10 * check.limit * float(a.norm())
+    return not float(apart.norm()) <= 10 * check.limit * float(a.nan_to_num().norm())  # of NaN in one alone too
 
 
 def _apart(check: StepPasses, whole: _Experiment, parts: Sequence[_Experiment]) -> tuple[bool, bool]:

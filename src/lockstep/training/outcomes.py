@@ -5,6 +5,7 @@ part of all gradients. How much of that is rounding depends on the type in which
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from lockstep.parallel.sync import GradientSync
 # moved to see what rounding does, below which part of all gradients one is measured by these, what is beyond doubt
 _LIMITS = {
     torch.float64: (1e-8, 0.0, 1e-6, 1e-6),
-    torch.float32: (2e-5, 2.0**-20, 1e-3, math.inf),
+    torch.float32: (2e-5, 2.0**-20, 1e-3, sys.float_info.max),
     torch.float16: (1e-2, 2.0**-10, 1e-2, math.inf),
     torch.bfloat16: (5e-2, 2.0**-7, 1e-2, math.inf),
 }
@@ -276,15 +277,11 @@ def moved(ranges: list[list[tuple[int, int]]], group: int) -> list[list[tuple[in
 def cut(start: int, stop: int, group: int, number: int, single: bool) -> list[tuple[int, int]]:
     """Rows (start, stop) in so many parts, unlike processes' shares; none is empty.
 
-    `single`: a single group of samples by itself too, as a process may have one; else the last part is larger. Of
-    three the middle one is half, so that two ranks are ready at the same time.
+    `single`: a single group of samples by itself too, as a process may have one; else the last part is larger.
     """
     groups = -(-(stop - start) // group)
     rest = min(1 if single else max(2, groups // 16), groups - 1)
     parts = [shard_of(groups - rest, k, number) for k in range(number)]
-    if number == 3:
-        quarters = [shard_of(groups - rest, k, 4) for k in range(4)]
-        parts = [quarters[0], slice(quarters[1].start, quarters[2].stop), quarters[3]]
     last = slice(groups - rest if single else parts.pop().start, groups)
     return [(start + p.start * group, min(start + p.stop * group, stop)) for p in (*parts, last) if p.start < p.stop]
 

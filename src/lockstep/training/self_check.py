@@ -12,7 +12,7 @@ order, and the cause that the same samples show on rank 0.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -56,6 +56,7 @@ _SINGLE = {1, 8, 16}  # the checks that pass a single sample by itself, which is
 _THOROUGH = {1, 16}  # the checks that change threads, and have one of several ranks take all: four steps or more
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS = 50.0  # times the limit
+_SMALL = 1e12  # what comes to this doesn't overflow in another order
 _LOOKS = 2  # checks on which something must be seen that is not beyond doubt
 
 _reported = WeakKeyDictionary[nn.Module, set[str]]()  # of a model that has several steps, too: a sentence a run
@@ -77,8 +78,9 @@ class SelfCheck(StepPasses):
     def __init__(self, step: Step, law: Law) -> None:
         super().__init__(step)
         self.law = law
-        several = step.sync.ranks > 1
-        self.rank, self.ranks = dist.get_rank() if several else 0, step.sync.ranks
+        self.rank, self.ranks = dist.get_rank() if step.sync.ranks > 1 else 0, step.sync.ranks
+        self.world = World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "")
+        self._gather = self.world.gather
         # of each kind the first finding, and whether it is the first of all, which alone is worth a line
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
@@ -91,22 +93,11 @@ class SelfCheck(StepPasses):
         self._between: HiddenState | None = None  # the generators after the step before
         self._before: list[HiddenState] = []  # each pass of the step under way
 
-    def due(self, calls: int, batch: Batch) -> bool:
-        """Whether the step after so many of this process is to be compared.
-
-        Raises:
-            UserError: where ranks bring other steps, as after a `continue` or `break` on one of them.
-        """
+    def due(self, calls: int) -> bool:
+        """Whether the step after so many of this process is to be compared."""
         if self.law == "off" or not self.step.sync.comparable or self.step.draws is None:
             return False
         due, self._second, self._again = self._again or is_checked(calls), self._again, False
-        if due and len({*(steps := self._gather(batch.step))}) > 1:
-            places = ", ".join(f"rank {rank} is at step {step}" for rank, step in enumerate(steps))
-            raise UserError(
-                f"the processes no longer take the same steps: {places}",
-                "A `break` or `continue` in the loop must be the same on all of them: decide by a number that is, as "
-                "world.sum(step(batch)), and not by one process's loss or samples.",
-            )
         return due
 
     def _warn(self, finding: Finding, first: bool) -> None:
@@ -222,13 +213,30 @@ class SelfCheck(StepPasses):
 
     def _findings(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """At most one of each kind, the strongest first; the same on all ranks."""
-        if not bool(torch.isfinite(actual.loss).all()) or not self.norms(actual.gradients).isfinite().all():
-            return []
+        finite = self.norms(actual.gradients).isfinite()
+        if not bool(torch.isfinite(actual.loss).all()) or not finite.all():
+            return self._not_finite(batch, finite.tolist())
         if self.step.sync.exact:
             return self._exact(batch, actual)
         if is_sharded(self.step.model):
             return self._sharded(batch, actual)
         return self._shared_out(batch, actual)
+
+    def _not_finite(self, batch: Batch, finite: list[bool]) -> list[Finding]:
+        """Where several ranks come to something that isn't finite, and rank 0 as one process to small numbers."""
+        names, step = list[str](), self.step
+        overflows = step.autocast_dtype == torch.float16  # all the time
+        if 1 < self.ranks <= self._most and not (overflows or step.sync.exact or is_sharded(step.model)):
+            ranges = self._ranges(batch)
+            shares = self._exchanged(batch, ranges, [self._wholes(ranges), *[[]] * (self.ranks - 1)])
+            self._start.restore()
+            with suppress(Exception), self.by_itself():  # one after the other, each from what the last has left
+                losses = [self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares]
+                if all(bool((v.abs() < _SMALL).all()) for v in (*losses, self.norms(step.take_gradients()))):
+                    names = [name for name, each in zip(step.named, finite, strict=True) if not each] or [""]
+            step.take_gradients()
+        names = self._gather(names[:1])[0]
+        return [Finding(batch.step, "gradient" if name else "loss", name, math.inf) for name in names]
 
     def _is_news(self, finding: Finding) -> bool:
         """Whether it is beyond doubt, or has been seen before, and was not reported yet."""
@@ -470,9 +478,6 @@ class SelfCheck(StepPasses):
                 cause = "what its samples do to it on several processes comes to something else than on one"
                 found.append(Finding(batch.step, "buffer", name, size, cause))
         return found
-
-    def _gather(self, value: Any) -> list[Any]:
-        return World(self.rank, self.ranks, self.rank, self.ranks, torch.device("cpu"), "").gather(value)
 
     def _sharded(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """FSDP: by moved boundaries, all ranks together, as its passes can't be taken alone."""

@@ -145,7 +145,7 @@ def refusal_of(error: Exception, shard: Shard, alone: bool) -> UserError | None:
         )
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
         return UserError(
-            f"batch norm has a single value for a channel, which has no spread: {error}",
+            "batch norm has a single value for a channel, which has no spread",
             "Leave the short last batch out by --drop-last, or choose another --batch-size.",
         )
     return None
@@ -290,6 +290,7 @@ class TrainStep:
         self._needed = [] if find_unused_parameters else [p for p in self.parameters if p.requires_grad]
         self.passes_write: bool | None = None  # whether forward or backward wrote into a parameter, in the first step
         self.calls = 0
+        self.own_loop = True  # of a user's: not that of the command
         self.left_out = False  # the last step, because of a gradient that was not finite (`skip_nonfinite` alone)
         self._skips = skip_nonfinite
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)  # so that counting waits for nothing
@@ -300,7 +301,8 @@ class TrainStep:
                 group.setdefault("initial_lr", group["lr"])
 
     def __call__(self, batch: Batch, *others: object) -> Tensor:
-        """Take one step; returns this rank's summed loss, a scalar on the device (reading it waits for the device)."""
+        """Take one step; returns the batch's mean loss times this rank's samples, a scalar on the device (reading it
+        waits for the device). `world.sum` of it is the sum over the batch."""
         if others or not isinstance(batch, Batch):
             raise UserError(
                 f"step takes one Batch, not {', '.join(type(each).__name__ for each in (batch, *others))}",
@@ -318,10 +320,14 @@ class TrainStep:
         versions = [p._version for p in self.named.values()] if first else []
         if is_checked(self.calls):
             self.sync.watch_buffers()
-        check = self.check if self.check.due(self.calls, batch) else None
+        check = self.check if self.check.due(self.calls) else None
+        # a loop of a user's own may leave out steps on some ranks alone
+        met = self.check.world.meet(f"step {batch.step}") if self.own_loop and self.check.law != "off" else None
         self.calls += 1
         with _NOTHING if check is None else check.watching():
             found = self.take_passes(batch)
+        if met is not None:
+            met()
         if first:
             self.passes_write = versions != [p._version for p in self.named.values()]
         end_step(self._norms, batch.count, self.sync.ranks)
@@ -448,19 +454,24 @@ class TrainStep:
         return self.sync.passes(self.model, batch.shards, reseed, take)
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
-        """This rank's summed loss. One with denominators: numerators / the mean denominator of the batch's samples,
-        which its gradients are divided by too; a small all-reduce, that nothing waits for."""
+        """This rank's summed loss, or in a user's own loop the batch's by this rank's samples. One with denominators:
+        numerators / the mean denominator of the batch's samples, which its gradients are divided by too. A small
+        all-reduce each, that nothing waits for."""
         if self._divides is None:
             self._divides = self.sync.anywhere(any(each.ndim for each in found))
         sizes = [shard.size for shard in batch.shards]
         if not self._divides:
             # float64, so that the sum does not tell how many shards it came in; a host's number costs a device nothing
             losses = [mean * scalar(size, torch.float64, _HOST) for mean, size in zip(found, sizes, strict=True)]
-            return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=torch.float64)
-        terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=torch.float64)
-        self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
-        # rounded piece by piece, as means over pieces are: float64 adds such numbers without a loss, in any order
-        return (terms[:, 0] / self._divisor).to(self._piece_dtype).double().sum()
+        else:
+            terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=torch.float64)
+            self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
+            # rounded piece by piece, as means over pieces are: float64 adds such numbers without a loss, in any order
+            losses = [*(terms[:, 0] / self._divisor).to(self._piece_dtype).double()]
+        if self.own_loop and self.sync.ranks > 1:
+            own = torch.stack(losses) if losses else batch.images.new_zeros(0, dtype=torch.float64)
+            return self.sync.total(own, sum(sizes), batch.count) * (sum(sizes) / batch.count)
+        return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=torch.float64)
 
     def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, shard: Shard, count: int) -> Tensor:
         """Forward and backward of one shard of a batch of `count`.
