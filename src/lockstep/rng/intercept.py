@@ -297,18 +297,20 @@ _DRAWING = {"torchvision.ops.stochastic_depth": "stochastic_depth", "timm.layers
 _lock = threading.Lock()
 _users = 0
 _Functions = dict[str, Callable[..., Any]]
-_taken: list[tuple[dict[str, Any], _Functions]] = []  # namespaces, and what stood there before `_users`
+_Names = tuple[dict[str, Any], _Functions, _Functions]  # a namespace, what is put into it, what stood there before
+_taken: list[_Names] = []  # by `_users`
 
 
 @cache
-def _ours(compiled: bool) -> list[tuple[dict[str, Any], _Functions]]:
+def _names(compiled: bool) -> list[_Names]:
     """What to put into which namespace. Compiled code is left at each function, where it would else draw by piece."""
-    if not compiled:
-        return [(vars(place), functions) for place, functions in PLACES]
-    off: Any = torch.compiler.disable
-    ours = [(vars(place), {name: off(f) for name, f in functions.items()}) for place, functions in PLACES]
-    others = [(sys.modules[module], name) for module, name in _DRAWING.items() if module in sys.modules]
-    return [*ours, *((vars(place), {name: off(getattr(place, name))}) for place, name in others)]
+    ours = list(PLACES)
+    if compiled:
+        off: Any = torch.compiler.disable
+        ours = [(place, {name: off(f) for name, f in functions.items()}) for place, functions in PLACES]
+        others = [(sys.modules[module], name) for module, name in _DRAWING.items() if module in sys.modules]
+        ours += [(place, {name: off(getattr(place, name))}) for place, name in others]
+    return [(vars(place), functions, {name: vars(place)[name] for name in functions}) for place, functions in ours]
 
 
 @cache
@@ -323,13 +325,15 @@ def _replace_methods() -> None:
 
 def _intercept(compiled: bool) -> None:
     """From here on, in all threads, torch's random functions ask for keys, until as many `_release`s."""
-    global _users
+    global _users, _taken
     _replace_methods()
     with _lock:
         _users += 1
         if _users == 1:
-            for namespace, ours in _ours(compiled):
-                _taken.append((namespace, {name: namespace[name] for name in ours}))
+            _taken = _names(compiled)
+            for namespace, ours, theirs in _taken:
+                if not theirs.items() <= namespace.items():  # somebody has replaced one since
+                    theirs.update((name, namespace[name]) for name in ours)
                 namespace.update(ours)
 
 
@@ -338,8 +342,7 @@ def _release() -> None:
     with _lock:
         _users -= 1
         if _users == 0:
-            while _taken:
-                namespace, theirs = _taken.pop()
+            for namespace, _, theirs in _taken:
                 namespace.update(theirs)
 
 

@@ -127,9 +127,8 @@ class SelfCheck(StepPasses):
         cause = "the batch is not as the loader gave it, and was changed by random numbers of"
         return [Finding(batch.step, "batch", found[0], math.inf, cause)]
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Around the passes of a step that is compared."""
+    def take_passes(self, batch: Batch) -> list[Tensor]:
+        """The passes of a step that is compared."""
         step = self.step
         versions = self.versions_now()
         self.versions = versions if step.passes_write is False else {}
@@ -156,7 +155,7 @@ class SelfCheck(StepPasses):
             step.loss = noting
         try:
             with nullcontext() if self._notes is None else self._notes.noted():
-                yield
+                return step.take_passes(batch)
         finally:
             step.before_pass, step.loss = None, loss
 

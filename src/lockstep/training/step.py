@@ -63,7 +63,7 @@ def backward(loss: Tensor, weight: Tensor) -> None:
 def may_draw(optimizer: Any) -> bool:
     """Whether an update may draw noise: torch's optimizers by themselves don't, and seeding costs 4 us or more."""
     plain = type(optimizer).__module__.startswith("torch.optim.") and "step" not in vars(optimizer)
-    return not plain or bool(step_hooks(optimizer))
+    return not plain or any(step_hooks(optimizer))
 
 
 def update(optimizer: Any) -> None:
@@ -195,15 +195,16 @@ class StandIns:
 
     def __init__(self) -> None:
         self.kept: tuple[Tensor, Tensor] | None = None  # images and labels
+        self.count = 0  # of the kept
 
-    def filled(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The same images [b, C, H, W] and labels; for b = 0 two of each.
+    def filled(self, images: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The same images [size, C, H, W] and labels; for size = 0 two of each.
 
         Not blank ones: a model may divide by its input's spread. And not one, which has no batch statistics.
         """
-        if len(images):
-            if self.kept is None or len(self.kept[0]) < min(2, len(images)):
-                self.kept = images[:2].clone(), labels[:2].clone()
+        if size:
+            if self.count < min(2, size):
+                self.kept, self.count = (images[:2].clone(), labels[:2].clone()), min(2, size)
             return images, labels
         if self.kept is None:
             ramp = torch.linspace(-1, 1, 2 * images[:0].new_empty(images.shape[1:]).numel(), device=images.device)
@@ -312,7 +313,7 @@ class TrainStep:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
-        theirs = [parameter.grad for parameter in self._others]
+        theirs = [parameter.grad for parameter in self._others] if self._others else []
         for parameter in self._others:
             parameter.grad = None
         buffers = Kept(self.model.modules()) if self._skips else None
@@ -324,13 +325,13 @@ class TrainStep:
         # a loop of a user's own may leave out steps on some ranks alone
         met = self.check.world.meet(f"step {batch.step}") if self.own_loop and self.check.law != "off" else None
         self.calls += 1
-        with _NOTHING if check is None else check.watching():
-            found = self.take_passes(batch)
+        found = self.take_passes(batch) if check is None else check.take_passes(batch)
         if met is not None:
             met()
         if first:
             self.passes_write = versions != [p._version for p in self.named.values()]
-        end_step(self._norms, batch.count, self.sync.ranks)
+        if self._norms:
+            end_step(self._norms, batch.count, self.sync.ranks)
         if first if self.sync.exact else batch.shards and self.model is self.bare:
             self.require_gradients()
         self.sync.finish()
@@ -348,12 +349,11 @@ class TrainStep:
         if self.left_out and self.scaler is None:
             self._skipped += 1
         else:  # fp16's scaler leaves the step out as well, and lowers its scale
-            update = partial(self._update, batch.step)
             if check is None:
-                update()
+                self._update(batch.step)
             else:
                 own_code = bool(self.hooks) or may_draw(self.optimizer)
-                check.compare_update(batch.step, update, own_code and self.scaler is None)
+                check.compare_update(batch.step, partial(self._update, batch.step), own_code and self.scaler is None)
         for parameter in self.parameters:  # optimizer.zero_grad takes 40 times as long
             parameter.grad = None
         for parameter, gradient in zip(self._others, theirs, strict=True):
@@ -367,8 +367,8 @@ class TrainStep:
         return int(self._skipped)
 
     def _update(self, step: int) -> None:
-        draws = may_draw(self.optimizer)
-        if draws or self.hooks:  # the same on every rank
+        draws, hooked = may_draw(self.optimizer), bool(self.hooks)
+        if draws or hooked:  # the same on every rank
             seed = stream(self.seed, "update", step)
             self._reseed(seed)
             seed_host(seed)
@@ -376,7 +376,8 @@ class TrainStep:
             # after the all-reduce an overflow of one rank is in every rank's gradients, so all skip the same step
             self.scaler.unscale_(self.optimizer)
             self._skipped += ~finite(self.parameters)
-        self.hooks.run(self.named)
+        if hooked:
+            self.hooks.run(self.named)
         if self.clip_norm:
             self.sync.clip(self.parameters, self.clip_norm)
         if self.scaler is not None:
@@ -392,8 +393,11 @@ class TrainStep:
 
         By name: DDP would report it by number, a step later.
         """
-        missing = {id(p) for p in self.sync.without_gradient(self._needed) if p.requires_grad}
-        if missing and (unused := [name for name, p in self.named.items() if id(p) in missing]):
+        missing = self.sync.without_gradient(self._needed)
+        if not missing:
+            return
+        trained = {id(p) for p in missing if p.requires_grad}
+        if unused := [name for name, p in self.named.items() if id(p) in trained]:
             raise UserError(
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
                 "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
@@ -423,10 +427,20 @@ class TrainStep:
             self.host_generators.begin(batch.step, batch.shards[i].micro)
 
         def take(model: nn.Module, i: int) -> Tensor:
+            shard = batch.shards[i]
+            some, theirs = self._stand_ins.filled(images[i], labels[i], shard.size)
             try:
-                found = take_unguarded(model, i)
+                if self.draws is None:
+                    found = self._pass(model, some, theirs, shard, batch.count)
+                else:
+                    ids = batch.ids[shard.rows] if shard.size else np.zeros(len(some), np.int64)
+                    bare = self.bare if model is self.model else unwrap(model)
+                    with keyed(self.draws, bare, batch.step, ids, some):
+                        if self._sharded and self.draws.plan is None:  # no pass goes through it in the midst of a pass
+                            with self.autocast():
+                                require_planned(self.draws, model, some)
+                        found = self._pass(model, some, theirs, shard, batch.count)
             except Exception as error:
-                shard = batch.shards[i]
                 refusal = refusal_of(error, shard, alone=self.model is self.bare)
                 if refusal := refusal or misfit_of(error, batch.step, batch.ids[shard.rows], unwrap(model)):
                     raise refusal.with_traceback(error.__traceback__) from error
@@ -437,19 +451,6 @@ class TrainStep:
             if i == len(sizes) - 1 and model is self.model is not self.bare and not self.sync.exact:
                 self.require_gradients()  # before any collective that the others would not answer
             return found
-
-        def take_unguarded(model: nn.Module, i: int) -> Tensor:
-            shard = batch.shards[i]
-            some, theirs = self._stand_ins.filled(images[i], labels[i])
-            if self.draws is None:
-                return self._pass(model, some, theirs, shard, batch.count)
-            ids = batch.ids[shard.rows] if sizes[i] else np.zeros(len(some), np.int64)
-            bare = self.bare if model is self.model else unwrap(model)
-            with keyed(self.draws, bare, batch.step, ids, some):
-                if self._sharded and self.draws.plan is None:  # it can't be passed through in the midst of a pass
-                    with self.autocast():
-                        require_planned(self.draws, model, some)
-                return self._pass(model, some, theirs, shard, batch.count)
 
         return self.sync.passes(self.model, batch.shards, reseed, take)
 

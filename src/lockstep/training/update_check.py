@@ -18,11 +18,10 @@ from lockstep.parallel.hidden_state import digest, put_back
 from lockstep.training.outcomes import Step, StepPasses
 
 
-def step_hooks(optimizer: Any) -> list[Any]:
-    """The functions that torch calls around an optimizer's step."""
+def step_hooks(optimizer: Any) -> tuple[dict[int, Any], ...]:
+    """The functions that torch calls around an optimizer's step: its own, and those of all optimizers."""
     own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    everyones = torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
-    return [hook for hooks in (*own, *everyones) for hook in hooks.values()]
+    return *own, torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
 
 
 def held(step: Step) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def _undone(step: Step) -> Iterator[None]:
     copies = [each.clone() for each in tensors]
     groups, attributes = [dict(group) for group in optimizer.param_groups], dict(vars(optimizer))
     roots = {"": step.bare, "optimizer": optimizer, "hooks": [step.hooks.before, step.hooks.after]}
-    with put_back(roots | {"step hooks": step_hooks(optimizer)}, driven(step.bare)):
+    with put_back(roots | {"step hooks": [[*hooks.values()] for hooks in step_hooks(optimizer)]}, driven(step.bare)):
         try:
             yield
         finally:
