@@ -18,7 +18,6 @@ from lockstep.parallel.module_state import preserved, without_gradients
 
 Reseed = Callable[[int], object]  # seeds the generators for the pass of shard i
 Take = Callable[[nn.Module, int], Tensor]  # forward and backward of shard i through that module
-_NOTHING = nullcontext()
 
 
 class GradientSync:
@@ -69,7 +68,7 @@ class GradientSync:
     def around(self, shard: Shard, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a shard."""
         del shard, last
-        return _NOTHING
+        return nullcontext()
 
     def finish(self) -> None:
         """After the last shard: every parameter's .grad is the global batch's on return."""

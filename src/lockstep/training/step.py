@@ -393,11 +393,8 @@ class TrainStep:
 
         By name: DDP would report it by number, a step later.
         """
-        missing = self.sync.without_gradient(self._needed)
-        if not missing:
-            return
-        trained = {id(p) for p in missing if p.requires_grad}
-        if unused := [name for name, p in self.named.items() if id(p) in trained]:
+        missing = {*map(id, self.sync.without_gradient(self._needed))}
+        if missing and (unused := [name for name, p in self.named.items() if id(p) in missing and p.requires_grad]):
             raise UserError(
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
                 "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
