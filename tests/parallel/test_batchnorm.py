@@ -80,7 +80,7 @@ def _everything(world: World) -> tuple[list[dict[str, object]], dict[str, object
 
 @cache
 def _ranks(n: int) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
-    return run_ranks(_everything, n)
+    return run_ranks(_everything, n, timeout=180)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
