@@ -277,11 +277,15 @@ def moved(ranges: list[list[tuple[int, int]]], group: int) -> list[list[tuple[in
 def cut(start: int, stop: int, group: int, number: int, single: bool) -> list[tuple[int, int]]:
     """Rows (start, stop) in so many parts, unlike processes' shares; none is empty.
 
-    `single`: a single group of samples by itself too, as a process may have one; else the last part is larger.
+    `single`: a single group of samples by itself too, as a process may have one; else the last part is larger. Of
+    three the middle one is half, so that two ranks are ready at the same time.
     """
     groups = -(-(stop - start) // group)
     rest = min(1 if single else max(2, groups // 16), groups - 1)
     parts = [shard_of(groups - rest, k, number) for k in range(number)]
+    if number == 3:
+        quarters = [shard_of(groups - rest, k, 4) for k in range(4)]
+        parts = [quarters[0], slice(quarters[1].start, quarters[2].stop), quarters[3]]
     last = slice(groups - rest if single else parts.pop().start, groups)
     return [(start + p.start * group, min(start + p.stop * group, stop)) for p in (*parts, last) if p.start < p.stop]
 
