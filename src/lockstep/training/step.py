@@ -158,7 +158,7 @@ def misfit_of(error: Exception, step: int, ids: np.ndarray, model: nn.Module) ->
     if is_peer_loss(error) or "CUDA" in str(error):
         return at_a_limit(error)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    held = next((frame.f_locals for frame in frames if frame.f_code is TrainStep._pass.__code__), {"value": 0})
+    held: dict[str, Any] = next((f.f_locals for f in frames if f.f_code is TrainStep._pass.__code__), {"value": 0})
     in_torch = "/torch/nn/" in (file := frames[-1].f_code.co_filename) and "/parallel/" not in file
     if "value" in held or not (in_torch or isinstance(error, RuntimeError)):
         return None
