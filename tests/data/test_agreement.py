@@ -274,7 +274,11 @@ def test_a_set_is_made_again_with_the_default_dtype_of_the_run_or_not_at_all(wor
 
 
 def everything(world: World, folder: str) -> dict[str, Any]:
-    found = {"noise": [np.random.rand(), random.random()], "draws": draws(world), "reported": reported(world)}
+    found: dict[str, Any] = {
+        "noise": [np.random.rand(), random.random()],
+        "draws": draws(world),
+        "reported": reported(world),
+    }
     if world.size == 1:
         found |= {"made by one": made_by_one(world, folder), "another default": with_another_default(world)}
     return found
