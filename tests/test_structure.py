@@ -41,7 +41,7 @@ BUDGETS = {
     "config": (1774, "config"),
     "data": (5338, "data"),
     "training": (5213, "training"),
-    "gradients and draws": (4060, "parallel rng"),
+    "gradients and draws": (4063, "parallel rng"),
     "processes": (3014, "distributed"),
     "state and monitoring": (3499, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
