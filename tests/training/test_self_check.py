@@ -31,7 +31,7 @@ from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.assemble import loaders
 from lockstep.training.evaluation import evaluate
-from lockstep.training.outcomes import Finding, cut
+from lockstep.training.outcomes import Finding, Outcome, cut
 from lockstep.training.step import TrainStep
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
@@ -750,3 +750,18 @@ def test_parts_cover_the_batch_and_are_not_the_shares_of_so_many_processes(numbe
         assert len(parts) > 1 or size <= group
         shares = [shard_of(size, k, number) for k in range(number)]
         assert group > 1 or size < 4 or parts != [(5 + share.start, 5 + share.stop) for share in shares]
+
+
+@pytest.mark.parametrize(("turned", "found"), [(1e-2, []), (1e-6, ["1.weight"])])
+def test_units_that_rounding_turns_off_may_be_in_any_layer(turned: float, found: list[str]) -> None:
+    """Moved inputs turn off a unit of the first layer, another order of sums one of the second: that is rounding."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+
+    def outcome(first: float, second: float) -> Outcome:
+        gradients: list[Tensor | None] = [torch.full((4, 4), 1.0 + each) for each in (first, second)]
+        return Outcome(gradients, torch.ones(2, dtype=torch.float64), HiddenState({}, []))
+
+    batch = replace(batch_of(World.single(), 4, 0), images=torch.randn(4, 4))
+    compared = step.check.compared(batch, outcome(0, 1e-2), outcome(0, 0), lambda _: outcome(turned, 0))
+    assert [each.place for each in compared] == found

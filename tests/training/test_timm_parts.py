@@ -8,7 +8,8 @@ from torch import nn
 from lockstep.config import Config, Execution, OptimConfig
 from lockstep.errors import UserError
 from lockstep.training import optimizers
-from lockstep.training.optimizers import Average, build
+from lockstep.training.moving_average import Average
+from lockstep.training.optimizers import build
 from lockstep.training.run_folder import check
 
 

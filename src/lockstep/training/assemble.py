@@ -40,7 +40,7 @@ from lockstep.training import optimizers, precision, pretrained, schedules
 from lockstep.training.evaluation import ranks_all
 from lockstep.training.freezing import freeze
 from lockstep.training.losses import loss_of
-from lockstep.training.optimizers import Average
+from lockstep.training.moving_average import Average
 from lockstep.training.step import TrainStep
 
 

@@ -197,9 +197,12 @@ class StepPasses:
         noise, loss_noise = torch.zeros_like(size), 0.0
         if self._noise and self.checked - self._noise[0] <= _FRESH:
             _, noise, loss_noise = self._noise
+        norms = self.norms(other.gradients)
 
         def unexplained() -> Tensor:
-            return (size > (noise * _NOISE).clamp(min=self.limit)) | size.isinf()
+            # what turns one unit off may turn off one of any layer: none is quieter than all gradients together
+            overall = float((noise * norms).norm() / norms.norm().clamp(min=1e-300))
+            return (size > (noise.clamp(min=overall) * _NOISE).clamp(min=self.limit)) | size.isinf()
 
         # a move is a pass of the whole batch: none more than it takes to explain what differs
         tries = _TRIES if batch.images.is_floating_point() and self.moved_by else 0
