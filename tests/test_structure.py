@@ -40,7 +40,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1774, "config"),
     "data": (5338, "data"),
-    "training": (5221, "training"),
+    "training": (5224, "training"),
     "gradients and draws": (4063, "parallel rng"),
     "processes": (3014, "distributed"),
     "state and monitoring": (3499, "checkpoint monitoring"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_794, 260
+MAX_LINES, MAX_FILES = 37_797, 260
 
 
 def module_name(path: Path) -> str:

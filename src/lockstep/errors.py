@@ -36,12 +36,12 @@ class StoppedBySignal(SystemExit):
 
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str = "") -> UserError:
     """The error for a name that nothing answers to, with the nearest known ones."""
-    names, what = sorted(known), f"unknown {kind} {name!r}"
+    names = sorted(known)
     cased = {each.lower(): each for each in reversed(names)}
-    name = {"gpu": "cuda"}.get(name, name)  # another library's word
-    near = [cased[each] for each in difflib.get_close_matches(name.lower(), cased, n=3, cutoff=0.5)]
+    meant = {"gpu": "cuda"}.get(name, name).lower()  # another library's word
+    near = [cased[each] for each in difflib.get_close_matches(meant, cased, n=3, cutoff=0.5)]
     hint = f"Did you mean {' or '.join(near)}?" if near else (f"Known: {', '.join(names)}." if len(names) <= 20 else "")
-    return UserError(what, " ".join(part for part in (hint, remedy) if part))
+    return UserError(f"unknown {kind} {name!r}", " ".join(part for part in (hint, remedy) if part))
 
 
 def shown(text: str, keep: str = "") -> str:

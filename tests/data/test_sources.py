@@ -530,12 +530,12 @@ def test_an_image_set_of_the_users_is_taken_as_it_is(user: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("make = 3", "is a int, not a function"),
+        ("make = 3", "is an int, not a function"),
         ("def make(a, b): ...", "needs arguments: a, b"),
         ("def make(): return None", "gives a NoneType, not two sets"),
         ("def make(): return 1, 2, 3", "gives a tuple of 3"),
         ("def make(): return [], []", "is a list"),
-        ("def make(): return 1, 2", "train is a int"),
+        ("def make(): return 1, 2", "train is an int"),
         ("x = torch.zeros(3, 4, 4)\ndef make(): return (x, x), (x, x)", r"train has images float32 \[3, 4, 4\]"),
         (
             "x = torch.zeros(3, 1, 4, 4)\ny = torch.zeros(2).long()\ndef make(): return (x, y), (x, y)",
@@ -556,7 +556,7 @@ def test_an_image_set_of_the_users_is_taken_as_it_is(user: Any) -> None:
         (
             "class D:\n  def __len__(self): return 1\n  def __getitem__(self, i): return 5, 0\n"
             "def make(): return D(), D()",
-            "sample 0 is a int, not an image",
+            "sample 0 is an int, not an image",
         ),
         (
             "class D:\n  def __len__(self): return 1\n  def __getitem__(self, i): return torch.zeros(1, 2, 2), 0\n"

@@ -45,6 +45,7 @@ ALLOWED = {
         "'cuda'",
     ): "nn.DataParallel's copies are compiled for CUDA and ROCm alone",
     ("src/lockstep/config/execution.py", "'cuda'"): "the flag's values",
+    ("src/lockstep/errors.py", "'cuda'"): "what somebody means who types gpu",
     ("src/lockstep/parallel/batchnorm.py", "'cuda'"): "torch's fused batch normalisation is compiled for CUDA and ROCm",
     ("src/lockstep/distributed/devices.py", "'cuda'"): "what hides GPUs, and where to look for them, by kind",
     ("benchmarks/gpu.py", "torch.backends.cudnn"): "the tutorials' side keeps torch's own TF32 setting",

@@ -166,7 +166,7 @@ def test_a_factory_gets_what_its_signature_takes(tmp_path: Path, monkeypatch: py
     assert (net[1].in_features, net[1].out_features) == (2, 7)
     assert _build("factories_of_models:fixed").out_features == 5
     assert _build("factories_of_models:keywords").out_features == 7
-    for name, message in (("wrong", "returned a int"), ("number", "is a int"), ("nett", "nett")):
+    for name, message in (("wrong", "returned an int"), ("number", "is an int"), ("nett", "nett")):
         with pytest.raises(UserError, match=message):
             _build(f"factories_of_models:{name}")
     with pytest.raises(UserError, match="no_such_module"):

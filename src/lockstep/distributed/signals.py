@@ -75,13 +75,13 @@ def raise_once(numbers: Iterable[int], reason: Callable[[], BaseException | None
 
 def _marked(error: BaseException, again: Callable[[BaseException], None]) -> BaseException:
     """The error, to be told from others where it is swallowed; kept in no variable where it is raised."""
-    error.__dict__["_again"] = again
+    error.__dict__["hear_again"] = again
     return error
 
 
 def _unraisable(found: "sys.UnraisableHookArgs") -> None:
     """Python's hook for what can be raised nowhere."""
-    again = getattr(found.exc_value, "_again", None)
+    again = getattr(found.exc_value, "hear_again", None)
     if again is not None:
         again(found.exc_value)
     else:

@@ -466,9 +466,12 @@ class TrainStep:
             self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
             # rounded piece by piece, as means over pieces are: float64 adds such numbers without a loss, in any order
             losses = [*(terms[:, 0] / self._divisor).to(self._piece_dtype).double()]
-        if self.own_loop and self.sync.ranks > 1:
+        if self.own_loop and (self.sync.ranks > 1 or self.sync.exact):
             own = torch.stack(losses) if losses else batch.images.new_zeros(0, dtype=torch.float64)
-            return self.sync.total(own, sum(sizes), batch.count) * (sum(sizes) / batch.count)
+            mean = self.sync.total(own, sum(sizes), batch.count) / batch.count
+            # its first bits (Veltkamp's splitting), so many that times a number of samples it loses none
+            wide = mean * ((1 << batch.count.bit_length()) + 1)
+            return (wide - (wide - mean)) * sum(sizes)
         return sum(losses[1:], losses[0]) if losses else batch.images.new_zeros((), dtype=torch.float64)
 
     def _pass(self, model: nn.Module, images: Tensor, labels: Tensor, shard: Shard, count: int) -> Tensor:
