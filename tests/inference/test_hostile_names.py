@@ -23,10 +23,8 @@ from lockstep.checkpoint import weights
 from lockstep.checkpoint.weights import Card
 from lockstep.cli import main
 from lockstep.commands.predict import class_folders
-from lockstep.config import Config
 from lockstep.errors import UserError, cell
 from tests.inference.runs import leave_a_run
-from tests.inprocess import said
 
 HOSTILE = (
     *("../../escaped", "/etc/passwd", "..", ".", "", "a/b", "a\\b", "nul\0byte", "line\nbreak", "\x1b[31mred\x1b[0m"),
@@ -207,15 +205,3 @@ def test_scores_of_classes_with_any_names_are_written_in_all_formats(
             assert [row[0] for row in rows] == ["class", "'=1+1", "\\x1b[31m", "raw\\xff", "$\\frac$"]
         else:
             assert tuple(json.loads(report.read_text(encoding="utf-8"))["classes"]) == classes
-
-
-def test_a_strangers_config_is_shown_without_what_a_terminal_obeys(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    values = Config().to_dict()
-    values["data"]["dataset"] = "table:\x1b[2J;\u202e.csv"
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    for how in ((), ("--toml",)):
-        out, _ = said(capsys, "show", tmp_path, *how)
-        assert obeyed(out) <= {"\n"}
-        assert "[2J;" in out
