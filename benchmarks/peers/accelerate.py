@@ -3,6 +3,7 @@
 import numpy as np
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from lockstep import Order
@@ -10,6 +11,7 @@ from peers.task import Side, Task, image_set, loader, looped, make_model, make_o
 
 
 def build(task: Task) -> Side:
+    AcceleratorState._reset_state()  # a process compares its steps in fp32 first, and its precision can't be changed
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if task.precision == "bf16" else "no")
     model = make_model(task)
     trained, optimizer = accelerator.prepare(model, make_optimizer(task, model))
