@@ -39,11 +39,11 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1774, "config"),
-    "data": (5338, "data"),
+    "data": (5341, "data"),
     "training": (5224, "training"),
     "gradients and draws": (4063, "parallel rng"),
     "processes": (3014, "distributed"),
-    "state and monitoring": (3499, "checkpoint monitoring"),
+    "state and monitoring": (3501, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_797, 260
+MAX_LINES, MAX_FILES = 37_802, 260
 
 
 def module_name(path: Path) -> str:

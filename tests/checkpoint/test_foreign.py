@@ -8,6 +8,9 @@ import json
 import os
 import pickle
 import re
+import subprocess
+import sys
+import warnings
 import zipfile
 from collections import defaultdict
 from functools import partial
@@ -23,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from timm.utils.checkpoint_saver import CheckpointSaver
 from timm.utils.model_ema import ModelEmaV3
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
 
@@ -293,6 +297,12 @@ def test_a_broken_file_is_named_with_what_to_do_about_it(tmp_path: Path) -> None
         ("w.pt", big[:5000], "is damaged", "Download or copy the file again"),
         ("w.pt", zipped("notes.txt"), "is a zip archive without what torch.save writes: notes.txt", "Unpack it"),
         (
+            "w.npz",
+            zipped("a.npy"),
+            "is a zip archive without what torch.save writes: a.npy",
+            "torch.save(model.state_dict(), path)",
+        ),
+        (
             "w.pt",
             zipped("w/version", "w/data.pkl", "w/constants.pkl"),
             "holds a TorchScript program",
@@ -388,6 +398,21 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["export", str(tmp_path)], "no weights at"),
     ):
         assert message in said(capsys, *words, code=2)[1]
+
+
+@pytest.mark.slow
+def test_a_folder_of_distributed_checkpoint_is_refused_with_the_command_that_makes_a_file_of_it(tmp_path: Path) -> None:
+    folder, file = tmp_path / "parts", tmp_path / "whole.pt"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        save_parts({"model": model().state_dict()}, checkpoint_id=folder)
+    with pytest.raises(UserError, match="no weights at") as refused:
+        read_foreign(folder)
+    command = (
+        refused.value.remedy.partition(" makes a file")[0].replace("FOLDER", str(folder)).replace("FILE", str(file))
+    )
+    subprocess.run([sys.executable, *command.split()[1:]], check=True, capture_output=True)
+    assert read_foreign(file).keys() == model().state_dict().keys()
 
 
 def test_a_folder_means_the_weights_in_it(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "torn utf-16": ("path,label\nx,y\n".encode("utf-16") + b"\xd8", r"is not UTF-16: line "),
     "parquet": (b"PAR1\x15\x04", "is a parquet file"),
     "a workbook": (b"PK\x03\x04\x14\0", "is a workbook"),
+    "colons between its fields": (b"path:label\nant/0.png:ant\n", "has one column: path:label\n  It needs one"),
     "no header": (b"ant/0.png,ant\nant/1.png,ant\n", "no column is the path"),
     "an open quote": (b'path,label\n"ant/0.png,ant\n', "is damaged at line 2"),
     "a torn quote": (b'path,label\n"ant"/0.png,ant\n', "is damaged at line 2"),

@@ -153,7 +153,9 @@ def _file_at(path: Path) -> Path:
     if named(str(path)).is_dir():
         found = [path / name for name in _IN_FOLDERS if (path / name).exists()]
         if not found:
-            raise UserError(f"no weights at {path}: the folder holds no {', '.join(_IN_FOLDERS)}", "Name the file.")
+            what = f"no weights at {path}: the folder holds no {', '.join(_IN_FOLDERS)}"
+            parts = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE makes a file of it."
+            raise UserError(what, parts if (path / ".metadata").exists() else "Name the file.")
         path = found[0]
     require_plain(path, NAME_A_FILE)
     return path
@@ -169,7 +171,7 @@ def _is_torch_file(path: Path) -> bool:
         with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             if not any(Path(name).name == "data.pkl" for name in archive.namelist()):
                 what = f"{path} is a zip archive without what torch.save writes: {listed(archive.namelist())}"
-                raise UserError(what, "Unpack it, and name the file of weights in it.")
+                raise UserError(what, f"Unpack it, and name a file of weights in it. {_SAVE}")
     if start.startswith((b"PK", b"\x80")):  # a zip archive; a pickle, as torch wrote before 1.6
         return True
     if start.startswith(b"version https://git-lfs"):

@@ -197,6 +197,9 @@ def read_rows(file: Path, options: dict[str, str]) -> list[Row]:
     if len(lines) < 2:
         raise refused(f"the table {file} has no rows", "Its first line names the columns, each other one a picture.")
     names = [name.strip() for name in lines[0][1]]
+    if len(names) == 1:
+        what = f"the table {file} has one column: {_cut(names[0])}"
+        raise refused(what, "It needs one of paths and one of labels: put commas, tabs, ; or | between fields.")
     places = {}
     for what, usual in _COLUMNS.items():
         candidates = [name for name in names if name.lower() in usual]
