@@ -170,8 +170,13 @@ def test_a_model_that_draws_nothing_has_no_plan() -> None:
     assert len(calls) == 1
 
 
+taken = 0  # passes of Stateful
+
+
 class Stateful(nn.Module):
     """Changes all that a forward pass can change, and then draws."""
+
+    largest = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,6 +186,9 @@ class Stateful(nn.Module):
         self.register_buffer("replaced", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
+        global taken
+        taken += 1
+        Stateful.largest = max(Stateful.largest, float(len(x) + taken))
         self.count += 1
         self.seen.append(len(x))
         self.moved += x.mean(0).detach()
@@ -204,10 +212,12 @@ def test_a_hook_that_removes_itself_is_still_there_for_the_first_pass() -> None:
 
 
 def test_finding_the_batch_leaves_no_trace() -> None:
+    global taken
     state = []
     images = torch.arange(12.0).view(3, 4)
     for planned in (False, True):
         model, draws = Stateful(), Draws(0)
+        taken, Stateful.largest = 0, 0.0
         np.random.seed(0)
         torch.manual_seed(0)
         if planned:
@@ -216,5 +226,7 @@ def test_finding_the_batch_leaves_no_trace() -> None:
             assert draws.plan is not None
         else:
             model(images).sum().backward()
-        state.append((model.count, model.seen, [b.tolist() for b in model.buffers()], np.random.rand()))
+        state.append(
+            (Stateful.largest, model.count, model.seen, [b.tolist() for b in model.buffers()], np.random.rand())
+        )
     assert state[0] == state[1]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lockstep.distributed.devices import to_device
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.fsdp import is_sharded
+from lockstep.parallel.hidden_state import put_back
 from lockstep.parallel.module_state import untouched
 from lockstep.randomness import GOLDEN, MIX1, MIX2, bits, bits_np, stream
 
@@ -298,7 +299,8 @@ class NotPlanned(Exception):
 def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
     """The calls of a forward pass over so many of the images, repeated where they are fewer. Raises NotPlanned."""
     recorder = Recorder()
-    with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    # what the pass writes are copies; variables of the model's code, which have none, are put back
+    with put_back({"": model}), untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")  # untouched puts the filters back
         for layer in batch_norms(model):
             layer.training = False
