@@ -190,6 +190,20 @@ class Queue(Net):
         return y
 
 
+@case("it follows the samples of one process", "queue", what="state")
+class QueueBeforeNorm(Queue):
+    """What the queue adds to every sample is lost in a batch norm, until ranks add what is each one's own."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.norm = nn.BatchNorm1d(HIDDEN)
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.second(self.norm(x - torch.stack([*self.queue]).mean(0))))
+        self.queue.extend(x.detach()[:2])
+        return y
+
+
 @case("", "seen", what="state")
 class SeenInAttribute(Net):
     def begin(self) -> None:

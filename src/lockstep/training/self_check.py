@@ -582,16 +582,20 @@ class SelfCheck(StepPasses):
         first = sum(each.size for each in batch.shards[:i])
         rows = slice(first, first + shard.size)
         one = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(shard,), step=batch.step + 1)
-        outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
-        for state in (here, there):
-            state.restore()
-            for name, _ in self.bare.named_buffers():
-                here.give(name, here.values[name])
-            with self.by_itself():
-                found = step.take_passes(one)
-                outcomes.append(Outcome(step.take_gradients(), self.loss(found, one.shards), state))
-        size, loss = self.apart(*outcomes)
-        largest = max(float(size.max()), loss)
+        largest, norms = 0.0, batch_norms(self.bare)
+        for frozen in (False, True) if norms else (False,):  # a shift that is every sample's is lost in a batch norm
+            outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
+            for state in (here, there):
+                state.restore()
+                for name, _ in self.bare.named_buffers():
+                    here.give(name, here.values[name])
+                for layer in norms if frozen else ():
+                    layer.training = False
+                with self.by_itself():
+                    found = step.take_passes(one)
+                    outcomes.append(Outcome(step.take_gradients(), self.loss(found, one.shards), state))
+            size, loss = self.apart(*outcomes)
+            largest = max(largest, float(size.max()), loss)
         repeatable = all(device.type == "cpu" for device in self.devices)
         if largest <= self.limit * (1e-3 if repeatable else 1.0):
             return []
