@@ -40,9 +40,9 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1774, "config"),
     "data": (5341, "data"),
-    "training": (5228, "training"),
-    "gradients and draws": (4065, "parallel rng"),
-    "processes": (3014, "distributed"),
+    "training": (5234, "training"),
+    "gradients and draws": (4076, "parallel rng"),
+    "processes": (3026, "distributed"),
     "state and monitoring": (3501, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_808, 260
+MAX_LINES, MAX_FILES = 37_837, 260
 
 
 def module_name(path: Path) -> str:

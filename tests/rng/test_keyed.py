@@ -184,6 +184,7 @@ class Stateful(nn.Module):
         self.register_buffer("moved", torch.zeros(4))
         self.replaced: Tensor
         self.register_buffer("replaced", torch.zeros(4))
+        self.slow = nn.Parameter(torch.zeros(4), requires_grad=False)  # as of a momentum encoder
 
     def forward(self, x: Tensor) -> Tensor:
         global taken
@@ -192,6 +193,7 @@ class Stateful(nn.Module):
         self.count += 1
         self.seen.append(len(x))
         self.moved += x.mean(0).detach()
+        self.slow += x.mean(0).detach()
         self.replaced = self.replaced * 0.5 + x.mean(0).detach()
         return F.dropout(self.norm(x)) * np.random.rand()
 
@@ -227,6 +229,12 @@ def test_finding_the_batch_leaves_no_trace() -> None:
         else:
             model(images).sum().backward()
         state.append(
-            (Stateful.largest, model.count, model.seen, [b.tolist() for b in model.buffers()], np.random.rand())
+            (
+                Stateful.largest,
+                model.count,
+                model.seen,
+                [b.tolist() for b in (model.slow, *model.buffers())],
+                np.random.rand(),
+            )
         )
     assert state[0] == state[1]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import random
 import time
 import warnings
@@ -250,6 +251,12 @@ class Fixed(Odd):
 class ByThreads(Odd):
     def odd(self, x: Tensor) -> Tensor:
         return x * (1 + 0.1 * torch.get_num_threads())
+
+
+@case("by rank, threads, environment or time")
+class ByProcess(Odd):
+    def odd(self, x: Tensor) -> Tensor:
+        return x * (1 + os.getpid() % 2)
 
 
 @case("by rank, threads, environment or time")

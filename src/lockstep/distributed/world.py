@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -204,6 +205,17 @@ def pretended_rank(rank: int, size: int) -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}
+
+
+@contextmanager
+def pretended_process(number: int) -> Iterator[None]:
+    """Within, os.getpid() is that number, for this thread alone: what a model makes of its process's id shows."""
+    real, thread = os.getpid, threading.get_ident()
+    os.getpid = lambda: number if threading.get_ident() == thread else real()
+    try:
+        yield
+    finally:
+        os.getpid = real
 
 
 def shard_of(n: int, rank: int, size: int) -> slice:

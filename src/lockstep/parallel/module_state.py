@@ -181,6 +181,16 @@ def untouched(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def copy_frozen(model: nn.Module) -> None:
+    """Within `untouched`: forward may write into parameters that are not trained, as momentum encoders do."""
+    copies: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, p in [*module._parameters.items()]:
+            if p is not None and not p.requires_grad and not hasattr(p, "full_tensor"):
+                copy = copies.setdefault(id(p), nn.Parameter(p.detach().clone(), requires_grad=False))
+                module.__dict__["_parameters"] = module._parameters | {name: copy}
+
+
 def _put_back(module: nn.Module, attributes: dict[str, Any], hooks: list[tuple[Any, list[Any]]]) -> None:
     module.__dict__.clear()
     module.__dict__.update(attributes)

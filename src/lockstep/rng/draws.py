@@ -22,7 +22,7 @@ from lockstep.distributed.devices import to_device
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.hidden_state import put_back
-from lockstep.parallel.module_state import untouched
+from lockstep.parallel.module_state import copy_frozen, untouched
 from lockstep.randomness import GOLDEN, MIX1, MIX2, bits, bits_np, stream
 
 _BLOCK = 1 << 15  # words worked on at once on the CPU: what its caches hold
@@ -302,6 +302,7 @@ def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
     # what the pass writes are copies; variables of the model's code, which have none, are put back
     with put_back({"": model}), untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")  # untouched puts the filters back
+        copy_frozen(model)
         for layer in batch_norms(model):
             layer.training = False
         before, here.keys = getattr(here, "keys", None), recorder

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
-from lockstep.distributed.world import pretended_rank, shard_of
+from lockstep.distributed.world import pretended_process, pretended_rank, shard_of
 from lockstep.parallel.batchnorm import GroupBatchNorm, without_ranks
 from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
@@ -154,7 +154,8 @@ class StepPasses:
         step.model, step.sync = step.bare, GradientSync()
         try:
             pretends = self.pretends and (ranks > 1 or dist.is_initialized())
-            with eager, without_ranks(), pretended_rank(rank, ranks) if pretends else nullcontext():
+            there = pretended_rank(rank, ranks) if pretends else nullcontext()
+            with eager, without_ranks(), pretended_process(1000 + rank), there:
                 yield
         finally:
             step.model, step.sync = kept

@@ -10,9 +10,10 @@ order, and the cause that the same samples show on rank 0.
 """
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch, last_again
 from lockstep.data.order import Shard
-from lockstep.distributed.world import World, pretended_rank
+from lockstep.distributed.world import World, pretended_process, pretended_rank
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import StepBatchNorm, SyncBatchNorm, batch_norms
 from lockstep.parallel.buffers import put_together
@@ -503,6 +504,7 @@ class SelfCheck(StepPasses):
         if self.ranks == 1 and self.checked == 1:
             self.refuse_collectives(batch)
         new = self._rotated(batch) if self.ranks > 1 else batch
+        other = self._gather(os.getpid())[(self.rank + 1) % self.ranks] ^ 1  # not of the process that had the slices
 
         def taken(some: Batch, apart: bool, elsewhere: bool = False) -> list[Tensor | None]:
             """`elsewhere`: among another number of processes, as one of two or alone."""
@@ -510,7 +512,10 @@ class SelfCheck(StepPasses):
             step.before_pass = (lambda _: self._start.restore()) if apart else None
             sync.sequential, sync.overlap = True, False  # `compare` puts them back; nothing is sent before `finish`
             try:
-                with pretended_rank(*((1, 2) if self.ranks == 1 else (0, 0))) if elsewhere else nullcontext():
+                with ExitStack() as there:
+                    if elsewhere:
+                        there.enter_context(pretended_rank(*((1, 2) if self.ranks == 1 else (0, 0))))
+                        there.enter_context(pretended_process(other))
                     step.take_passes(some)
                 sync.finish()
             finally:
