@@ -193,7 +193,7 @@ class Stateful(nn.Module):
         self.count += 1
         self.seen.append(len(x))
         self.moved += x.mean(0).detach()
-        self.slow += x.mean(0).detach()
+        self.slow.data += x.mean(0).detach()
         self.replaced = self.replaced * 0.5 + x.mean(0).detach()
         return F.dropout(self.norm(x)) * np.random.rand()
 
