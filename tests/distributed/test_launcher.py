@@ -93,10 +93,11 @@ def test_a_value_from_each_rank_and_nothing_left_behind() -> None:
 
 
 SCRIPT = """
-import json, os, sys, time
+import json, os, signal, sys, threading, time
 import lockstep, torch
 from lockstep.config import Execution
 from lockstep.config.execution import processes_on
+from lockstep.distributed import signals
 
 def report(world):
     return world.rank, world.size, int(world.sum(torch.tensor(1)))
@@ -109,8 +110,28 @@ def unlucky(world):
 def leaves(world):
     sys.exit(0)
 
+def stopped_at_its_end(world):
+    ended, exit_now = threading.Event(), signals.exit_now
+
+    def stop():  # by a thread that takes the signal, as torch's do: its handler runs in the main one
+        ended.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    def end(code):
+        ended.set()
+        thread.join()
+        exit_now(code)
+
+    (thread := threading.Thread(target=stop, daemon=True)).start()
+    signals.exit_now = end
+    raise lockstep.UserError("no", "Do.")
+
 def main():
     told = {}
+    try:
+        lockstep.launch(stopped_at_its_end, nproc=2, execution=Execution(device="cpu"))
+    except lockstep.WorkerFailed as failed:
+        told["refused"] = failed.message.splitlines()[0]
     told["values"] = lockstep.launch(report, execution=Execution(device="cpu", nproc=2, master_port=int(sys.argv[1])))
     try:
         lockstep.launch(unlucky, nproc=2, execution=Execution(device="cpu"))
@@ -138,7 +159,12 @@ def free_port() -> int:
 
 def test_a_user_s_script(tmp_path: Path) -> None:
     ended = run_script(tmp_path, SCRIPT.replace("GUARD", "if True:"), str(free_port()))  # forked: it needs no guard
-    told = {"values": [[0, 2, 2], [1, 2, 2]], "failed": [1, "ValueError: bad luck", 1, 1], "left": [None, None]}
+    told = {
+        "refused": "no",
+        "values": [[0, 2, 2], [1, 2, 2]],
+        "failed": [1, "ValueError: bad luck", 1, 1],
+        "left": [None, None],
+    }
     assert (ended.code, ended.err, ended.orphans) == (0, "", ()), ended.text
     assert json.loads(ended.out) == told
 

@@ -191,7 +191,8 @@ def _run_rank(
             returned = True
         except BaseException as error:
             code = failures.send_failure(pipe, error, rank)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # from here on it ends as it would
+        signals.hold_stops()  # from here on it ends as it would
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     except (PeerError, SystemExit, KeyboardInterrupt, OSError, EOFError):  # asked to stop while it ended by itself
         pass
     if returned:
