@@ -5,7 +5,7 @@ import sys
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,9 @@ class Expected:
     """A row of scripts/table.toml: the codes of findings and of notes, and words of what is said."""
 
     path: Path
-    says: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    says: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    words: Sequence[str] = ()
     gpu: bool = False
     nodes: int = 1
     needs: str = ""
@@ -58,20 +58,7 @@ def script(kind: str, name: str) -> Path:
 def table() -> list[Expected]:
     """All rows, the wrong scripts first."""
     rows = tomllib.loads((SCRIPTS / "table.toml").read_text(encoding="utf-8"))
-    return [
-        Expected(
-            script(kind, name),
-            tuple(row.get("says", ())),
-            tuple(row.get("notes", ())),
-            tuple(row.get("words", ())),
-            row.get("gpu", False),
-            row.get("nodes", 1),
-            row.get("needs", ""),
-            row.get("exact", True),
-        )
-        for kind in ("wrong", "right")
-        for name, row in rows[kind].items()
-    ]
+    return [Expected(script(kind, name), **row) for kind in ("wrong", "right") for name, row in rows[kind].items()]
 
 
 Process = subprocess.Popen[str]

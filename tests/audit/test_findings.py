@@ -43,10 +43,6 @@ def one_order(_world: int, _rank: int, events: list[Event]) -> list[Event]:
     return events
 
 
-def alone(_world: int, _rank: int, events: list[Event]) -> list[Event]:
-    return [each for each in events if each["event"] != "collective"]
-
-
 def padded(world: int, rank: int, events: list[Event]) -> list[Event]:
     for each in events:
         if each["event"] == "batch" and each["loader"] == 1 and 0 < 10 % world <= rank:
@@ -76,34 +72,17 @@ def larger_and_faster(world: int, rank: int, events: list[Event]) -> list[Event]
     return faster(world, rank, larger(world, rank, events))
 
 
-def in_training_mode(_world: int, _rank: int, events: list[Event]) -> list[Event]:
-    for each in of(events, "forward"):
-        each["training"] = True
-    return events
-
-
 def in_evaluation_mode(_world: int, _rank: int, events: list[Event]) -> list[Event]:
     for each in of(events, "forward")[7:]:
         each["training"] = False
     return events
 
 
-def beside_each(kind: str, new: Event, after: bool) -> Change:
+def before_each(kind: str, new: Event) -> Change:
     def change(_world: int, _rank: int, events: list[Event]) -> list[Event]:
-        found = list[Event]()
-        for each in events:
-            found += [each] if each["event"] != kind else [each, dict(new)] if after else [dict(new), each]
-        return found
+        return [one for each in events for one in ([dict(new), each] if each["event"] == kind else [each])]
 
     return change
-
-
-def after_each(kind: str, new: Event) -> Change:
-    return beside_each(kind, new, after=True)
-
-
-def before_each(kind: str, new: Event) -> Change:
-    return beside_each(kind, new, after=False)
 
 
 def without(kind: str) -> Change:
@@ -131,7 +110,7 @@ def another_rounding(scale: float) -> Change:
     return change
 
 
-def unequal_from_the_start(world: int, rank: int, events: list[Event]) -> list[Event]:
+def unequal(world: int, rank: int, events: list[Event]) -> list[Event]:
     """Rank 0 has the first sample of rank 1 as well, in the first step; the weights are others from there on."""
     if world > 1:
         first = next(each for each in events if each["event"] == "batch" and each["loader"] == 0)
@@ -153,24 +132,20 @@ DRAW = event("draw", "train.py:22", what="forward", states={"torch": "same", "cu
 CASES: dict[str, tuple[Change, set[str], str]] = {
     "one order": (one_order, {"LS101"}, "epoch 2 had epoch 1's order: all 12 samples of rank 0"),
     "another set": (with_values("loader", aligned=False, sampled=12), {"LS102"}, "has 12 samples"),
-    "a part": (alone, {"LS104"}, "rank 0 evaluated 3 of 10 images"),
+    "a part": (without("collective"), {"LS104"}, "rank 0 evaluated 3 of 10 images"),
     "padding": (padded, {"LS105"}, "4 ranks evaluated 12 images of a set of 10: padding counts 2 of them twice"),
     "the training set": (with_values("loader", dataset="one"), {"LS106"}, "are among the 48 that were trained on"),
     "larger": (larger, {"LS208"}, "on 4 processes 4.0 x fewer steps at the same rate: 32 samples a step instead of 8"),
     "faster": (faster, {"LS209"}, "on 4 processes 4.0 x the rate for the same 8 samples a step: 0.4 instead of 0.1"),
     "larger and faster": (larger_and_faster, set(), ""),
     "equal masks": (before_each("backward", DRAW), {"LS211"}, "all 4 ranks drew the same numbers"),
-    "training mode": (in_training_mode, {"LS214"}, "3 images were evaluated in training mode"),
+    "training mode": (with_values("forward", training=True), {"LS214"}, "3 images were evaluated in training mode"),
     "evaluation mode": (in_evaluation_mode, {"LS215"}, "epoch 2 trained in evaluation mode, 6 of 6 passes"),
     "past DDP": (with_values("forward", wrapped=""), {"LS302"}, "12 training passes went past DDP"),
     "saved by all": (saved_by_all, {"LS401"}, "last.pt is written by 4 of 4 ranks"),
     "beyond rounding": (another_rounding(1e-2), {"LS501"}, "beyond rounding from step 3, first in bn1.weight"),
     "rounding": (another_rounding(1e-7), set(), ""),
-    "unequal batches": (
-        unequal_from_the_start,
-        {"LS203"},
-        "step 1, first in conv.weight, in which the ranks have 3 and 2 and",
-    ),
+    "unequal batches": (unequal, {"LS203"}, "step 1, first in conv.weight, in which the ranks have 3 and 2 and"),
     "accumulating": (accumulating, {"LS201"}, "2 passes a step go backward from the whole loss"),
     "every rank downloads": (
         before_each("group", event("download", "train.py:7", kind="MNIST", root="data")),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep import models
 from lockstep.commands.forecast import (
     BUCKET,
     LINKS,
@@ -199,18 +200,12 @@ def test_a_real_forecast(tmp_path: Path) -> None:
     assert one["all_reduce_s"] == 0 < two["all_reduce_s"] == pytest.approx(two["exposed_s"])
     assert two["speedup"] == (None if two["note"] else pytest.approx(one["step_s"] / two["step_s"]))
     assert found["link"]["alpha_s"] > 0
+    net = models.build("digits_net", in_channels=1, num_classes=10, image_size=8)
     solo, pair = found["measured"]["1"], found["measured"]["2"]
     assert (list(solo["images"]), list(pair["images"])) == (["64"], ["32"])
-    assert solo["gradients"] == 4 * parameters()
+    assert solo["gradients"] == 4 * sum(p.numel() for p in net.parameters())
     assert {int(nbytes) for _, nbytes, _ in pair["probes"]} >= {solo["gradients"], 1 << 20}
     assert "At N = 2 the bottleneck is" in ended.out
     ended = run_lockstep("forecast", "digits", "--nproc", "1,64", "--device", "cpu", cwd=tmp_path)
     assert ended.code == 2, ended.text
     assert "Name an --interconnect" in ended.err
-
-
-def parameters() -> int:
-    from lockstep import models
-
-    net = models.build("digits_net", in_channels=1, num_classes=10, image_size=8)
-    return sum(p.numel() for p in net.parameters())

@@ -90,12 +90,8 @@ class Job:
     def limit(self) -> None:
         """End it at the first whole minute of its life that is more than 20 seconds away."""
         hours, minutes, seconds = map(int, self.described()["RunTime"].split(":"))
-        self.command(
-            "scontrol",
-            "update",
-            f"JobId={self.number}",
-            f"TimeLimit={(3600 * hours + 60 * minutes + seconds + 20) // 60 + 1}",
-        )
+        limit = (3600 * hours + 60 * minutes + seconds + 20) // 60 + 1
+        self.command("scontrol", "update", f"JobId={self.number}", f"TimeLimit={limit}")
 
     def life(self, undisturbed: tuple[str, str, int]) -> "Life":
         """To its end, which has to be that of a run that nobody disturbed."""
@@ -237,19 +233,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int]:
 
 @pytest.mark.parametrize("elastic", [(), ("--min-nnodes", "1")])
 def test_torchrun_lines_are_one_run(tmp_path: Path, own: tuple[str, str, int], elastic: tuple[str, ...]) -> None:
-    flags = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--exact", "4", "--threads", "1", "--nproc", "1")
-    text = written(
-        "torchrun",
-        *flags,
-        *elastic,
-        "--epochs",
-        "2",
-        "--name",
-        tmp_path.name.replace("_", "-"),
-        "--out",
-        "run",
-        cwd=tmp_path,
-    )
+    flags = ("--nnodes", "2", "--master-addr", "127.0.0.1", *TRAIN[:-1], "1", *elastic, "--epochs", "2")
+    name = tmp_path.name.replace("_", "-")
+    text = written("torchrun", *flags, "--name", name, "--out", "run", cwd=tmp_path)
     lines = [shlex.split(line) for line in text.splitlines() if not line.startswith("#")]
     ends = together(lines, tmp_path)
     assert [ended.code for ended in ends] == [0, 0], "\n".join(ended.text for ended in ends)

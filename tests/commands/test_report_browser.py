@@ -40,19 +40,22 @@ window.onload = () => {
 """
 
 
-def _looked_at(tmp_path: Path, text: str, width: int, sandbox: str = "") -> dict[str, Any]:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
+def browser(tmp_path: Path) -> list[str]:
+    """The words that start one, without a screen."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)}")
+    return [found, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+
+
+def _looked_at(tmp_path: Path, text: str, width: int, sandbox: str = "") -> dict[str, Any]:
     frame = (
         f'<iframe width="{width}" height="800" style="border:0" {sandbox} srcdoc="{escaping.escape(text)}"></iframe>'
     )
     harness = tmp_path / "harness.html"
     harness.write_text(f"<!doctype html><body>{frame}<script>{_LOOK}</script></body>", encoding="utf-8")
-    words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    ended = subprocess.run(
-        [browser, *words, "--window-size=1500,1000", harness.as_uri()], capture_output=True, text=True, timeout=240
-    )
+    words = [*browser(tmp_path), "--dump-dom", "--window-size=1500,1000", harness.as_uri()]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=240)
     found = re.search(r'data-found="([^"]*)"', ended.stdout)
     assert found is not None, ended.stderr[-2000:]
     return dict(json.loads(escaping.unescape(found[1])))
@@ -93,13 +96,10 @@ def test_without_its_script_all_is_there_but_the_readout(tmp_path: Path) -> None
 @pytest.mark.integration
 def test_it_prints_light_and_whole(tmp_path: Path) -> None:
     """A PDF of the page by the browser: several sheets, and no part is cut off by a scrolling box."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)}")
     folder = reports.leave(tmp_path / "a", reports.eventful())
     file, printed = tmp_path / "page.html", tmp_path / "page.pdf"
     runs = load_runs([str(folder)])
     file.write_text(html(runs, as_data(runs)), encoding="utf-8")
-    words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    subprocess.run([browser, *words, f"--print-to-pdf={printed}", file.as_uri()], check=True, timeout=240)
+    words = [*browser(tmp_path), f"--print-to-pdf={printed}", file.as_uri()]
+    subprocess.run(words, check=True, timeout=240)
     assert len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes())) >= 3

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -154,28 +153,6 @@ def narrow_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module
             return F.linear(images.float().flatten(1), self.out.weight.float(), self.out.bias + torch.zeros(1))
 
     return Narrow()
-
-
-class _Noisy(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """A user's Dataset with a random transform inside, by a generator of its own, which nothing keys."""
-
-    classes = ("a", "b", "c")
-
-    def __init__(self, images: Tensor, labels: Tensor, noise: float) -> None:
-        self.images, self.labels, self.noise = images.float() / 255, labels, noise
-        self.generator = np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        drawn = torch.from_numpy(self.generator.random(self.images.shape[1:], np.float32))
-        return self.images[index] + self.noise * drawn, int(self.labels[index])
-
-
-def noisy() -> tuple[Any, Any]:
-    train, val = small()
-    return _Noisy(*train, 0.1), _Noisy(*val, 0.0)
 
 
 def small() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

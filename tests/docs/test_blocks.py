@@ -19,7 +19,7 @@ COMMAND = re.compile(  # tests/docs/test_commands.py; tests/docs/test_examples.p
 )
 
 RUN = {  # pages -> the tests that run what they show and compare what it prints
-    "docs/quickstart.md": "tests/docs/test_quickstart.py",
+    "docs/quickstart.md": "tests/docs/test_consoles.py",
     "docs/course/*": "tests/docs/course/test_pages.py",
     "docs/concepts/*": "tests/docs/concepts/test_pages.py",
     "docs/internals/*": "tests/docs/internals/test_internals.py",
@@ -27,54 +27,35 @@ RUN = {  # pages -> the tests that run what they show and compare what it prints
     "docs/batch-size.md": "tests/docs/why/test_pages.py",
     "docs/measuring.md": "tests/docs/why/test_pages.py",
     "docs/coming-from*": "tests/docs/test_facts.py",
-    "docs/watching.md": "tests/docs/test_watching.py",
-    "docs/elastic.md": "tests/docs/test_watching.py",
+    "docs/watching.md": "tests/docs/test_consoles.py",
+    "docs/elastic.md": "tests/docs/test_consoles.py",
     "docs/audit.md": "tests/audit/test_scripts.py",
 }
-PROGRAMS = {  # pages -> the tests that run their blocks of Python
-    "docs/checkpoints.md": "tests/docs/test_programs.py",
-    "docs/exact.md": "tests/docs/test_programs.py",
-    "docs/faults.md": "tests/docs/test_programs.py",
-    "docs/guide.md": "tests/docs/test_programs.py",
-    "docs/photos.md": "tests/docs/test_programs.py",
-    "docs/run-folder.md": "tests/docs/test_programs.py",
-    "docs/slow-links.md": "tests/docs/test_programs.py",
-    "docs/verify.md": "tests/docs/test_programs.py",
-    "README.md": "tests/docs/test_examples.py",
-}
+_PAGES = ("checkpoints", "exact", "faults", "guide", "photos", "run-folder", "slow-links", "verify")
+PROGRAMS = {f"docs/{name}.md": "tests/docs/test_programs.py" for name in _PAGES}  # those that run blocks of Python
+PROGRAMS["README.md"] = "tests/docs/test_examples.py"
+_OUTPUT = "tests/docs/test_page_output.py::test_"
 COMPARED = {  # (page, how the block begins) -> the test that compares it with what is printed, written or read
-    ("docs/checkpoints.md", "checkpoints/step-"): "tests/docs/test_page_output.py::test_a_checkpoint_has_the_files",
+    ("docs/checkpoints.md", "checkpoints/step-"): f"{_OUTPUT}a_checkpoint_has_the_files_that_the_page_lists",
     ("docs/clusters.md", "#!/bin/bash"): "tests/commands/test_launch_script.py::test_the_page_shows_what_is_written",
     ("docs/design.md", "0  lockstep"): "tests/test_structure.py::test_nothing_imports_from_a_floor_above",
-    ("docs/design.md", "order.step"): "tests/docs/test_page_output.py::test_one_step_is_made_of_what_the_design_lists",
-    ("docs/doctor.md", "ok      torch"): "tests/docs/test_page_output.py::test_the_doctor_checks_what_the_page_shows",
-    (
-        "docs/faults.md",
-        "lockstep: the ranks differ",
-    ): "tests/docs/test_page_output.py::test_ranks_that_differ_are_named",
+    ("docs/design.md", "order.step"): f"{_OUTPUT}one_step_is_made_of_what_the_design_lists",
+    ("docs/doctor.md", "ok      torch"): f"{_OUTPUT}the_doctor_checks_what_the_page_shows",
+    ("docs/faults.md", "lockstep: the ranks differ"): f"{_OUTPUT}ranks_that_differ_are_named_as_the_page_has_it",
     (
         "docs/guide.md",
         "$ lockstep train cifar10 --opt",
     ): "tests/config/test_changes.py::test_the_command_says_what_gave_way",
     ("docs/guide.md", "$ lockstep lr-find"): "tests/docs/test_programs.py::test_the_suggested_rate_is_the_pages",
-    ("docs/guide.md", "$ lockstep sweep"): "tests/docs/test_page_output.py::test_a_sweep_prints_the_table_of_the_page",
-    (
-        "docs/guide.md",
-        "note: weights will differ",
-    ): "tests/docs/test_page_output.py::test_a_model_that_looks_at_its_whole_batch",
+    ("docs/guide.md", "$ lockstep sweep"): f"{_OUTPUT}a_sweep_prints_the_table_of_the_page",
+    ("docs/guide.md", "note: weights will differ"): f"{_OUTPUT}a_model_that_looks_at_its_whole_batch_is_named",
+    ("docs/photos.md", "path,label,split"): f"{_OUTPUT}the_tables_are_read_as_the_page_has_them",
+    ("docs/photos.md", "frozen: "): f"{_OUTPUT}what_is_frozen_is_said_as_the_page_has_it",
+    ("docs/photos.md", "layer decay "): f"{_OUTPUT}smaller_rates_below_are_said_as_the_page_has_it",
+    ("docs/photos.md", "an epoch is"): f"{_OUTPUT}rare_classes_are_said_as_the_page_has_it",
+    ("docs/photos.md", "class weights: "): f"{_OUTPUT}rare_classes_are_said_as_the_page_has_it",
     ("docs/reproduce.md", "main.py: Net"): "tests/reproduce/test_page.py::test_the_sentences_are_those_of_the_report",
     ("docs/reproduce.md", "losses of"): "tests/reproduce/test_page.py::test_the_differences_are_those_of_the_losses",
-    (
-        "docs/photos.md",
-        "path,label,split",
-    ): "tests/docs/test_page_output.py::test_the_tables_are_read_as_the_page_has_them",
-    ("docs/photos.md", "frozen: "): "tests/docs/test_page_output.py::test_what_is_frozen_is_said_as_the_page_has_it",
-    ("docs/photos.md", "layer decay "): "tests/docs/test_page_output.py::test_smaller_rates_below_are_said",
-    ("docs/photos.md", "an epoch is"): "tests/docs/test_page_output.py::test_rare_classes_are_said_as_the_page_has_it",
-    (
-        "docs/photos.md",
-        "class weights: ",
-    ): "tests/docs/test_page_output.py::test_rare_classes_are_said_as_the_page_has_it",
     ("docs/reproduce.md", "backward is "): "tests/reproduce/test_page.py::test_what_is_refused_is_on_both_pages",
 }
 NONE = {  # pages -> why some of their blocks are run by no test

@@ -18,21 +18,10 @@ _CJK = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FIGURE = re.compile(r"(?<![A-Za-z0-9_.])(\d[\d,]*(?:\.\d+)*(?:e[+-]?\d+)?(?<!,))(?: ?(million|billion|万|亿))?")
 _UNITS = {"million": 1e6, "billion": 1e9, "万": 1e4, "亿": 1e8}
-_SPELLED = {
-    "one": 1,
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-}
+_SPELLED = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
 _SPELLED |= {"eleven": 11, "twelve": 12, "dozen": 12, "fifteen": 15, "sixteen": 16, "twenty": 20, "thirty": 30}
 _SPELLED |= {"forty": 40, "fifty": 50, "sixty": 60, "hundred": 100, "thousand": 1000, "once": 1, "twice": 2}
-_SPELLED |= {"half": 2, "double": 2, "second": 2, "third": 3, "fourth": 4, "fifth": 5}
+_SPELLED |= {"ten": 10, "half": 2, "double": 2, "second": 2, "third": 3, "fourth": 4, "fifth": 5}
 
 
 @dataclass

@@ -32,10 +32,6 @@ _PATH = re.compile(r"(?<![\w/.~-])(?:\.ci|\.github|benchmarks|docs|examples|pack
 _NAME = re.compile(r"(?<!tool\.)\b(?:ls|lockstep)\.([A-Za-z_]+)\b(?![.\w]*:)")
 
 
-def _ids(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
 def flags_of_lockstep(text: str) -> set[str]:
     """The flags that a page gives as ours: after `lockstep train`, or alone in backticks."""
     return {flag for found in _COMMAND.finditer(text) for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", found[0])}
@@ -88,19 +84,17 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_ids)
-def test_links_lead_somewhere(page: Path) -> None:
-    assert not broken_links(page)
-
-
 def missing_paths(page: Path) -> list[str]:
     """What a page names as a file or folder of this tree, anywhere in it, and what is not there."""
     return [path for path in _PATH.findall(page.read_text()) if not any(ROOT.glob(path))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_ids)
-def test_files_that_are_named_are_there(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_files_and_public_names_are_there(page: Path) -> None:
+    assert not broken_links(page)
     assert not missing_paths(page)
+    for name in _NAME.findall(page.read_text()):
+        assert name in lockstep.__all__ or (ROOT / "src/lockstep" / name).is_dir(), f"lockstep.{name}"
 
 
 def test_a_file_that_is_not_there_would_be_seen(tmp_path: Path) -> None:
@@ -122,12 +116,6 @@ def test_a_link_that_leads_nowhere_would_be_seen(tmp_path: Path) -> None:
     bad = ["#no-heading", "page.md#twice-2", "gone.md", "http://example.org"]
     page.write_text(page.read_text() + good + "".join(f" [x]({target})" for target in bad))
     assert broken_links(page) == bad
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_ids)
-def test_public_names_exist(page: Path) -> None:
-    for name in _NAME.findall(page.read_text()):
-        assert name in lockstep.__all__ or (ROOT / "src/lockstep" / name).is_dir(), f"lockstep.{name}"
 
 
 def test_the_guide_names_all_that_is_public() -> None:

@@ -2,7 +2,6 @@
 
 import html
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 pytest.importorskip("sphinx")
 from docs.chinese_search import SearchPairs
 
+from tests.commands.test_report_browser import browser
+
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CONF = """
 import sys
 sys.path.insert(0, {root!r})
@@ -50,18 +50,15 @@ def test_words_are_pairs_characters_and_what_is_not_chinese() -> None:
 
 @pytest.mark.slow
 def test_a_browser_finds_what_is_asked(tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)}")
+    words = [*browser(tmp_path), "--virtual-time-budget=20000", "--dump-dom"]
     (tmp_path / "conf.py").write_text(CONF.format(root=str(ROOT)))
     for name, text in PAGES.items():
         (tmp_path / f"{name}.rst").write_text(text, encoding="utf-8")
     site = tmp_path / "site"
     subprocess.run([sys.executable, "-m", "sphinx", "-q", str(tmp_path), str(site)], check=True, timeout=240)
     for asked, pages in FOUND.items():
-        words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        words += ["--virtual-time-budget=20000", "--dump-dom", f"{(site / 'search.html').as_uri()}?q={quote(asked)}"]
-        shown = subprocess.run([browser, *words], capture_output=True, text=True, timeout=240, check=True).stdout
+        address = f"{(site / 'search.html').as_uri()}?q={quote(asked)}"
+        shown = subprocess.run([*words, address], capture_output=True, text=True, timeout=240, check=True).stdout
         results = html.unescape(shown).partition('id="search-results"')[2]
         found = set(re.findall(r'<li class="kind-\w+">\s*<a href="(\w+)\.html', results))
         assert found == pages, (asked, results[:2000])

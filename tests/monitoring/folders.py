@@ -8,11 +8,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from lockstep.config import Config
 from lockstep.config.recipes import recipe
 from lockstep.distributed.files import LOCK
 
 LEDGER, WEIGHTS = "5a63b02a" * 8, "c0ffee00" * 8
+ANY_VALUE = st.recursive(  # what may stand in a field of a damaged or strange record
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
 
 
 def records(
@@ -26,17 +33,10 @@ def records(
 ) -> list[dict[str, Any]]:
     """A journal: two log steps and an evaluation an epoch, and an `end` record unless `status` is empty."""
     config = config or recipe("digits")
-    found: list[dict[str, Any]] = [
-        {"kind": "run", "time": began, "config": config.to_dict(), "world": {"size": processes, "backend": "gloo"}}
-        | {
-            "devices": ["cpu"] * processes,
-            "threads": 1,
-            "versions": {"torch": "2.11.0"},
-            "resumed_from": 0,
-            "steps_per_epoch": 20,
-        }
-        | {"data": {"name": config.data.dataset, "fingerprint": "f00d" * 16}, "parameters": 9000}
-    ]
+    run = {"kind": "run", "time": began, "config": config.to_dict(), "world": {"size": processes, "backend": "gloo"}}
+    run |= {"devices": ["cpu"] * processes, "threads": 1, "versions": {"torch": "2.11.0"}, "resumed_from": 0}
+    run |= {"steps_per_epoch": 20, "data": {"name": config.data.dataset, "fingerprint": "f00d" * 16}}
+    found: list[dict[str, Any]] = [run | {"parameters": 9000}]
     step = 0
     for epoch, top1 in enumerate(tops):
         for _ in range(2):

@@ -7,40 +7,21 @@ import pytest
 import consequences
 from tests.docs.course.programs import run
 
-_PLACES = [
-    ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, [3, 4, 1]),
-    ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}, [3, 4, 1]),
-    (
-        {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-        [3, 4, 1],
-    ),
-    # torchrun inside of Slurm's job: one task a machine, and torchrun's numbers count
-    (
-        {
-            "SLURM_PROCID": "1",
-            "SLURM_NTASKS": "2",
-            "SLURM_LOCALID": "0",
-            "RANK": "3",
-            "WORLD_SIZE": "4",
-            "LOCAL_RANK": "1",
-        },
-        [3, 4, 1],
-    ),
-]
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+# torchrun inside of Slurm's job: one task a machine, and torchrun's numbers count
+BOTH = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", **TORCHRUN}
 
 
-@pytest.mark.parametrize(("variables", "expected"), _PLACES)
-def test_a_launchers_variables(variables: dict[str, str], expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    program = runpy.run_path(str(consequences.program("13")))
+@pytest.mark.parametrize("variables", [TORCHRUN, SLURM, MPI, BOTH], ids=["torchrun", "Slurm", "MPI", "both"])
+def test_a_launchers_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = runpy.run_path(str(consequences.program("13")))["place"]
+    with pytest.raises(SystemExit, match="torchrun, srun or mpirun"):
+        place()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert program["place"]() == expected
-
-
-def test_without_a_launcher_it_says_so() -> None:
-    program = runpy.run_path(str(consequences.program("13")))
-    with pytest.raises(SystemExit, match="torchrun, srun or mpirun"):
-        program["place"]()
+    assert place() == [3, 4, 1]
 
 
 @pytest.mark.integration
