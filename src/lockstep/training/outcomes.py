@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import pretended_process, pretended_rank, shard_of
-from lockstep.parallel.batchnorm import GroupBatchNorm, without_ranks
+from lockstep.parallel.batchnorm import GroupBatchNorm, batch_norms, without_ranks
 from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
 from lockstep.parallel.fsdp import local
-from lockstep.parallel.hidden_state import HiddenState
+from lockstep.parallel.hidden_state import LENGTH, HiddenState
 from lockstep.parallel.module_state import unequal
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
@@ -238,6 +238,36 @@ class StepPasses:
         if everywhere and self.step.sync.ranks > 1:
             dist.all_reduce(terms)
         return terms
+
+    def matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
+        """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""
+        if held := [name for name in names if name in here.generators]:  # by luck the next draws may come to the same
+            cause = "a generator that the model holds, whose draws are not keyed by sample"
+            return [Finding(batch.step, "generator", held[0], math.inf, cause)]
+        step = self.step
+        i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
+        first = sum(each.size for each in batch.shards[:i])
+        rows = slice(first, first + shard.size)
+        one = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(shard,), step=batch.step + 1)
+        largest, norms = 0.0, batch_norms(self.bare)
+        for frozen in (False, True) if norms else (False,):  # a shift that is every sample's is lost in a batch norm
+            outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
+            for state in (here, there):
+                state.restore()
+                for name, _ in self.bare.named_buffers():
+                    here.give(name, here.values[name])
+                for layer in norms if frozen else ():
+                    layer.training = False
+                with self.by_itself():
+                    found = step.take_passes(one)
+                    outcomes.append(Outcome(step.take_gradients(), self.loss(found, one.shards), state))
+            size, loss = self.apart(*outcomes)
+            largest = max(largest, float(size.max()), loss)
+        repeatable = all(device.type == "cpu" for device in self.devices)
+        if largest <= self.limit * (1e-3 if repeatable else 1.0):
+            return []
+        cause = "it follows the samples of one process, and nobody puts it together"
+        return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, cause)]
 
 
 def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:

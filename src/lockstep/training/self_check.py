@@ -349,7 +349,7 @@ class SelfCheck(StepPasses):
             found += self._compared_buffers(batch, i, after, each, normed=not given)
             for _, state in each:
                 if names := self._kept_otherwise(after, state):
-                    found += self._matters(batch, names, after, state)
+                    found += self.matters(batch, names, after, state)
                     break
         return found
 
@@ -576,33 +576,3 @@ class SelfCheck(StepPasses):
         norms = tuple(f"{path}." for path, module in self.bare.named_modules() if isinstance(module, StepBatchNorm))
         names = [name for name in differing(here, there) if name not in own and not is_of_the_process(name)]
         return [name for name in names if not name.startswith(norms)]
-
-    def _matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
-        """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""
-        if held := [name for name in names if name in here.generators]:  # by luck the next draws may come to the same
-            cause = "a generator that the model holds, whose draws are not keyed by sample"
-            return [Finding(batch.step, "generator", held[0], math.inf, cause)]
-        step = self.step
-        i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
-        first = sum(each.size for each in batch.shards[:i])
-        rows = slice(first, first + shard.size)
-        one = replace(batch, images=batch.images[rows], labels=batch.labels[rows], shards=(shard,), step=batch.step + 1)
-        largest, norms = 0.0, batch_norms(self.bare)
-        for frozen in (False, True) if norms else (False,):  # a shift that is every sample's is lost in a batch norm
-            outcomes = []  # with the draws of another step, which a cache of drawn masks would keep from coming
-            for state in (here, there):
-                state.restore()
-                for name, _ in self.bare.named_buffers():
-                    here.give(name, here.values[name])
-                for layer in norms if frozen else ():
-                    layer.training = False
-                with self.by_itself():
-                    found = step.take_passes(one)
-                    outcomes.append(Outcome(step.take_gradients(), self.loss(found, one.shards), state))
-            size, loss = self.apart(*outcomes)
-            largest = max(largest, float(size.max()), loss)
-        repeatable = all(device.type == "cpu" for device in self.devices)
-        if largest <= self.limit * (1e-3 if repeatable else 1.0):
-            return []
-        cause = "it follows the samples of one process, and nobody puts it together"
-        return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, cause)]
