@@ -1,6 +1,6 @@
 """Small moments of training to keep, and their comparison bit by bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.checkpoint.format import tensor_bytes
+from lockstep.checkpoint.restore import Loaded, newest
 from lockstep.checkpoint.store import folder_name, write
 from lockstep.checkpoint.writer import snapshot
 from lockstep.config import OptimConfig
@@ -83,6 +84,13 @@ def keep(folder: Path, step: int, value: float | None = None) -> Written:
     value = step if value is None else value
     manifest = write(snapshot(step, *tiny(value), state={"step": step, "value": value}), folder)
     return Written(folder / folder_name(step), manifest.digest, sum(file.bytes for file in manifest.files.values()))
+
+
+def good(folder: Path, digests: Mapping[int, str] | None = None) -> Loaded:
+    """The newest good checkpoint; there has to be one."""
+    loaded = newest(folder, digests)
+    assert loaded is not None
+    return loaded
 
 
 def bits(value: Any) -> Any:

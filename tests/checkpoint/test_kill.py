@@ -14,7 +14,7 @@ import pytest
 from lockstep.checkpoint.restore import newest, restore
 from lockstep.checkpoint.store import folder_name, list_checkpoints, tidy
 from lockstep.checkpoint.writer import Writer
-from tests.checkpoint.moments import bits, keep, tiny
+from tests.checkpoint.moments import bits, good, keep, tiny
 from tests.ranks import _CONTEXT
 
 LONG_DEADLINE_S = 60
@@ -75,8 +75,7 @@ def recovered(folder: Path) -> tuple[int, float]:
     before = set(list_checkpoints(folder))
     tidy(folder)
     assert before <= set(list_checkpoints(folder)), "tidying takes no checkpoint away"
-    loaded = newest(folder)
-    assert loaded is not None
+    loaded = good(folder)
     assert loaded.set_aside == (), "what has its name is whole: nothing had to be set aside"
     net, optimizer = tiny(-1)
     value = restore(loaded, net, optimizer)["value"]

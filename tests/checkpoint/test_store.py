@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from lockstep.checkpoint.restore import newest, open_checkpoint, restore, verify
 from lockstep.checkpoint.store import abandon, folder_name, list_checkpoints, prune, tidy, write
 from lockstep.checkpoint.writer import snapshot
 from lockstep.errors import UserError
-from tests.checkpoint.moments import bits, keep, tiny
+from tests.checkpoint.moments import bits, good, keep, tiny
 
 
 def names(folder: Path) -> list[str]:
@@ -34,8 +35,7 @@ def test_a_checkpoint_is_a_folder_of_known_files(tmp_path: Path) -> None:
     assert written.path == tmp_path / "checkpoints/step-000000460"
     assert names(written.path) == sorted([MANIFEST, MODEL, OPTIMIZER, STATE])
     assert names(written.path.parent) == ["step-000000460"]
-    loaded = newest(written.path.parent)
-    assert loaded is not None
+    loaded = good(written.path.parent)
     assert (loaded.step, loaded.digest, loaded.path) == (460, written.digest, written.path)
     assert (loaded.state, loaded.set_aside, loaded.has_ema) == ({"step": 460, "value": 460}, (), False)
     assert sum(path.stat().st_size for path in written.path.iterdir() if path.name != MANIFEST) == written.bytes
@@ -136,10 +136,7 @@ def test_a_writer_that_was_tidied_away_fails_and_spoils_nothing(
 ) -> None:
     keep(tmp_path, 1)
 
-    def sweep(folder: Path) -> None:  # as another host would, which sees no lock
-        store._remove(folder)
-
-    monkeypatch.setattr(store, "fsync", sweep)
+    monkeypatch.setattr(store, "fsync", store._remove)  # as another host would, which sees no lock
     with pytest.raises(UserError, match="No such file or directory"):
         write(snapshot(2, *tiny(2)), tmp_path)
     assert names(tmp_path) == [folder_name(1)]
@@ -172,8 +169,7 @@ def test_damaged_ones_are_set_aside_named_and_the_one_before_is_used(tmp_path: P
         keep(tmp_path, step)
     flip(tmp_path / folder_name(3) / MODEL)
     (tmp_path / folder_name(2) / STATE).unlink()
-    loaded = newest(tmp_path)
-    assert loaded is not None
+    loaded = good(tmp_path)
     assert loaded.step == 1
     assert loaded.set_aside == (
         (folder_name(3), f"{MODEL} has another SHA-256 than {MANIFEST} says"),
@@ -207,14 +203,11 @@ def test_the_journal_tells_a_forged_one(tmp_path: Path) -> None:
     digests = {step: keep(tmp_path, step).digest for step in (1, 2)}
     assert newest(tmp_path, digests) is not None
     keep(tmp_path, 2, value=666)  # all in order in itself
-    loaded = newest(tmp_path, digests)
-    assert loaded is not None
+    loaded = good(tmp_path, digests)
     assert loaded.step == 1
     assert loaded.set_aside == ((folder_name(2), f"{MANIFEST} is not the one that the journal noted"),)
     keep(tmp_path, 3)
-    loaded = newest(tmp_path, digests)
-    assert loaded is not None, "killed between the rename and the journal's line"
-    assert loaded.step == 3
+    assert good(tmp_path, digests).step == 3, "killed between the rename and the journal's line"
 
 
 def test_a_named_checkpoint_is_verified_and_stays_where_it_is(tmp_path: Path) -> None:
@@ -258,12 +251,8 @@ def test_set_aside_where_nothing_can_be_renamed(tmp_path: Path, monkeypatch: pyt
         keep(tmp_path, step)
     flip(tmp_path / folder_name(2) / MODEL)
 
-    def read_only(self: Path, target: Path) -> Path:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "rename", read_only)
-    loaded = newest(tmp_path)
-    assert loaded is not None
+    monkeypatch.setattr(Path, "rename", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    loaded = good(tmp_path)
     assert loaded.step == 1
     assert "(and it could not be renamed)" in loaded.set_aside[0][1]
 
@@ -323,10 +312,7 @@ def test_a_folder_that_vanished_is_named_and_not_made_anew(tmp_path: Path) -> No
 def test_an_error_that_is_not_the_systems_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Manifest) -> bytes:
-        raise MemoryError
-
-    monkeypatch.setattr(Manifest, "to_bytes", broken)
+    monkeypatch.setattr(Manifest, "to_bytes", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         write(snapshot(1, *tiny(1)), tmp_path)
     assert names(tmp_path) == []
@@ -358,9 +344,7 @@ def test_a_full_disk(small_disk: Path) -> None:
         with pytest.raises(UserError, match=r"can't write .*step-000000002: No space left on device"):
             keep(folder, 2)
         assert names(folder) == [folder_name(1)]
-        loaded = newest(folder)
-        assert loaded is not None
-        assert loaded.digest == first.digest
+        assert good(folder).digest == first.digest
     filler.unlink()
     keep(folder, 2)
     assert list(list_checkpoints(folder)) == [1, 2]
@@ -373,9 +357,7 @@ def test_a_disk_that_became_read_only(small_disk: Path) -> None:
     with pytest.raises(UserError, match=r"can't write .*step-000000002: Read-only file system"):
         keep(folder, 2)
     assert tidy(folder) == []
-    loaded = newest(folder)
-    assert loaded is not None, "reading is all right"
-    assert loaded.step == 1
+    assert good(folder).step == 1, "reading is all right"
 
 
 def test_a_file_of_another_size_is_told_by_its_size_and_not_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import resource
 import struct
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -190,10 +191,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(
     save(_model(), path, {})
     before = path.read_bytes()
 
-    def no_room(descriptor: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "fsync", no_room)
+    monkeypatch.setattr(files, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(UserError, match="No space left"):
         save(_model(1), path, {})
     assert path.read_bytes() == before

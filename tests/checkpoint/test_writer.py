@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lockstep.checkpoint import store
 from lockstep.checkpoint.format import MANIFEST, FileRecord
-from lockstep.checkpoint.restore import newest, restore
+from lockstep.checkpoint.restore import restore
 from lockstep.checkpoint.store import folder_name, list_checkpoints
 from lockstep.checkpoint.writer import Writer
 from lockstep.errors import UserError
-from tests.checkpoint.moments import OPTIMIZERS, bits, model, tiny, train
+from tests.checkpoint.moments import OPTIMIZERS, bits, good, model, tiny, train
 
 WRITE_FILE = store._write_file
 
@@ -64,8 +65,7 @@ def test_training_goes_on_while_a_slow_disk_takes_the_moment_of_the_call(tmp_pat
     assert saved["durable_ms"] >= saved["stall_ms"] > 0
     assert set(saved) == {"kind", "step", "digest", "checksum", "bytes", "stall_ms", "durable_ms"}
     assert writer.finished() == []
-    loaded = newest(tmp_path / "checkpoints", {2: saved["digest"]})
-    assert loaded is not None
+    loaded = good(tmp_path / "checkpoints", {2: saved["digest"]})
     fresh = model(1, channels_last=True)
     other = OPTIMIZERS["adam"](list(fresh.parameters()))
     assert restore(loaded, fresh, other) == {"samples": [8]}
@@ -123,11 +123,8 @@ def test_a_failed_write_is_told_costs_nothing_and_the_next_is_tried(
     writer.close()
     assert writer.failure() is None
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         for step in (2, 3):
             writer.save(step, *tiny(step))
         with pytest.raises(UserError, match="step-000000003: No space left on device"):
@@ -142,6 +139,8 @@ def test_a_failed_write_is_told_costs_nothing_and_the_next_is_tried(
 
 def test_a_failure_can_be_asked_for_without_waiting(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "gone" / "checkpoints", keep=1)
+    writer.close()
+    assert not (tmp_path / "gone").exists(), "closing without a write is nothing"
     writer.save(1, *tiny(1))
     writer._wait(60)
     error = writer.failure()
@@ -151,10 +150,7 @@ def test_a_failure_can_be_asked_for_without_waiting(tmp_path: Path) -> None:
 
 
 def test_pruning_that_fails_is_told_and_the_checkpoint_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stuck(folder: Path) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(store, "_remove", stuck)
+    monkeypatch.setattr(store, "_remove", Mock(side_effect=OSError(errno.EACCES, os.strerror(errno.EACCES))))
     writer = Writer(tmp_path, keep=1)
     writer.save(1, *tiny(1))
     writer.save(2, *tiny(2))
@@ -174,22 +170,13 @@ def test_a_disk_that_never_answers_does_not_hold_training_for_ever(tmp_path: Pat
     assert list(list_checkpoints(tmp_path)) == [1], "it came after all"
 
 
-def test_closing_without_a_write_is_nothing(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "checkpoints", keep=1)
-    writer.close()
-    assert not (tmp_path / "checkpoints").exists()
-
-
 def test_a_thread_that_cannot_start_is_named_and_the_end_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     net, optimizer = tiny(1.0)
     writer = Writer(tmp_path / "checkpoints", keep=2)
     with monkeypatch.context() as refusing:
-        refusing.setattr(threading.Thread, "start", refuse)
+        refusing.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         with pytest.raises(UserError, match="the checkpoint of step 1 can't be written: can't start new thread"):
             writer.save(1, net, optimizer)
     writer.close()

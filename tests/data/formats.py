@@ -21,6 +21,9 @@ from lockstep.data.picture_set import Files, PictureSet
 from lockstep.data.sources import load
 from lockstep.distributed.world import World
 
+ALONE = World.single()
+Pair = tuple[PictureSet, PictureSet]
+
 
 def write_idx(path: Path, array: np.ndarray) -> None:
     """An IDX file of unsigned bytes: 0, 0, 8, dimensions, big-endian sizes, bytes in C order."""
@@ -130,13 +133,17 @@ def write_folders(
                 )
 
 
-def folder_sets(root: Path, size: int, seed: int = 0, **data: Any) -> tuple[PictureSet, PictureSet]:
-    """The training and the validation set of class folders."""
-    chosen = DataConfig(dataset="folder", image_size=size, **data)
-    train, val = load(chosen, root, seed, World.single())
+def picture_sets(dataset: str, root: Path, seed: int = 0, world: World = ALONE, **data: Any) -> Pair:
+    """The pictures of a set to train and to validate on."""
+    train, val = load(DataConfig(dataset=dataset, **data), root, seed, world)
     assert isinstance(train, PictureSet)
     assert isinstance(val, PictureSet)
     return train, val
+
+
+def folder_sets(root: Path, size: int, seed: int = 0, **data: Any) -> Pair:
+    """Those of class folders."""
+    return picture_sets("folder", root, seed, image_size=size, **data)
 
 
 def path_of(images: PictureSet, sample: int) -> Path:

@@ -117,18 +117,17 @@ def sets(factory: Any, world: World = ALONE) -> Any:
 
 
 def draws(world: World) -> dict[str, Any]:
-    torch.manual_seed(world.rank)
-    np.random.seed(world.rank)
-    random.seed(world.rank)
-    before = random.random(), np.random.rand(), torch.rand(1).item()
-    random.seed(world.rank)
-    np.random.seed(world.rank)
-    torch.manual_seed(world.rank)
+    def next_draws(seeded: bool) -> tuple[float, ...]:
+        if seeded:
+            torch.manual_seed(world.rank), np.random.seed(world.rank), random.seed(world.rank)
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    next_draws(seeded=True)
+    after = next_draws(seeded=False)
+    next_draws(seeded=True)
     train, val = sets(drawn, world)
-    found = {
-        "drawn": [each.read(np.arange(len(each)), None)[0][:, 0, 0, 0].tolist() for each in (train, val)],
-        "left alone": (random.random(), np.random.rand(), torch.rand(1).item()) == before,
-    }
+    found: dict[str, Any] = {"left alone": next_draws(seeded=False) == after}
+    found["drawn"] = [each.read(np.arange(len(each)), None)[0][:, 0, 0, 0].tolist() for each in (train, val)]
     for factory in (by_process, by_process_in_arrays, by_rank):
         try:
             sets(factory, world)

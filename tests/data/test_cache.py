@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,11 +25,10 @@ from lockstep.data import cache as module
 from lockstep.data import decoding
 from lockstep.data.cache import Cache, cache_in, checksum_of, fill, keep, key_of
 from lockstep.data.picture_set import PictureSet
-from lockstep.data.sources import load
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.training.assemble import eval_loader, load_data, train_loader
-from tests.data.formats import path_of
+from tests.data.formats import Pair, path_of, picture_sets
 from tests.data.photos import photo, turned
 from tests.ranks import run_ranks
 
@@ -38,11 +38,8 @@ BROKEN = ("a/3.jpg", "b/0.jpg")  # of 36, where `harm` has been
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos")
-
-
-def write_photos(root: Path, each: int = 18) -> Path:
-    for split, count in (("train", each), ("val", 4)):
+    root = tmp_path / "photos"
+    for split, count in (("train", 18), ("val", 4)):
         for seed, name in enumerate("ab"):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
@@ -59,17 +56,16 @@ def harm(root: Path) -> None:
 Way = tuple[Path, str, int, dict[str, Any]]  # folder, --cache, --workers, and of the data
 
 
+SHRUNK: dict[str, Any] = {"image_size": 16, "decode_size": 24, "resized_crop": True}
+
+
 def asked(root: Path, cache: str = "", workers: int = 0, **data: Any) -> Config:
-    chosen = DataConfig(dataset="folder", image_size=16, decode_size=24, resized_crop=True, **data)
     execution = Execution(data_dir=str(root), cache=cache, workers=workers, eval_batch_size=3)
-    return Config(batch_size=8, data=chosen, execution=execution)
+    return Config(batch_size=8, data=DataConfig(dataset="folder", **SHRUNK, **data), execution=execution)
 
 
-def sets(root: Path, **data: Any) -> tuple[PictureSet, PictureSet]:
-    train, val = load(asked(root, **data).data, root, 0, SINGLE)
-    assert isinstance(train, PictureSet)
-    assert isinstance(val, PictureSet)
-    return train, val
+def sets(root: Path) -> Pair:
+    return picture_sets("folder", root, **SHRUNK)
 
 
 def seen(world: World, config: Config) -> dict[str, list[str]]:
@@ -125,9 +121,8 @@ def test_the_same_bits_with_and_without_a_cache_on_any_number_of_ranks(photos: P
 
 def test_without_the_flag_all_broken_pictures_are_named_before_training(photos: Path, tmp_path: Path) -> None:
     harm(photos)
-    with pytest.raises(
-        UserError, match=r"2 of 36 pictures can't be decoded: .*a/3.jpg, .*b/0.jpg; the first"
-    ) as caught:
+    said = r"2 of 36 pictures can't be decoded: .*a/3.jpg, .*b/0.jpg; the first"
+    with pytest.raises(UserError, match=said) as caught:
         load_data(asked(photos, str(tmp_path / "kept")), SINGLE)
     assert "--skip-broken" in caught.value.remedy
     train, _ = sets(photos)
@@ -143,10 +138,7 @@ def test_what_a_search_for_broken_pictures_found_is_kept(
     harm(photos)
     found = [len(each) for each in keep(sets(photos), "", True, SINGLE)]
 
-    def decoded_again(*_: object) -> None:
-        raise MemoryError  # which no picture is blamed for
-
-    monkeypatch.setattr(module, "_decoded", decoded_again)
+    monkeypatch.setattr(module, "_decoded", Mock(side_effect=MemoryError))  # which no picture is blamed for
     assert [len(each) for each in keep(sets(photos), "", True, SINGLE)] == found == [34, 8]
     (photos / "train/a/3.jpg").write_bytes(b"mended, in another size")
     with pytest.raises(MemoryError):
@@ -287,10 +279,7 @@ def test_a_stop_and_a_full_disk_end_a_build_at_once(
     assert len(decoded) < 36
     monkeypatch.undo()
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Cache, "write", full)
+    monkeypatch.setattr(Cache, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(UserError, match=r"can't write the cache .*: No space left") as caught:
         fill(train, cache_in(tmp_path, train, key_of(train)), SINGLE)
     assert "Free some space" in caught.value.remedy

@@ -22,7 +22,7 @@ from lockstep.data.decoding import decode, short_side_to, shrunk, upright
 from lockstep.data.sources import load
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from tests.data.formats import write_folders
+from tests.data.formats import folder_sets, picture_sets, write_folders
 from tests.data.photos import encoded, photo, turned
 
 sides = st.integers(1, 60)
@@ -90,9 +90,8 @@ def test_every_kind_of_picture_becomes_rgb() -> None:
         assert torch.equal(found, pixels(converted.convert("RGBA")))
     assert decode(encoded(image.convert("1"), "TIFF"), 99).unique().tolist() == [0, 255]
     for kind in ("PNG", "TIFF", "PPM"):
-        assert torch.equal(
-            decode(encoded(Image.fromarray(deep * 256 + 9), kind), 99)[0].int(), torch.tensor(deep.astype(int))
-        )
+        found = decode(encoded(Image.fromarray(deep * 256 + 9), kind), 99)[0]
+        assert torch.equal(found.int(), torch.tensor(deep.astype(int)))
     cmyk = decode(encoded(image.convert("CMYK"), "JPEG", quality=95), 99)
     assert (cmyk.float() - pixels(image).float()).abs().mean() < 6
     frames = {"save_all": True, "append_images": [photo(40, 30, 1)], "lossless": True}
@@ -104,24 +103,16 @@ def test_every_kind_of_picture_becomes_rgb() -> None:
         decode(encoded(Image.fromarray(deep.astype(np.float32)), "TIFF"), 99)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_heic_is_turned_upright(orientation: int) -> None:
-    pillow_heif = pytest.importorskip("pillow_heif")
-    pillow_heif.register_heif_opener()
-    data = encoded(photo(64, 48), "HEIF", quality=95, exif=turned(orientation).tobytes())
-    expected = pixels(
-        ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(photo(64, 48), "PNG", exif=turned(orientation)))))
-    )
+@pytest.mark.parametrize("orientation", [None, *range(1, 9)])
+def test_heic_is_turned_upright(orientation: int | None) -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    exif = {"exif": turned(orientation).tobytes()} if orientation else {}
+    data = encoded(photo(64, 48), "HEIF", quality=95, **exif)
+    expected = pixels(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(photo(64, 48), "PNG", **exif)))))
     found = decode(data, 99)
     assert found.shape == expected.shape
     assert (found.float() - expected.float()).abs().mean() < 6
     assert min(decode(data, 24).shape[1:]) == 24
-
-
-def test_heic_without_exif_is_upright() -> None:
-    pytest.importorskip("pillow_heif").register_heif_opener()
-    found = decode(encoded(photo(64, 48), "HEIF", quality=95), 99)
-    assert (found.float() - pixels(photo(64, 48)).float()).abs().mean() < 6
 
 
 def test_heic_without_its_package_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +120,9 @@ def test_heic_without_its_package_is_refused_by_name(tmp_path: Path, monkeypatch
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 99
     (tmp_path / "train/bee/IMG_1.HEIC").write_bytes(heic)
     monkeypatch.setattr(picture_set, "find_spec", lambda _: None)
-    with pytest.raises(
-        UserError, match=r"1 of 7 pictures of .*train are HEIC, and pillow-heif is not installed"
-    ) as caught:
-        load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
+    missing = r"1 of 7 pictures of .*train are HEIC, and pillow-heif is not installed"
+    with pytest.raises(UserError, match=missing) as caught:
+        picture_sets("folder", tmp_path)
     assert "pip install 'lockstep-torch[heif]'" in caught.value.remedy
     with pytest.raises(ValueError, match=r"HEIC, which pillow-heif reads \(pip install .*\), or torn"):
         decode(heic)
@@ -220,11 +210,9 @@ def test_huge_pictures_are_halved_and_what_takes_too_much_memory_is_refused(monk
     for strip in (1 << 22, 500):  # pixels that are converted together
         monkeypatch.setattr(decoding, "_STRIP", strip)
         whole = {name: decode(data) for name, data in files.items()}
-        plain = {
-            name: pixels(Image.open(io.BytesIO(data)).convert("RGBA" if "P" in name else "RGB"))
-            for name, data in files.items()
-        }
-        assert all(torch.equal(whole[name], plain[name]) for name in files if "JPEG" not in name)
+        for name in filter(lambda name: "JPEG" not in name, files):
+            plain = Image.open(io.BytesIO(files[name])).convert("RGBA" if "P" in name else "RGB")
+            assert torch.equal(whole[name], pixels(plain)), name
         monkeypatch.setattr(decoding, "_HALVED", 96 * 80 - 1)
         for name, data in files.items():
             half = decode(data)
@@ -234,12 +222,10 @@ def test_huge_pictures_are_halved_and_what_takes_too_much_memory_is_refused(monk
             assert decode(data, 20).shape == (3, 20, 24)
         monkeypatch.undo()
     monkeypatch.setenv("LOCKSTEP_DECODE_MIB", "1")
-    large = photo(700, 700)
+    large, too_much = photo(700, 700), r"its 700 x 700 pixels take \d MiB to decode, and 1 are allowed: shrink it"
     for kind, options in (("PNG", {}), ("WEBP", {}), ("JPEG", {"progressive": True, "subsampling": 0})):
         data = encoded(large, kind, **options)
-        with pytest.raises(
-            ValueError, match=r"its 700 x 700 pixels take \d MiB to decode, and 1 are allowed: shrink it"
-        ) as caught:
+        with pytest.raises(ValueError, match=too_much) as caught:
             decode(data, 99)
         needed = str(caught.value).rpartition("=")[2]
         with monkeypatch.context() as allowed:
@@ -277,7 +263,7 @@ def test_196_megapixels_take_less_than_one_and_a_half_gib(kind: str, tmp_path: P
 
 def test_empty_files_are_named_before_training(tmp_path: Path) -> None:
     write_folders(tmp_path)
-    train, val = load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
+    train, val = picture_sets("folder", tmp_path)
     (tmp_path / "train/bee/1.jpg").write_bytes(b"")
     with pytest.raises(UserError, match=r"1 picture.s. of .*train are empty files: .*bee/1.jpg") as caught:
         _ = train.fingerprint
@@ -314,9 +300,8 @@ def test_a_torn_picture_is_no_picture(kind: str) -> None:
 
 def test_a_set_reads_shrunk_pictures_whatever_their_company(tmp_path: Path) -> None:
     write_folders(tmp_path, count=4)
-    asked = DataConfig(dataset="folder", image_size=16, resized_crop=True, decode_size=20)
-    train, val = load(asked, tmp_path, 3, World.single())
-    plain, _ = load(DataConfig(dataset="folder", image_size=16, resized_crop=True), tmp_path, 3, World.single())
+    train, val = folder_sets(tmp_path, 16, 3, resized_crop=True, decode_size=20)
+    plain, _ = folder_sets(tmp_path, 16, 3, resized_crop=True)
     ids = np.arange(8)
     for epoch in (0, None):
         together = train.read(ids, epoch)[0]

@@ -18,10 +18,9 @@ from lockstep.data import contents as hashing
 from lockstep.data.contents import duplicates
 from lockstep.data.folders import load_part
 from lockstep.data.picture_set import Files, PictureSet
-from lockstep.data.sources import load
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from tests.data.formats import write_folders
+from tests.data.formats import Pair, folder_sets, picture_sets, write_folders
 from tests.ranks import run_ranks
 
 ALONE = World.single()
@@ -38,11 +37,8 @@ def pictures(count: int = 40, classes: tuple[str, ...] = ("ant", "bee")) -> dict
     return {f"{name}/{i}.png": f"{name} {i}".encode() for name in classes for i in range(count)}
 
 
-def divide(root: Path, fraction: float = 0.2, world: World = ALONE) -> tuple[PictureSet, PictureSet]:
-    train, val = load(DataConfig(dataset="folder", val_fraction=fraction, image_size=8), root, 0, world)
-    assert isinstance(train, PictureSet)
-    assert isinstance(val, PictureSet)
-    return train, val
+def divide(root: Path, fraction: float = 0.2, world: World = ALONE) -> Pair:
+    return picture_sets("folder", root, world=world, val_fraction=fraction, image_size=8)
 
 
 def held(images: PictureSet) -> list[tuple[str, int]]:
@@ -62,8 +58,7 @@ TWICE = {
 
 
 def told(world: World, root: str, look: str = "auto") -> list[str]:
-    train, val = load(DataConfig(dataset="folder", image_size=8), Path(root), 0, ALONE)
-    return duplicates(train, val, look, world)
+    return duplicates(*folder_sets(Path(root), 8), look, world)
 
 
 def described(world: World, root: str, twice: str, others: str = "") -> Any:
@@ -165,9 +160,9 @@ def test_a_class_has_an_image_on_both_sides_where_it_has_two(tmp_path: Path) -> 
 
 def test_class_folders_alone_are_divided_without_a_flag(tmp_path: Path) -> None:
     write(tmp_path, pictures())
-    train, val = load(DataConfig(dataset="folder", image_size=8), tmp_path, 0, ALONE)
+    train, val = folder_sets(tmp_path, 8)
     assert train.fingerprint == divide(tmp_path, 0.2)[0].fingerprint
-    (note,) = train.notes  # type: ignore[attr-defined]
+    (note,) = train.notes
     assert note.startswith(f"validation: {len(val)} of 80 images, chosen by their content (--val-fraction 0.2); ant ")
 
 

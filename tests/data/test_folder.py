@@ -21,11 +21,11 @@ from lockstep.config import DataConfig
 from lockstep.data import decoding
 from lockstep.data.decoding import decode
 from lockstep.data.folders import image_files, load_part
-from lockstep.data.picture_set import EXTENSIONS, PictureSet, centre_crop, crop_box
+from lockstep.data.picture_set import EXTENSIONS, centre_crop, crop_box
 from lockstep.data.sources import load
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from tests.data.formats import folder_sets, path_of, write_folders
+from tests.data.formats import folder_sets, path_of, picture_sets, write_folders
 
 SUFFIXES = (".png", ".JPG", ".jpeg", ".webp", ".bmp", ".ppm", ".tif", ".TIFF", ".gif")
 draws22 = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)
@@ -39,9 +39,8 @@ def test_classes_and_files_are_sorted_and_labelled(tmp_path: Path) -> None:
     (tmp_path / "train/.cache").mkdir()
     (tmp_path / "train/bee/more").mkdir()
     shutil.copy(tmp_path / "train/bee/0.png", tmp_path / "train/bee/more/0.png")
-    train, val = load(DataConfig(dataset="folder", image_size=16), tmp_path, 0, World.single())
+    train, val = folder_sets(tmp_path, 16)
     assert (len(train), len(val), train.classes, train.shape) == (19, 18, ("ant", "bee"), (3, 16, 16))
-    assert isinstance(train, PictureSet)
     found = [path_of(train, i) for i in range(len(train))]
     assert [str(path.relative_to(tmp_path / "train")) for path in found] == sorted(
         str(path.relative_to(tmp_path / "train"))
@@ -54,16 +53,14 @@ def test_classes_and_files_are_sorted_and_labelled(tmp_path: Path) -> None:
     assert labels.tolist() == [0] * 9 + [1] * 10
     assert torch.equal(images[9], images[18])  # the copy
     assert set(train.left_out.split(", ")) == {"2 hidden or a system's", "1 .txt"}
-    assert isinstance(val, PictureSet)
     assert val.left_out == ""
 
 
 def test_the_default_size_is_224_and_test_may_stand_for_val(tmp_path: Path) -> None:
     write_folders(tmp_path)
     (tmp_path / "val").rename(tmp_path / "test")
-    train, val = load(DataConfig(dataset="folder"), tmp_path, 0, World.single())
+    train, val = picture_sets("folder", tmp_path)
     assert train.shape == val.shape == (3, 224, 224)
-    assert isinstance(val, PictureSet)
     assert val.name == str(tmp_path / "test")
 
 
@@ -190,9 +187,8 @@ def test_a_picture_without_the_right_to_read_it_is_named(tmp_path: Path, monkeyp
     write_folders(tmp_path)
     train, _ = folder_sets(tmp_path, 16)
     monkeypatch.setattr(Path, "read_bytes", denied)  # root may read everything
-    with pytest.raises(
-        UserError, match=rf"{path_of(train, 1)} \(sample 1\) cannot be read as an image: .*Permission denied"
-    ):
+    named = rf"{path_of(train, 1)} \(sample 1\) cannot be read as an image"
+    with pytest.raises(UserError, match=f"{named}: .*Permission denied"):
         train.read(np.array([1]))
 
 
@@ -284,29 +280,24 @@ def test_a_class_that_is_only_trained_on_is_no_error(tmp_path: Path) -> None:
 
 def test_the_rule_of_splits_is_told_in_one_line(tmp_path: Path) -> None:
     for names, line in {
-        ("train", "val"): "",
-        ("train", "valid", "test"): "train/ to train on and valid/ to validate on; left alone: test/",
-        ("Training", "Testing"): "Training/ to train on and Testing/ to validate on",
-        ("TRAIN", "Validation"): "TRAIN/ to train on and Validation/ to validate on",
-        (
-            "training_set",
-            "test_set",
-            "extra",
-        ): "training_set/ to train on and test_set/ to validate on; left alone: extra/",
-        ("train-images", "eval"): "train-images/ to train on and eval/ to validate on",
-        ("train",): "train/ to train on",
-        ("test", ""): "the class folders to train on and test/ to validate on",
+        "train val": "",
+        "train valid test": "train/ to train on and valid/ to validate on; left alone: test/",
+        "Training Testing": "Training/ to train on and Testing/ to validate on",
+        "TRAIN Validation": "TRAIN/ to train on and Validation/ to validate on",
+        "training_set test_set extra": "training_set/ to train on and test_set/ to validate on; left alone: extra/",
+        "train-images eval": "train-images/ to train on and eval/ to validate on",
+        "train": "train/ to train on",
+        "test .": "the class folders to train on and test/ to validate on",
     }.items():
-        root = tmp_path / "-".join(names or ["flat"])
+        root = tmp_path / names
         write_folders(root / "made", count=8)
-        for name in names:
+        for name in names.split():
             shutil.copytree(root / "made/train", root / name, dirs_exist_ok=True)
         shutil.rmtree(root / "made")
         train, val = folder_sets(root, 8)
         assert train.classes == val.classes == ("ant", "bee"), names
-        assert [note for note in train.notes if "images:" in note] == ([f"images: {root}: {line}"] if line else []), (
-            names
-        )
+        said = [note for note in train.notes if "images:" in note]
+        assert said == ([f"images: {root}: {line}"] if line else []), names
         assert len(train) in (16, 16 - len(val)), names
     (tmp_path / "trains/car").mkdir(parents=True)
     (tmp_path / "trains/train").mkdir()
@@ -376,9 +367,7 @@ ODD = {
 
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_no_image_file_of_the_folder_is_named(tmp_path: Path, kind: str) -> None:
-    for split in ("train", "val"):
-        (tmp_path / "set" / split / "cat").mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / "set" / split / "cat" / "whole.png")
+    write_folders(tmp_path / "set", ("cat",), 1)
     Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
     message, make = ODD[kind]
     make(tmp_path / "set/train/cat/odd.png", tmp_path)
@@ -390,10 +379,7 @@ def test_what_is_no_image_file_of_the_folder_is_named(tmp_path: Path, kind: str)
 
 
 def test_a_set_behind_a_closed_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(path: Path) -> bool:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "is_dir", closed)
+    monkeypatch.setattr(Path, "is_dir", denied)
     with pytest.raises(UserError, match=r"can't be read: Permission denied"):
         folder_sets(tmp_path, 8)
 
@@ -416,12 +402,10 @@ def test_what_lies_beside_the_classes_is_told(tmp_path: Path) -> None:
 
 
 def test_links_inside_are_followed_and_those_without_an_end_are_named(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        (tmp_path / split / "cat").mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / split / "cat" / "whole.png")
-    (tmp_path / "train/cat/same.png").symlink_to("whole.png")
+    write_folders(tmp_path, ("cat",), 1)
+    (tmp_path / "train/cat/same.png").symlink_to("0.png")
     train, _ = folder_sets(tmp_path, 8)
-    assert [path_of(train, i).name for i in range(2)] == ["same.png", "whole.png"]
+    assert [path_of(train, i).name for i in range(2)] == ["0.png", "same.png"]
     (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat")
     with pytest.raises(UserError, match="again is a link to a folder above it"):
         folder_sets(tmp_path, 8)

@@ -12,13 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.config import DataConfig
-from lockstep.data import sources
 from lockstep.data.cache import key_of
 from lockstep.data.contents import duplicates
-from lockstep.data.picture_set import PictureSet
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
+from tests.data.formats import Pair, folder_sets, picture_sets
 from tests.ranks import run_ranks
 
 ALONE = World.single()
@@ -58,11 +56,8 @@ def _all(world: World, root: str) -> list[str]:
     return held
 
 
-def load(name: str, root: Path, **data: Any) -> tuple[PictureSet, PictureSet]:
-    train, val = sources.load(DataConfig(dataset=f"hf:{name}", image_size=16, **data), root, 0, ALONE)
-    assert isinstance(train, PictureSet)
-    assert isinstance(val, PictureSet)
-    return train, val
+def load(name: str, root: Path, **data: Any) -> Pair:
+    return picture_sets(f"hf:{name}", root, image_size=16, **data)
 
 
 def encoded(number: int, seed: int = 0) -> bytes:
@@ -97,7 +92,7 @@ def a_saved_set_reads_as_its_pictures_in_a_folder(tmp_path: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{number:02}.ppm").write_bytes(encoded(number))
     # a crop's draws are keyed by the sample's id, so the whole picture is compared
-    folders = sources.load(DataConfig(dataset="folder", image_size=16), tmp_path / "set", 0, ALONE)
+    folders = folder_sets(tmp_path / "set", 16)
     for ours, theirs in zip((train, val), folders, strict=True):
         order = np.argsort(ours.labels, kind="stable")
         for mine, other in zip(ours.read(order, None), theirs.read(np.arange(len(ours)), None), strict=True):
@@ -136,11 +131,11 @@ def parquet_files_and_class_folders_are_sets_too(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number:02}.ppm").write_bytes(encoded(number))
     by_folder = load("folders", tmp_path, val_fraction=0.4)
-    own = sources.load(DataConfig(dataset="folder", image_size=16, val_fraction=0.4), tmp_path / "folders", 0, ALONE)
+    own = folder_sets(tmp_path / "folders", 16, val_fraction=0.4)
     assert own[1].classes == by_folder[1].classes == ("ant", "bee")
     for images in (by_parquet[1], by_folder[1], own[1]):
-        held = {(images.source.read(i), images.classes[images.labels[i]]) for i in range(len(images))}  # type: ignore[attr-defined]
-        assert held == {(own[1].source.read(i), own[1].classes[own[1].labels[i]]) for i in range(len(own[1]))}  # type: ignore[attr-defined]
+        held = {(images.source.read(i), images.classes[images.labels[i]]) for i in range(len(images))}
+        assert held == {(own[1].source.read(i), own[1].classes[own[1].labels[i]]) for i in range(len(own[1]))}
 
 
 def columns_and_classes_are_found_by_type_or_named(tmp_path: Path) -> None:

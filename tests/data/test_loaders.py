@@ -4,7 +4,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import lockstep as ls
+from lockstep.config.fields import with_values
 from lockstep.config.recipes import recipe
 from lockstep.data import loaders as readers
 from lockstep.data.augment import Augment
@@ -164,10 +165,7 @@ def test_workers_stay_and_their_errors_reach_the_user_as_they_are() -> None:
     held = weakref.ref(caught.value)
     del caught
     assert held() is None, "a cycle around the error would hold the workers, and collecting it takes seconds"
-
-
-def test_errors_are_the_same_without_workers() -> None:
-    with pytest.raises(UserError, match="sample 17"):
+    with pytest.raises(UserError, match="sample 17"):  # nor without workers
         list(streaming(Files(bad=17), CPU, 0)([(np.array([17]), None)]))
 
 
@@ -237,12 +235,11 @@ def test_made_several_at_once_they_are_the_same_and_none_is_made_too_early(items
 
 
 def test_a_reflection_wider_than_the_image_is_refused() -> None:
-    config = recipe("digits")
-    config = replace(config, data=replace(config.data, crop_fill="reflect", crop_padding=8))
+    config = with_values(recipe("digits"), {"crop_fill": "reflect", "crop_padding": 8})
     train_set, _ = assemble.load_data(config, World.single())
     with pytest.raises(UserError, match="8x8 have no 8 pixels"):
         assemble.train_loader(config, train_set, World.single())
-    assemble.train_loader(replace(config, data=replace(config.data, crop_padding=7)), train_set, World.single())
+    assemble.train_loader(with_values(config, {"crop_padding": 7}), train_set, World.single())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 SNAPPY = {"compression": "snappy"}
 PAGES = {"compression": "zstd", "data_page_size": 900, "write_batch_size": 2, "use_dictionary": False}
+SOME, LABELS, NAMES = [picture(k % 3, k) for k in range(6)], [0, 1, 2, 0, 1, 2], ["a", "b", "c"]
 
 
 def read_back(path: Path, label: str = "", image: str = "") -> tuple[list[tuple[bytes, Any]], tuple[str, ...]]:
@@ -112,13 +114,12 @@ def test_the_pictures_are_those_of_tar_files(tmp_path: Path, kinds: dict[str, An
 
 
 def test_columns_and_classes_are_found_or_named(tmp_path: Path) -> None:
-    arrow, some = pyarrow, [picture(k % 3, k) for k in range(6)]
     path = tmp_path / "x/train.parquet"
     path.parent.mkdir()
 
     def table(columns: dict[str, Any], features: dict[str, Any] | None = None) -> None:
         held = json.dumps({"info": {"features": features}})
-        made = arrow.table(columns).replace_schema_metadata({"huggingface": held} if features else {})
+        made = pyarrow.table(columns).replace_schema_metadata({"huggingface": held} if features else {})
         pyarrow.parquet.write_table(made, path, row_group_size=4)
         for file in (tmp_path / "x").glob(".lockstep*.safetensors"):
             file.unlink()
@@ -129,14 +130,14 @@ def test_columns_and_classes_are_found_or_named(tmp_path: Path) -> None:
         return index.label_names, index.arrays["labels"].tolist()
 
     # bytes without a struct, numbers without names, names without a list
-    table({"img": some, "class": [4, 0, 2, 2, 2, 2]})
+    table({"img": SOME, "class": [4, 0, 2, 2, 2, 2]})
     assert "no column is the image among img, class" in refusal("x", tmp_path)
     assert found("x:image=img") == ((), [4, 0, 2, 2, 2, 2])
-    names = arrow.array(["cat", "ant", "cat", "bee", "bee", "bee"]).dictionary_encode()
-    table({"img": some, "label": names})
+    names = pyarrow.array(["cat", "ant", "cat", "bee", "bee", "bee"]).dictionary_encode()
+    table({"img": SOME, "label": names})
     assert found("x:image=img") == (("ant", "bee", "cat"), [2, 0, 2, 1, 1, 1])
     # two of each: named
-    columns = {"front": some, "back": some[::-1], "fine": [0] * 6, "coarse": [1, 0, 1, 0, 1, 0]}
+    columns = {"front": SOME, "back": SOME[::-1], "fine": [0] * 6, "coarse": [1, 0, 1, 0, 1, 0]}
     of_class = {"names": ["zebra", "ant"], "_type": "ClassLabel"}
     kinds = {"front": {"_type": "Image"}, "back": {"_type": "Image"}, "fine": of_class, "coarse": of_class}
     table(columns, kinds)
@@ -146,85 +147,71 @@ def test_columns_and_classes_are_found_or_named(tmp_path: Path) -> None:
     assert found("x:image=back,label=coarse") == (("zebra", "ant"), [1, 0, 1, 0, 1, 0])
     train, val = sets("x:image=back:label=coarse", tmp_path, val_fraction=0.4)
     assert (train.classes, len(train) + len(val)) == (("zebra", "ant"), 6)
-    assert train.source.read(0) in some
+    assert train.source.read(0) in SOME
     # the order of the names is that of the files, which agree
-    write_parquet(tmp_path / "y/train-0.parquet", some, [0, 1, 2] * 2, ["c", "a", "b"])
-    write_parquet(tmp_path / "y/train-1.parquet", some, [0, 1, 2] * 2, ["c", "a", "b"])
+    write_parquet(tmp_path / "y/train-0.parquet", SOME, LABELS, ["c", "a", "b"])
+    write_parquet(tmp_path / "y/train-1.parquet", SOME, LABELS, ["c", "a", "b"])
     assert found("y")[0] == ("c", "a", "b")
-    write_parquet(tmp_path / "z/train-0.parquet", some, [0, 1, 2] * 2, ["c", "a", "b"])
-    write_parquet(tmp_path / "z/train-1.parquet", some, [0, 1, 2] * 2, ["a", "b", "c"])
+    write_parquet(tmp_path / "z/train-0.parquet", SOME, LABELS, ["c", "a", "b"])
+    write_parquet(tmp_path / "z/train-1.parquet", SOME, LABELS, ["a", "b", "c"])
     assert "train-0.parquet has other classes than others have, or in another order" in refusal("z", tmp_path)
     write_set(tmp_path / "y")
     assert "lies among shards of another kind" in refusal("y", tmp_path)
 
 
-def wrong(case: str, path: Path) -> str:
-    """Write a file with something wrong; returns what is said of it."""
-    some, labels = [picture(k % 3, k) for k in range(6)], [0, 1, 2, 0, 1, 2]
-    names, write = ["a", "b", "c"], partial(write_parquet, path, row_group_size=4)
-    match case:
-        case "null":
-            write([*some[:4], None, some[5]], labels, names)
-            return "row 4 has no picture's bytes"
-        case "elsewhere":
-            write([*some[:4], {"bytes": None, "path": "/etc/passwd"}, some[5]], labels, names)
-            return "row 4 has no picture's bytes"
-        case "empty":
-            write([*some[:4], b"", some[5]], labels, names)
-            return "row 4 has no picture's bytes"
-        case "minus" | "beyond" | "unlabelled" as which:
-            value = {"minus": -1, "beyond": 3, "unlabelled": None}[which]
-            write(some, [*labels[:4], value, 2], names)
-            return f"row 4 has the label {value}, and there are 3 classes"
-        case "bare":
-            write(some, [*labels[:4], -1, 2])
-            return "row 4: the label is -1"
-        case "text":
-            write(some, ["a", "b", "a", "b", "", "a"])
-            return "row 4: the label is ''"
-        case "real":
-            write(some, [0.0, 1.0, 1.0, 1.5, 1.0, 1.0])
-            return "or of whole numbers or names"
-        case "lists":
-            write(some, [[0], [1], [1, 2], [0], [0], [0]])
-            return "or of whole numbers or names"
-        case "twice":
-            write(some, labels, ["a", "b", "a"])
-            return "a class has no name, or another one's"
-        case "names":
-            write(some, labels, 7)
-            return "has damaged metadata of the datasets library"
-        case "delta":
-            write(some, labels, names, use_dictionary=False, column_encoding={"image.bytes": "DELTA_BYTE_ARRAY"})
-            return "row 0: it is written by encoding 7"
-        case "one, many times":
-            write_parquet(path, some[:1] * 100_000, [0] * 100_000, names)
-            return "100,000 rows in "
-        case "zeros":
-            write([bytes(80 << 20)], [0], names, compression="zstd", use_dictionary=False)
-            return "can't be read at row 0: a page of"
-        case "label of zeros":
-            write(some[:1], ["a" * (80 << 20)], None, compression="zstd")
-            return "can't be read at row 0: a page of"
-        case "schema":
-            pyarrow.parquet.write_table(pyarrow.table({"a": [1], "label": [2]}), path)
-            return "no column is the image among a, label"
-        case "tar":
-            path.write_bytes(b"x" * 4000)
-            return "is no whole Parquet file"
-    raise AssertionError(case)
+NO_BYTES = "row 4 has no picture's bytes"
+in_groups = partial(write_parquet, row_group_size=4)
 
 
-WRONG = (
-    "null", "elsewhere", "empty", "minus", "beyond", "unlabelled", "bare", "text", "real", "lists", "twice", "names",
-    "delta", "one, many times", "zeros", "label of zeros", "schema", "tar",
-)  # fmt: skip
+def with_label(label: int | None, path: Path) -> None:
+    in_groups(path, SOME, [*LABELS[:4], label, 2], NAMES)
+
+
+# what writes a file with something wrong, and what is said of it
+WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "null": (lambda path: in_groups(path, [*SOME[:4], None, SOME[5]], LABELS, NAMES), NO_BYTES),
+    "elsewhere": (
+        lambda path: in_groups(path, [*SOME[:4], {"bytes": None, "path": "/etc/passwd"}, SOME[5]], LABELS, NAMES),
+        NO_BYTES,
+    ),
+    "empty": (lambda path: in_groups(path, [*SOME[:4], b"", SOME[5]], LABELS, NAMES), NO_BYTES),
+    **{
+        str(label): (partial(with_label, label), f"row 4 has the label {label}, and there are 3 classes")
+        for label in (-1, 3, None)
+    },
+    "bare": (lambda path: in_groups(path, SOME, [*LABELS[:4], -1, 2]), "row 4: the label is -1"),
+    "text": (lambda path: in_groups(path, SOME, ["a", "b", "a", "b", "", "a"]), "row 4: the label is ''"),
+    "real": (lambda path: in_groups(path, SOME, [0.0, 1.0, 1.0, 1.5, 1.0, 1.0]), "or of whole numbers or names"),
+    "lists": (lambda path: in_groups(path, SOME, [[0], [1], [1, 2], [0], [0], [0]]), "or of whole numbers or names"),
+    "twice": (lambda path: in_groups(path, SOME, LABELS, ["a", "b", "a"]), "a class has no name, or another one's"),
+    "names": (lambda path: in_groups(path, SOME, LABELS, 7), "has damaged metadata of the datasets library"),
+    "delta": (
+        lambda path: in_groups(
+            path, SOME, LABELS, NAMES, use_dictionary=False, column_encoding={"image.bytes": "DELTA_BYTE_ARRAY"}
+        ),
+        "row 0: it is written by encoding 7",
+    ),
+    "one, many times": (lambda path: write_parquet(path, SOME[:1] * 100_000, [0] * 100_000, NAMES), "100,000 rows in "),
+    "zeros": (
+        lambda path: in_groups(path, [bytes(80 << 20)], [0], NAMES, compression="zstd", use_dictionary=False),
+        "can't be read at row 0: a page of",
+    ),
+    "label of zeros": (
+        lambda path: in_groups(path, SOME[:1], ["a" * (80 << 20)], None, compression="zstd"),
+        "can't be read at row 0: a page of",
+    ),
+    "schema": (
+        lambda path: pyarrow.parquet.write_table(pyarrow.table({"a": [1], "label": [2]}), path),
+        "no column is the image among a, label",
+    ),
+    "tar": (lambda path: path.write_bytes(b"x" * 4000), "is no whole Parquet file"),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_can_not_be_used_is_refused_by_file_and_row(tmp_path: Path, case: str) -> None:
-    path = tmp_path / "train.parquet"
-    said = wrong(case, path)
+    path, (write, said) = tmp_path / "train.parquet", WRONG[case]
+    write(path)
     message = refusal(str(path), tmp_path)
     assert f"{path}" in message
     assert said in message

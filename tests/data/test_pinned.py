@@ -17,17 +17,12 @@ from lockstep.training.assemble import eval_loader, load_data, train_loader
 
 CPU = torch.device("cpu")
 Fields = dict[str, Any]
+REFLECTED: Fields = {"crop_padding": 2, "crop_fill": "reflect", "alternate_flip": True}
 # data, samples, the rest of a config on digits -> SHA-256 of the ids of two epochs, and of all images and labels
 PINNED: list[tuple[Fields, Fields, Fields, str, str]] = [
     ({}, {}, {}, "a5319a56d2a0bb29", "5c88994a4a1b6dfa"),
     ({"crop_padding": 1, "flip": True, "cutout": 2}, {}, {"accumulate": 3}, "a5319a56d2a0bb29", "e2b6da821f666741"),
-    (
-        {"crop_padding": 2, "crop_fill": "reflect", "alternate_flip": True},
-        {},
-        {"exact": 6},
-        "a5319a56d2a0bb29",
-        "73265c8049bbbe6a",
-    ),
+    (REFLECTED, {}, {"exact": 6}, "a5319a56d2a0bb29", "73265c8049bbbe6a"),
     ({}, {"balance": "equal"}, {}, "cf5f44cf13bbb080", "3fe8bf54c9cca30b"),
     ({"drop_last": True}, {"balance": "sqrt", "aug_repeats": 2}, {}, "d9c1c5c10a435408", "27c4584f7f3c25bb"),
     ({}, {"aug_repeats": 3}, {}, "6653ed9fcaa71fb5", "efe3a1e40b5d32af"),

@@ -13,25 +13,19 @@ from hypothesis import strategies as st
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig
 from lockstep.data.adapters import load_adapted, read_rows
-from lockstep.data.picture_set import PictureSet
 from lockstep.data.sources import load
 from lockstep.distributed.world import World
 from lockstep.errors import UserError, shown
-from lockstep.monitoring.journal import read
-from lockstep.training.loop import train as train_run
-from tests.data.formats import write_folders
+from tests.data.formats import Pair, folder_sets, picture_sets, write_folders
 from tests.data.test_division import held, pictures, write
 from tests.ranks import run_ranks
+from tests.training.test_resume import end_of, trained
 
 ALONE = World.single()
 
 
-def sets(file: Path, options: str = "", world: World = ALONE, **data: Any) -> tuple[PictureSet, PictureSet]:
-    name = f"table:{file}{options}"
-    train, val = load(DataConfig(dataset=name, image_size=8, **data), file.parent, 0, world)
-    assert isinstance(train, PictureSet)
-    assert isinstance(val, PictureSet)
-    return train, val
+def sets(file: Path, options: str = "", **data: Any) -> Pair:
+    return picture_sets(f"table:{file}{options}", file.parent, image_size=8, **data)
 
 
 def listed(root: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("path", "label", "split")) -> Path:
@@ -99,7 +93,7 @@ def test_what_is_validated_on(tmp_path: Path) -> None:
     plain = listed(tmp_path, rows, ("path", "label"))
     assert [each.fingerprint for each in sets(plain)] == [each.fingerprint for each in sets(plain, val_fraction=0.2)]
     divided = sets(plain, val_fraction=0.3)
-    folder = load(DataConfig(dataset="folder", val_fraction=0.3), tmp_path, 0, ALONE)
+    folder = picture_sets("folder", tmp_path, val_fraction=0.3)
     assert [each.fingerprint for each in divided] == [each.fingerprint for each in folder]
     with pytest.raises(UserError, match="says already what to validate on"):
         sets(listed(tmp_path, ROWS), val_fraction=0.3)
@@ -231,14 +225,11 @@ def test_any_bytes_are_a_table_or_one_sentence(tmp_path_factory: pytest.TempPath
             assert all(part.source.path(sample).is_relative_to(root) for sample in range(len(part)))
 
 
-def trained(world: World, root: str, out: str) -> list[str]:
+def of_both(world: World, root: str, out: str) -> list[str]:
     """The weights' digests after training on a folder and on a table of the same files, in exact mode."""
     digests = []
     for name in ("folder", f"table:{root}/list.csv"):
-        folder = Path(out) / f"{name[:5]}-{world.size}"
-        if world.rank == 0:
-            (folder / "weights").mkdir(parents=True)
-        world.barrier()
+        folder = f"{out}/{name[:5]}-{world.size}"
         config = Config(
             epochs=1,
             batch_size=6,
@@ -247,9 +238,9 @@ def trained(world: World, root: str, out: str) -> list[str]:
             model=ModelConfig(model="mlp"),
             execution=Execution(data_dir=root, workers=0, device="cpu"),
         )
-        train_run(config, world, folder)
+        trained(world, config, folder)
         world.barrier()
-        digests.append(next(r["weights_sha256"] for r in read(folder / "journal.jsonl") if r["kind"] == "end"))
+        digests.append(end_of(Path(folder))["weights_sha256"])
     return digests
 
 
@@ -258,9 +249,9 @@ def test_a_folder_and_its_table_train_to_the_same_weights_on_any_number_of_ranks
     rows = [(f"{split}/{name}/{i}{'.png' if i % 2 == 0 else '.jpg'}", name, split)
             for split in ("val", "train") for i in range(5) for name in ("bee", "ant")]  # fmt: skip
     listed(tmp_path, rows)
-    (digest,) = set(trained(ALONE, str(tmp_path), str(tmp_path / "out")))
-    assert run_ranks(trained, 3, str(tmp_path), str(tmp_path / "out"), timeout=240) == [[digest, digest]] * 3
+    (digest,) = set(of_both(ALONE, str(tmp_path), str(tmp_path / "out")))
+    assert run_ranks(of_both, 3, str(tmp_path), str(tmp_path / "out"), timeout=240) == [[digest, digest]] * 3
     train, _ = sets(tmp_path / "list.csv")
-    folders, _ = load(DataConfig(dataset="folder", image_size=8), tmp_path, 0, ALONE)
+    folders, _ = folder_sets(tmp_path, 8)
     ids = np.arange(len(train))
     assert bool((train.read(ids, None)[0] == folders.read(ids, None)[0]).all())

@@ -12,25 +12,19 @@ import torch
 from PIL import Image
 from torchvision import datasets
 
-from lockstep.config import DataConfig
 from lockstep.config.data import parse_source
-from lockstep.data import sources
 from lockstep.data.adapters import _TORCHVISION, Rows, torchvision_sets
 from lockstep.data.contents import duplicates
-from lockstep.data.picture_set import PictureSet
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from tests.data.formats import md5, path_of, server, write_idx
+from tests.data.formats import Pair, folder_sets, md5, path_of, picture_sets, server, write_idx
 from tests.ranks import run_ranks
 
 ALONE = World.single()
 
 
-def load(name: str, root: Path, world: World = ALONE, **data: Any) -> tuple[PictureSet, PictureSet]:
-    train, val = sources.load(DataConfig(dataset=f"tv:{name}", image_size=16, **data), root, 0, world)
-    assert isinstance(train, PictureSet)
-    assert isinstance(val, PictureSet)
-    return train, val
+def load(name: str, root: Path, world: World = ALONE, **data: Any) -> Pair:
+    return picture_sets(f"tv:{name}", root, world=world, image_size=16, **data)
 
 
 def picture(number: int) -> Image.Image:
@@ -102,9 +96,7 @@ def test_a_set_of_one_part_is_divided(tmp_path: Path) -> None:
             picture(number + 100 * len(name)).save(tmp_path / "eurosat/2750" / name / f"{number}.ppm")
     assert load("EuroSAT", tmp_path)[1].fingerprint == load("EuroSAT", tmp_path, val_fraction=0.2)[1].fingerprint
     train, val = load("EuroSAT", tmp_path, val_fraction=0.3)
-    flat = sources.load(
-        DataConfig(dataset="folder", val_fraction=0.3, image_size=16), tmp_path / "eurosat/2750", 0, ALONE
-    )
+    flat = folder_sets(tmp_path / "eurosat/2750", 16, val_fraction=0.3)
     for ours, theirs in zip((train, val), flat, strict=True):
         ids = np.arange(len(ours))
         assert all(torch.equal(a, b) for a, b in zip(ours.read(ids, None), theirs.read(ids, None), strict=True))

@@ -5,11 +5,11 @@ import pickle
 import sys
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import pytest
 from namespaces import Host, missing, two_hosts
 
+from tests.distributed.test_listening import Trap
 from tests.distributed.test_two_hosts_integration import PORT, TRAIN, by_lockstep, commands, steps
 
 pytestmark = pytest.mark.integration
@@ -31,16 +31,6 @@ for address in sockets:
         wire.sendall(base64.b64decode(poison))
 print("sent", len(sockets))
 """
-
-
-class Trap:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
 
 
 def listening(host: Host) -> list[str]:

@@ -40,10 +40,7 @@ ALLOWED = {
     ("src/lockstep/training/precision.py", "torch.backends.cudnn"): "its convolutions use TF32 unless told not to",
     ("src/lockstep/training/precision.py", "'cuda'"): "TF32 is NVIDIA's",
     ("src/lockstep/parallel/determinism.py", "torch.backends.cudnn"): "its autotuner chooses kernels by their speed",
-    (
-        "src/lockstep/parallel/data_parallel.py",
-        "'cuda'",
-    ): "nn.DataParallel's copies are compiled for CUDA and ROCm alone",
+    ("src/lockstep/parallel/data_parallel.py", "'cuda'"): "nn.DataParallel's copies are for CUDA and ROCm alone",
     ("src/lockstep/config/execution.py", "'cuda'"): "the flag's values",
     ("src/lockstep/errors.py", "'cuda'"): "what somebody means who types gpu",
     ("src/lockstep/parallel/batchnorm.py", "'cuda'"): "torch's fused batch normalisation is compiled for CUDA and ROCm",
@@ -71,10 +68,8 @@ def nvidia(source: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.partition(":")[0] == "cuda":
             yield node.lineno, "'cuda'"
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or "", *(f"{node.module}.{each.name}" for each in node.names)] if isinstance(
-                node, ast.ImportFrom
-            ) else [each.name for each in node.names]  # fmt: skip
-            if any(f"{name}.".startswith("torch.cuda.") for name in names):
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            if any(f"{module}{each.name}.".startswith("torch.cuda.") for each in node.names):
                 yield node.lineno, "torch.cuda"
 
 

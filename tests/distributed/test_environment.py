@@ -51,12 +51,9 @@ def test_a_launcher_s_variables_become_torchrun_s(environ: dict[str, str], value
     again = dict(adopted)
     assert launcher_ranks(again) == launcher_ranks(adopted)
     assert again == adopted, "a second look changes nothing"
-
-
-def test_a_given_port_is_respected() -> None:
-    environ = PMI | {"MASTER_PORT": "4321"}
-    assert launcher_ranks(environ)
-    assert environ["MASTER_PORT"] == "4321"
+    given_port = environ | {"MASTER_PORT": "4321"}
+    assert launcher_ranks(given_port)
+    assert given_port["MASTER_PORT"] == "4321"
 
 
 @pytest.mark.parametrize(
@@ -77,21 +74,14 @@ def test_who_is_alone_has_no_place(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("whole", [OPEN_MPI | {"MASTER_ADDR": "h"}, SLURM, PMI], ids=["mpirun", "srun", "pmi"])
 def test_torn_and_contradictory_variables_are_named(whole: dict[str, str]) -> None:
-    rank, size = (
-        next(iter(n for n in whole if n.endswith(("_RANK", "PROCID")))),
-        next(n for n in whole if "SIZE" in n or "NUM_TASKS" in n),
-    )
-    torn = {name: value for name, value in whole.items() if name != size}
+    rank = next(name for name in whole if name.endswith(("_RANK", "PROCID")))
+    size = next(name for name in whole if "SIZE" in name or "NUM_TASKS" in name)
     with pytest.raises(UserError, match=f"{size} not set"):
-        launcher_ranks(torn)
-    with pytest.raises(UserError, match=f"{rank}=9"):
-        launcher_ranks(whole | {rank: "9"})
-    with pytest.raises(UserError, match=f"{rank}=x"):
-        launcher_ranks(whole | {rank: "x"})
-
-
-def test_several_hosts_need_an_address() -> None:
-    with pytest.raises(UserError, match="MASTER_ADDR is not set"):
+        launcher_ranks({name: value for name, value in whole.items() if name != size})
+    for wrong in ("9", "x"):
+        with pytest.raises(UserError, match=f"{rank}={wrong}"):
+            launcher_ranks(whole | {rank: wrong})
+    with pytest.raises(UserError, match="MASTER_ADDR is not set"):  # which ranks on several hosts need
         launcher_ranks(dict(OPEN_MPI))
 
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,10 +70,7 @@ def test_who_comes_after_a_kill_waits_for_what_the_killed_one_leaves(tmp_path: P
 
 
 def test_a_file_system_without_locks_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: int) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", unsupported)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(37, "No locks available")))
     with hold(tmp_path), hold(tmp_path):
         assert try_lock(0)
 

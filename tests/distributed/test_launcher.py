@@ -10,28 +10,19 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
 
-import lockstep
 from lockstep.config import Execution
-from lockstep.distributed import failures
 from lockstep.distributed.devices import process_count
 from lockstep.distributed.launcher import launch
 from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from tests.subprocesses import Command, Ended
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "lockstep.distributed.devices.devices", lambda execution: [torch.device("cuda", i) for i in range(2)]
-    )
-    return
 
 
 def test_processes_on_a_cpu_by_a_range() -> None:
@@ -41,8 +32,9 @@ def test_processes_on_a_cpu_by_a_range() -> None:
     assert "core(s) busy (--nproc 1:3)" in said[0]
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_processes_on_gpus() -> None:
+def test_processes_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [torch.device("cuda", i) for i in range(2)]
+    monkeypatch.setattr("lockstep.distributed.devices.devices", lambda execution: gpus)
     assert process_count(Execution()) == 2
     assert process_count(Execution(strategy="dp")) == 1
     assert process_count(Execution(nproc=3, backend="gloo")) == 3  # ranks may share a GPU there
@@ -79,17 +71,15 @@ def test_a_range_is_refused_where_another_launcher_has_started_the_process(monke
 
 
 def test_a_value_from_each_rank_and_nothing_left_behind() -> None:
-    environment = dict(os.environ)
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)]
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    environment, handlers = dict(os.environ), list(map(signal.getsignal, stops))
     values = launch(report, 1, 2, nproc=2, execution=Execution(device="cpu"))
     assert [value["rank"] for value in values] == [0, 1]
     assert {(value["size"], value["sum"], value["total"]) for value in values} == {(2, 3, 3)}
     assert {value["threads"] for value in values} == {max(1, cores() // 2)}
     assert len({os.getpid(), *(value["pid"] for value in values)}) == 3
     assert dict(os.environ) == environment
-    assert handlers == [
-        signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    ]
+    assert list(map(signal.getsignal, stops)) == handlers
 
 
 SCRIPT = """
@@ -420,21 +410,9 @@ def test_a_machine_that_stays_alone_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_public_names() -> None:
-    assert lockstep.launch is launch
-    assert lockstep.WorkerFailed is failures.WorkerFailed
-
-
 def test_what_can_not_tell_how_far_it_has_got_leaves_no_process() -> None:
     """As a run folder that can't be read: the warm process would wait for its owner, and that at its end for it."""
 
-    def unreadable() -> int:
-        raise UserError("the folder can't be read")
-
     with pytest.raises(UserError, match="can't be read"):
-        launch(_nothing, nproc=2, progress=unreadable)
+        launch(report, 1, 2, nproc=2, progress=Mock(side_effect=UserError("the folder can't be read")))
     assert not multiprocessing.active_children()
-
-
-def _nothing(world: World) -> None:
-    """Never called."""

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -119,10 +120,7 @@ def test_what_can_not_be_copied_is_named(notebook: ModuleType) -> None:
 
 
 def test_without_cloudpickle_it_says_what_to_do(notebook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_cloudpickle(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", no_cloudpickle)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError("cloudpickle")))
     with pytest.raises(
         UserError, match=r"(?s)can't send train .*they can't import .*pip install 'lockstep-torch\[notebook\]'"
     ):

@@ -12,6 +12,7 @@ from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -23,13 +24,6 @@ from lockstep.errors import UserError
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-@pytest.fixture
-def membership(tmp_path: Path) -> Path:
-    path = tmp_path / "membership"
-    path.write_text("4:memory:/box/job\n2:cpu,cpuacct:/box/job\n0::/box/job\n")
-    return path
 
 
 def test_what_others_keep_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,16 +47,14 @@ def test_what_others_keep_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look.cores() == 0.0
 
 
-def test_the_narrowest_group_of_version_2_counts(tmp_path: Path, membership: Path) -> None:
-    root = tmp_path / "fs"
+def test_the_narrowest_group_of_version_2_counts(tmp_path: Path) -> None:
+    root, membership = tmp_path / "fs", tmp_path / "membership"
+    membership.write_text("4:memory:/box/job\n2:cpu,cpuacct:/box/job\n0::/box/job\n")
     write(root / "box/job/cpu.max", "max 100000\n")
     write(root / "box/cpu.max", "150000 100000\n")
     write(root / "cpu.max", "400000 100000\n")
     assert proc.cpu_quota(root, membership) == 1.5
-
-
-def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert proc.cpu_quota(tmp_path, tmp_path / "none") is None
+    assert proc.cpu_quota(tmp_path, tmp_path / "none") is None, "without groups there is no limit"
 
 
 def test_the_driver_version(tmp_path: Path) -> None:
@@ -139,10 +131,7 @@ def test_who_listens_at_a_port() -> None:
 
 
 def test_a_port_table_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(kind: str) -> list[object]:
-        raise psutil.AccessDenied
-
-    monkeypatch.setattr(psutil, "net_connections", denied)
+    monkeypatch.setattr(psutil, "net_connections", Mock(side_effect=psutil.AccessDenied))
     assert proc.listener_at(80) == ""
 
 
@@ -158,10 +147,7 @@ def test_interfaces_are_those_that_the_kernel_says_are_up_or_all_where_it_hides_
     flags = {name: int(Path("/sys/class/net", name, "flags").read_text(), 16) for name in names}
     assert rendezvous.interfaces().keys() == {name for name in names if flags[name] & 1}  # IFF_UP of linux/if.h
 
-    def hidden() -> dict[str, object]:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(psutil, "net_if_stats", hidden)
+    monkeypatch.setattr(psutil, "net_if_stats", Mock(side_effect=FileNotFoundError))
     assert rendezvous.interfaces().keys() == names
 
 

@@ -1,6 +1,5 @@
 """Restarts by the launcher: what is killed or hangs comes back by itself, and ends as if nothing had been."""
 
-import json
 import re
 import signal
 from pathlib import Path
@@ -8,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.journals import read
 from tests.subprocesses import Command, lockstep, run_lockstep
 
 FLAGS = ("train", "--threads", "1", "--exact", "2", "--checkpoint-every", "20steps", "--log-every", "5")
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "journal.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """Those of the journal, if there is one."""
+    return read(folder / "journal.jsonl") if (folder / "journal.jsonl").exists() else []
 
 
 def steps_after(command: Command, folder: Path, starts: int, kind: str = "step") -> None:

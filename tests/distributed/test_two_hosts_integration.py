@@ -216,14 +216,8 @@ def test_a_short_cut_is_only_a_pause(long: tuple[str, str], tmp_path: Path) -> N
         ends = ended(started)
     assert [end.code for end in ends] == [0, 0], "\n".join(end.text for end in ends)
     assert digests(out) == long
-    assert {record["kind"] for record in read(out / "journal.jsonl")} == {
-        "run",
-        "step",
-        "eval",
-        "classes",
-        "checkpoint",
-        "end",
-    }
+    kinds = {record["kind"] for record in read(out / "journal.jsonl")}
+    assert kinds == {"run", "step", "eval", "classes", "checkpoint", "end"}
 
 
 def test_the_interface_is_the_one_that_leads_to_the_other_host() -> None:

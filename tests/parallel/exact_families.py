@@ -47,16 +47,13 @@ def main() -> int:
                 try:
                     found = digests(pool, family, precision)
                 except Exception as error:  # the next family gets other ranks
-                    said = f"failed: {str(error).strip().splitlines()[-1]}"
+                    said, good = f"failed: {str(error).strip().splitlines()[-1]}", False
                 else:
                     first = found["1x1"]
                     others = [name for name, left in found.items() if left != first]
-                    said = f"other than 1x1: {', '.join(others)}" if others else f"one digest, {first[:12]}"
-                    if not others:
-                        print(f"{family:<36} {precision}  {said}", flush=True)
-                        continue
-                bad.append(f"{family} {precision}")
-                print(f"{family:<36} {precision}  {said}", flush=True)
+                    said, good = f"other than 1x1: {', '.join(others)}", not others
+                print(f"{family:<36} {precision}  {f'one digest, {first[:12]}' if good else said}", flush=True)
+                bad += [] if good else [f"{family} {precision}"]
     print(f"{len(bad)} with another digest or failed: {', '.join(bad) or 'none'}")
     return bool(bad)
 

@@ -149,9 +149,8 @@ def test_two_ranks_at_the_edges() -> None:
     first, second = (edges for _, edges in _ranks(2))
     assert first["without ghost"] > 1e-3, "a dummy that is not a ghost must be seen, or the test above proves nothing"
     assert first["offsets"] == second["offsets"]
-    assert first["offsets"] == pytest.approx(
-        [0.0, 2.0, 6.0], abs=1e-3
-    )  # sum of squares minus square of sum gives junk here
+    # sum of squares minus square of sum gives junk here
+    assert first["offsets"] == pytest.approx([0.0, 2.0, 6.0], abs=1e-3)
     assert first["dtypes"] == ["torch.bfloat16", "torch.float32", "torch.float32"]
     assert first["finite"]
     assert second["finite"]

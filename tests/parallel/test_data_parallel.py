@@ -1,11 +1,9 @@
 """DataParallel's traps, shown to be closed on copies that all live on the CPU: torch's own accepts GPUs alone."""
 
 import importlib
-import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.config import Config, Execution, ModelConfig
+from lockstep.config.fields import with_values
 from lockstep.config.recipes import recipe
-from lockstep.distributed.devices import peak_gib, peaks_gib
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel import data_parallel as module
 from lockstep.parallel import strategy
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.data_parallel import Replicas, data_parallel, driven, replica_devices, require_gpus
@@ -28,6 +25,7 @@ from lockstep.rng.generators import seeding
 from lockstep.training.assemble import assemble
 from lockstep.training.loop import train as training
 from lockstep.training.summary import _unequal, summary
+from tests.journals import read
 from tests.parallel.test_ddp import SINGLE, network, state, train
 from tests.ranks import run_ranks
 
@@ -197,18 +195,16 @@ def test_what_copies_can_t_do_is_refused_before_anything_starts(model: ModelConf
 
 def test_a_whole_run_over_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its journal and what it says; with the weights of a run over one device, as this net has no batch norm."""
-    digits = recipe("digits")
-    data = replace(digits.data, fraction=0.1)
-    config = replace(digits, epochs=1, data=data, execution=Execution(device="cpu", threads=1))
+    config = with_values(recipe("digits"), {"epochs": 1, "fraction": 0.1, "device": "cpu", "threads": 1})
     ends, lines = [], []
     for count in (1, 2):
         if count > 1:
             monkeypatch.setattr(strategy, "data_parallel", lambda model, world, devices: OnCpu(model, 2))
-            config = replace(config, execution=replace(config.execution, strategy="dp"))
+            config = with_values(config, {"strategy": "dp"})
         folder = tmp_path / str(count)
         (folder / "weights").mkdir(parents=True)
         training(config, World.single(), folder)
-        lines.append([json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()])
+        lines.append(read(folder / "journal.jsonl"))
         ends.append(lines[-1][-1])
     one, two = ends
     assert two["status"] == "completed"
@@ -220,7 +216,7 @@ def test_a_whole_run_over_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_a_run_says_over_how_many_gpus_it_goes_and_what_batch_norm_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(recipe("digits"), execution=Execution(device="cpu", threads=1))
+    config = with_values(recipe("digits"), {"device": "cpu", "threads": 1})
     run = assemble(config, World.single())
     assert " x 64 on cpu," in summary(config, World.single(), run)[0]
     run.model = network()
@@ -239,15 +235,13 @@ def test_unequal_devices_are_told_by_rank() -> None:
 
 def test_the_devices_of_a_module() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    assert driven(nn.Linear(1, 1)) == [torch.device("cpu")]
     assert driven(model) == [torch.device("cpu"), torch.device("meta")]
     assert replica_devices(model) == []
     wrapped = OnCpu(model, 2)
     wrapped.src_device_obj, wrapped.device_ids = torch.device("cuda", 3), [3, 1]
     assert driven(wrapped) == replica_devices(wrapped) == [torch.device("cuda", 3), torch.device("cuda", 1)]
-
-
-def test_nobody_can_tell_how_long_its_gpus_waited() -> None:
-    assert sync_of(OnCpu(network(), 2)).waited_ms() is None
+    assert sync_of(wrapped).waited_ms() is None, "nobody can tell how long they waited"
 
 
 def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,9 +276,3 @@ def test_every_gpu_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     told.clear()
     seeding(_gpus(1))(7)
     assert told == [(0, 7)]
-
-
-def test_a_peak_for_each_device() -> None:
-    cpu = torch.device("cpu")
-    assert peaks_gib([cpu, cpu]) == pytest.approx([peak_gib(cpu)] * 2, abs=0.01)
-    assert module.driven(nn.Linear(1, 1)) == [cpu]

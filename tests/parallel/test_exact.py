@@ -13,6 +13,7 @@ from torch import nn
 
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig, Precision
+from lockstep.config.fields import with_values
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel import determinism
@@ -40,31 +41,26 @@ BASE = Config(
 )
 
 
-def changed(**groups: Any) -> Config:
-    values = {
-        name: dataclasses.replace(getattr(BASE, name), **value) if isinstance(value, dict) else value
-        for name, value in groups.items()
-    }
-    return dataclasses.replace(BASE, **values)
+def changed(**values: Any) -> Config:
+    config: Config = with_values(BASE, values)
+    return config
 
 
 CASES = {
     "sgd": BASE,
-    "adamw, EMA, one-cycle": changed(optim={"optimizer": "adamw", "lr": 0.01, "ema": 0.9, "schedule": "one-cycle"}),
-    "muon": changed(optim={"optimizer": "timm:muon", "lr": 0.01}),
-    "adadelta, label smoothing": changed(optim={"optimizer": "adadelta", "lr": 1.0, "label_smoothing": 0.1}),
-    "class weights": changed(optim={"class_weights": "1.3,0.7,1,2.9,1,1.1,0.3,1,1.7,1"}),
-    "bf16, channels last": changed(precision="bf16", model={"channels_last": True}),
-    "fewer samples than slices in the last batch": changed(data={"fraction": 53 / 1437}),
+    "adamw, EMA, one-cycle": changed(optimizer="adamw", lr=0.01, ema=0.9, schedule="one-cycle"),
+    "muon": changed(optimizer="timm:muon", lr=0.01),
+    "adadelta, label smoothing": changed(optimizer="adadelta", lr=1.0, label_smoothing=0.1),
+    "class weights": changed(class_weights="1.3,0.7,1,2.9,1,1.1,0.3,1,1.7,1"),
+    "bf16, channels last": changed(precision="bf16", channels_last=True),
+    "fewer samples than slices in the last batch": changed(fraction=53 / 1437),
 }
 QUICK = ("sgd", "adamw, EMA, one-cycle", "bf16, channels last", "fewer samples than slices in the last batch")
 PLAIN = dataclasses.replace(BASE, exact=0, model=ModelConfig(model="mlp"), data=DataConfig(fraction=0.2))
 SAME_AS_SGD = {
     "again": BASE,
     "accumulate": changed(accumulate=3),
-    "streaming, no worker": changed(execution={"loader": "streaming", "workers": 0}),
-    "streaming, one worker": changed(execution={"loader": "streaming", "workers": 1}),
-    "streaming, two workers": changed(execution={"loader": "streaming", "workers": 2}),
+    **{f"streaming, {count} worker(s)": changed(loader="streaming", workers=count) for count in range(3)},
 }
 
 
@@ -103,7 +99,7 @@ def test_one_digest_where_ranks_have_no_slice_in_the_last_batch() -> None:
 
 def poisoned(world: World, precision: Precision) -> tuple[list[bool], bool]:
     """One rank's slice overflows: what do the ranks' gradients say, and do the weights stay?"""
-    run = assemble(changed(model={"model": "mlp"}, optim={"clip_norm": 0.0}, precision=precision), world)
+    run = assemble(changed(model="mlp", clip_norm=0.0, precision=precision), world)
     batch = next(run.train.epoch(0))
     if world.rank == world.size - 1:
         batch.images[0] = float("inf")
@@ -116,7 +112,7 @@ def poisoned(world: World, precision: Precision) -> tuple[list[bool], bool]:
     return seen, digest(run.model) == before
 
 
-OF_ONE = dataclasses.replace(changed(model={"model": "mlp"}, data={"fraction": 0.0341}), batch_size=24)
+OF_ONE = changed(model="mlp", fraction=0.0341, batch_size=24)
 WEIGHTS = OptimConfig(optimizer="sgd", class_weights="1,2,1,3,1,1,4,1,1,0.5")
 IN_THE_FIRST_STEP = {  # what all ranks have to know then
     "a scale": dataclasses.replace(OF_ONE, precision="fp16"),
@@ -192,7 +188,7 @@ class Centred(nn.Module):
 
 
 def of_first_step(world: World) -> str:
-    run = assemble(changed(model={"model": "tests.parallel.test_exact:Centred"}), world)
+    run = assemble(changed(model=f"{__name__}:Centred"), world)
     with pytest.raises(UserError) as refused:
         run.step(next(run.train.epoch(0)))
     return refused.value.message
@@ -209,7 +205,7 @@ class Noisy(nn.Linear):
 
 
 def of_generators(world: World) -> list[object]:
-    model: Any = assemble(changed(exact=0, model={"model": "tests.parallel.test_exact:Noisy"}), world).model
+    model: Any = assemble(changed(exact=0, model=f"{__name__}:Noisy"), world).model
     drawn = torch.rand(1, generator=model.torchs).item()
     return [model.rng.random(), model.legacy.rand(), model.plain.random(), drawn]
 
@@ -237,13 +233,13 @@ def test_ranks_refuse_alike_and_begin_alike() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"model": {"batch_norm": "global"}}, "--batch-norm global"),
-        ({"model": {"compile": True}}, "--compile"),
-        ({"execution": {"strategy": "dp"}}, "order of its own"),
-        ({"execution": {"strategy": "fsdp"}}, "reduce-scatter adds floats"),
+        ({"batch_norm": "global"}, "--batch-norm global"),
+        ({"compile": True}, "--compile"),
+        ({"strategy": "dp"}, "order of its own"),
+        ({"strategy": "fsdp"}, "reduce-scatter adds floats"),
         ({"precision": "tf32"}, "TF32"),
         ({"exact": 51}, "a slice needs a sample"),
-        ({"execution": {"nproc": 9}}, "can't be shared out over 9 processes"),
+        ({"nproc": 9}, "can't be shared out over 9 processes"),
     ],
 )
 def test_what_can_not_be_exact_is_refused_with_the_reason(change: dict[str, Any], word: str) -> None:
@@ -262,6 +258,6 @@ class Unrepeatable(nn.Linear):
 
 
 def test_an_operator_without_a_deterministic_kernel_is_named() -> None:
-    config = changed(model={"model": "tests.parallel.test_exact:Unrepeatable"})
+    config = changed(model=f"{__name__}:Unrepeatable")
     with pytest.raises(UserError, match=r"--exact 8: put_.*\n.*Replace that operator"):
         alone(trained, config)

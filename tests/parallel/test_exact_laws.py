@@ -94,6 +94,11 @@ def test_one_digest_for_more_of_them() -> None:
     check({1: (1, 5), 2: (2,), 5: (1,)}, "fp32", "bf16", compared=2)
 
 
+def stepping(net: nn.Module, threads: int = 1, world: World = SINGLE, **options: Any) -> tuple[TrainStep, ExactSync]:
+    sync = ExactSync(net, world, SLICES, threads)
+    return TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync, **options), sync
+
+
 def test_slices_begin_at_aligned_addresses_on_every_rank_of_every_number_of_them() -> None:
     sync = ExactSync(mlp(), SINGLE, 8)
     for n in range(1, 9):
@@ -164,10 +169,9 @@ class Failing(nn.Linear):
         return super().forward(x.flatten(1))
 
 
-def stepping(threads: int = 1) -> tuple[Failing, TrainStep, ExactSync]:
+def failing(threads: int = 1) -> tuple[Failing, TrainStep, ExactSync]:
     net = Failing(PIXELS, CLASSES)
-    sync = ExactSync(net, SINGLE, SLICES, threads)
-    return net, TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync), sync
+    return net, *stepping(net, threads)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +182,14 @@ def stepping(threads: int = 1) -> tuple[Failing, TrainStep, ExactSync]:
     ],
 )
 def test_what_slices_would_hand_to_each_other_is_refused_by_name(where: str, what: str) -> None:
-    net, step, _ = stepping()
+    net, step, _ = failing()
     net.where = where
     with pytest.raises(UserError, match=what):
         step(batches(SINGLE)[0])
 
 
 def test_an_error_in_a_thread_is_raised_when_all_have_ended() -> None:
-    net, step, sync = stepping(threads=2)
+    net, step, sync = failing(threads=2)
     first, second, _ = batches(SINGLE)
     step(first)
     net.where = "thread"
@@ -196,19 +200,15 @@ def test_an_error_in_a_thread_is_raised_when_all_have_ended() -> None:
     assert len(sync.replicas.copies) == 1
 
 
-def test_a_model_that_draws_takes_one_slice_after_the_other() -> None:
-    net, step, sync = stepping(threads=2)
+def test_a_model_that_draws_takes_one_slice_after_the_other_and_draws_that_begin_later_are_refused() -> None:
+    net, step, sync = failing(threads=2)
     first, second, _ = batches(SINGLE)
     net.where = "draw"
     step(first)
     assert sync.replicas.most == 1
     assert "draws" in sync.replicas.reason
     step(second)
-
-
-def test_draws_that_begin_later_are_refused() -> None:
-    net, step, _ = stepping(threads=2)
-    first, second, _ = batches(SINGLE)
+    net, step, _ = failing(threads=2)
     step(first)
     net.where = "draw"
     with pytest.raises(UserError, match="use --threads 1"):
@@ -216,7 +216,7 @@ def test_draws_that_begin_later_are_refused() -> None:
 
 
 def test_copies_follow_what_is_changed_between_steps() -> None:
-    net, step, sync = stepping(threads=2)
+    net, step, sync = failing(threads=2)
     first, second, third = batches(SINGLE)
     step(first)
     step(second)
@@ -247,8 +247,7 @@ def test_a_gradient_in_two_parts_that_comes_later_is_refused() -> None:
             return self.head(x)
 
     net = Sometimes()
-    sync = ExactSync(net, SINGLE, SLICES)
-    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync)
+    step, sync = stepping(net)
     first, second, _ = batches(SINGLE)
     step(first)
     assert sync.overlap
@@ -292,17 +291,12 @@ class Dropping(nn.Module):
         return self.head(x) + (self.extra(x) if alone and self.passes == 1 else 0.0)
 
 
-def step_of(net: nn.Module, world: World) -> None:
-    sync = ExactSync(net, world, SLICES)
-    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync, law="off")
-    step(batches(world)[0])
-
-
 def test_a_parameter_that_no_slice_uses_is_named() -> None:
     net = Dropping()
     net.passes = 1
+    step, _ = stepping(net, law="off")
     with pytest.raises(UserError, match=r"2 parameter\(s\) took no part in the loss: extra\.weight, extra\.bias"):
-        step_of(net, SINGLE)
+        step(batches(SINGLE)[0])
 
 
 class Counting(nn.Linear):
@@ -340,14 +334,19 @@ class ByWorld(nn.Linear):
 ELSEWHERE = "the same slice gives something else on another process: by rank, threads, environment or time"
 
 
-def said_of_a_world(world: World) -> list[str]:
-    step_of(Dropping(), world)  # a parameter that only another rank's slices use is in use: no error
-    net, found = ByWorld(PIXELS, CLASSES), list[str]()
-    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=ExactSync(net, world, SLICES))
+def said_of(net: nn.Module, world: World, threads: int = 1) -> tuple[list[str], bool]:
+    """What is said of a net in its steps, and whether slices go one after the other then."""
+    (step, sync), found = stepping(net, threads, world), list[str]()
     step.check.report = lambda finding, _: found.append(finding.cause)
     for batch in batches(world):
         step(batch)
-    return found
+    return found, sync.sequential
+
+
+def said_of_a_world(world: World) -> list[str]:
+    step, _ = stepping(Dropping(), world=world, law="off")
+    step(batches(world)[0])  # a parameter that only another rank's slices use is in use: no error
+    return said_of(ByWorld(PIXELS, CLASSES), world)[0]
 
 
 def test_on_several_too_what_follows_the_number_of_processes_is_said_and_another_s_use_counts() -> None:
@@ -365,10 +364,4 @@ def test_on_several_too_what_follows_the_number_of_processes_is_said_and_another
 )
 def test_what_changes_a_slice_s_bits_is_said(make: Any, said: list[str]) -> None:
     net = make(PIXELS, CLASSES) if make is not nn.Flatten else nn.Sequential(make(), nn.Linear(PIXELS, CLASSES))
-    sync, found = ExactSync(net, SINGLE, SLICES, threads=2), list[str]()
-    step = TrainStep(net, F.cross_entropy, torch.optim.SGD(net.parameters(), 0.1), sync=sync)
-    step.check.report = lambda finding, _: found.append(finding.cause)
-    for batch in batches(SINGLE):
-        step(batch)
-    assert found == said
-    assert sync.sequential == bool(said)
+    assert said_of(net, SINGLE, threads=2) == (said, bool(said))

@@ -92,14 +92,8 @@ def test_the_largest_of_a_device_s_tensors_are_those_of_the_host_s() -> None:
     """An accelerator takes the infinity norms of all by a few kernels."""
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        tensors = [
-            torch.randn(3, 4, 2, 2),
-            torch.randn(()),
-            torch.zeros(5),
-            torch.tensor([1.0, math.nan]),
-            -torch.ones(2),
-        ]
-        tensors = [t.to(dtype) for t in [*tensors, torch.tensor([math.inf, 1.0])]]
+        tensors = [torch.randn(3, 4, 2, 2), torch.randn(()), torch.zeros(5), -torch.ones(2)]
+        tensors = [t.to(dtype) for t in [*tensors, torch.tensor([1.0, math.nan]), torch.tensor([math.inf, 1.0])]]
         norms = torch.stack(torch._foreach_norm(tensors, math.inf)).to(torch.float64)
         assert torch.equal(norms.nan_to_num(-1), _largest(tensors).nan_to_num(-1))
 

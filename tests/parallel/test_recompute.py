@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig
+from lockstep.config.fields import with_values
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.fsdp import whole
@@ -46,7 +47,7 @@ FSDP = Execution(strategy="fsdp")
 CASES = {
     "ddp": BASE,
     "accumulate": dataclasses.replace(BASE, accumulate=2),
-    "groups": dataclasses.replace(BASE, model=dataclasses.replace(BASE.model, batch_norm="groups:2")),
+    "groups": with_values(BASE, {"batch_norm": "groups:2"}),
     "fsdp": dataclasses.replace(BASE, execution=FSDP),
     "fsdp, bf16": dataclasses.replace(BASE, execution=FSDP, precision="bf16"),
     "stages": dataclasses.replace(BASE, execution=Execution(model_parallel=2)),
@@ -71,16 +72,12 @@ def stepped(world: World, config: Config) -> tuple[dict[str, Any], list[list[int
     return state, [m.passes for m in run.model.modules() if isinstance(m, Drawing)], saved
 
 
-def recomputed(config: Config) -> Config:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, activation_checkpointing=True))
-
-
 def both(world: World) -> dict[str, str]:
     """What recomputing changes, by case."""
     wrong = {}
     for name, config in CASES.items():
         plain, passes, most = stepped(world, config)
-        again, counted, less = stepped(world, recomputed(config))
+        again, counted, less = stepped(world, with_values(config, {"activation_checkpointing": True}))
         if unlike := [key for key in plain if not torch.equal(plain[key], again[key])]:
             wrong[name] = f"{unlike}"
         elif not config.exact and (passes != counted or less >= most):  # its slices go to threads as these are free

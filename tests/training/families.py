@@ -102,14 +102,8 @@ def _made(family: str, num_classes: int) -> nn.Module:
             second = name == "swin_v2"
             block = models.swin_transformer.SwinTransformerBlockV2 if second else None
             merging = models.swin_transformer.PatchMergingV2 if second else models.swin_transformer.PatchMerging
-            sizes = {
-                "patch_size": [2, 2],
-                "embed_dim": 24,
-                "depths": [2, 2],
-                "num_heads": [2, 4],
-                "window_size": [4, 4],
-            }
-            how = {"block": block, "downsample_layer": merging, "stochastic_depth_prob": 0.2}
+            sizes = {"patch_size": [2, 2], "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]}
+            how = {"block": block, "downsample_layer": merging, "stochastic_depth_prob": 0.2, "window_size": [4, 4]}
             model = models.SwinTransformer(num_classes=num_classes, **sizes, **drops, **how)
         case "vit":
             sizes = {"patch_size": 32, "num_layers": 3, "num_heads": 4, "hidden_dim": 64, "mlp_dim": 128}

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cli import main
 from lockstep.config.execution import Evaluation
 from lockstep.distributed.files import write_text
 from lockstep.distributed.world import World
@@ -19,6 +18,7 @@ from lockstep.errors import UserError
 from lockstep.training.evaluation import ByClass, ClassCounts, require_ending
 from lockstep.training.run_folder import evaluate_run, read_config
 from tests.inference.runs import CLASSES, config, leave_a_run
+from tests.inprocess import said
 from tests.ranks import run_ranks
 from tests.training.test_label_sets import Labelled
 
@@ -76,12 +76,9 @@ def test_the_command_writes_the_same_report_on_any_number_of_ranks(
     texts: dict[str, Any] = {}
     for ending in ("csv", "json"):
         file = tmp_path / f"report.{ending}"
-        with pytest.raises(SystemExit) as end:
-            main(["eval", str(trained), "--report", str(file), "--nproc", "1", "--device", "cpu", "--workers", "0",
-                  "--data-dir", str(trained / "data")])  # fmt: skip
-        said = capsys.readouterr()
-        assert end.value.code == 0, said.err
-        assert f"{file}: scores of 4 classes\n" in said.out
+        here = ("--nproc", "1", "--device", "cpu", "--workers", "0", "--data-dir", trained / "data")
+        out, _ = said(capsys, "eval", trained, "--report", file, *here)
+        assert f"{file}: scores of 4 classes\n" in out
         texts[ending] = file.read_bytes()
     run_ranks(reported, 3, trained, tmp_path / "three.json")
     assert (tmp_path / "three.json").read_bytes() == texts["json"]

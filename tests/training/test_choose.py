@@ -4,6 +4,7 @@ import dataclasses
 import signal
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep.checkpoint import weights
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery, SelectionConfig
+from lockstep.config.fields import with_values
 from lockstep.config.optim import SMALLER_IS_BETTER, Metric
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
@@ -119,37 +121,24 @@ def test_a_run_stops_at_the_same_step_with_the_same_bits_on_any_number_of_ranks_
 
     state = train(PATIENT, World.single(), folders["one"]).state  # the same command once more has nothing to do
     assert (state.steps, journal_of(folders["one"], "stop")) == (at, wanted[2])
-    rarely = dataclasses.replace(PATIENT, execution=dataclasses.replace(PATIENT.execution, eval_every=2))
     with pytest.raises(UserError, match=r"eval_every: 1 -> 2"):  # patience counts evaluations
-        train(rarely, World.single(), folders["one"])
-    longer = dataclasses.replace(
-        PATIENT,
-        epochs=at // 5 + 1,
-        selection=dataclasses.replace(PATIENT.selection, patience=9),
-        recovery=dataclasses.replace(PATIENT.recovery, override=("patience", "epochs")),
-    )
+        train(with_values(PATIENT, {"eval_every": 2}), World.single(), folders["one"])
+    longer = with_values(PATIENT, {"epochs": at // 5 + 1, "patience": 9, "override": ("patience", "epochs")})
     assert train(longer, World.single(), folders["one"]).state.steps == at + 5
 
 
 def limited(world: World, folder: str, limit: str) -> int:
     """Train until the time is over, which each call to a clock brings nearer."""
-    config = dataclasses.replace(
-        PATIENT, selection=SelectionConfig(), epochs=3, recovery=dataclasses.replace(PATIENT.recovery, max_time=limit)
-    )
-    if limit and world.rank == 0:
-        agree = Control.agree
+    config = with_values(dataclasses.replace(PATIENT, selection=SelectionConfig(), epochs=3), {"max_time": limit})
+    agree = Control.agree
 
-        def ticking(self: Control, steps: int, failed: bool = False, now: bool = False) -> Any:
-            if steps >= 7:
-                self.deadline = 0.0  # on rank 0 alone
-            return agree(self, steps, failed, now)
+    def ticking(self: Control, steps: int, failed: bool = False, now: bool = False) -> Any:
+        if limit and world.rank == 0 and steps >= 7:
+            self.deadline = 0.0
+        return agree(self, steps, failed, now)
 
-        Control.agree = ticking  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(Control, "agree", ticking):
         return trained(world, config, folder)
-    finally:
-        if limit and world.rank == 0:
-            Control.agree = agree  # type: ignore[method-assign]
 
 
 def test_a_run_whose_time_is_over_ends_with_a_checkpoint_and_goes_on_by_the_same_command(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Batches have 7, 5, 2 and 7 samples, so shares are uneven and one of three ranks 
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = (
-            nn.Linear(FEATURES, HIDDEN),
-            nn.Linear(HIDDEN, HIDDEN),
-            nn.Linear(HIDDEN, CLASSES),
-        )
+        self.first, self.second = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.head = nn.Linear(HIDDEN, CLASSES)
         self.begin()
         self.double()
 
@@ -241,8 +239,8 @@ MODELS = (
 )  # fmt: skip
 
 
-def frozen(model: nn.Module) -> None:
-    model.second.requires_grad_(False)
+def frozen(model: nn.Module, is_frozen: bool = True) -> None:
+    model.second.requires_grad_(not is_frozen)
 
 
 class Thawing(Net):
@@ -305,17 +303,13 @@ def everything(world: World) -> dict[str, list[float]]:
         found[kind.__name__] = ended(world, Net, before=hooked(kind))
         found[f"{kind.__name__}, late"] = ended(world, Net, after=hooked(kind))
         found[f"{kind.__name__}, micro-batches"] = ended(world, Net, before=hooked(kind), accumulate=2, clip_norm=0.02)
-    for accumulate in (1, 2):
-        found[f"contrastive, {accumulate}"] = ended(
-            world, Contrast, loss=contrastive, accumulate=accumulate, whole_batch=True
-        )
-    for accumulate in (1, 2):
-        found[f"frozen at first, {accumulate}"] = ended(
-            world, Net, before=frozen, between=lambda m, t: m.second.requires_grad_(t > 1), accumulate=accumulate
-        )
-        found[f"frozen later, {accumulate}"] = ended(
-            world, Net, between=lambda m, t: m.second.requires_grad_(t in (0, 3)), accumulate=accumulate
-        )
+    ways: dict[str, Callable[..., list[float]]] = {
+        "contrastive": partial(ended, world, Contrast, loss=contrastive, whole_batch=True),
+        "frozen at first": partial(ended, world, Net, before=frozen, between=lambda m, t: frozen(m, t < 2)),
+        "frozen later": partial(ended, world, Net, between=lambda m, t: frozen(m, t not in (0, 3))),
+    }
+    for name, way in ways.items():
+        found |= {f"{name}, {accumulate}": way(accumulate=accumulate) for accumulate in (1, 2)}
     found["thawed in forward"] = ended(world, Thawing)
     found["noise of numpy's in the update"] = ended(world, Net, optimizer=NoisyUpdate)
     return found

@@ -1,8 +1,8 @@
 """The run folder from outside."""
 
-from dataclasses import replace
 from pathlib import Path
 
+from lockstep.config.fields import with_values
 from lockstep.config.recipes import recipe
 from lockstep.distributed.world import World
 from lockstep.training.loop import train
@@ -14,7 +14,6 @@ def test_what_killed_processes_were_writing_goes_when_a_run_goes_on(tmp_path: Pa
     kept = [tmp_path / "notes.txt", tmp_path / "weights" / "mine.tmp"]
     for path in (*half_written, *kept):
         path.write_text("{")
-    config = recipe("digits")
-    small = replace(config, epochs=1, model=replace(config.model, model="mlp"), data=replace(config.data, fraction=0.1))
+    small = with_values(recipe("digits"), {"epochs": 1, "model": "mlp", "fraction": 0.1})
     train(small, World.single(), tmp_path)
     assert [path.exists() for path in (*half_written, *kept)] == [False, False, False, True, True]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
+from lockstep.config.fields import with_values
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.training.assemble import Run, assemble
@@ -47,7 +48,7 @@ PLAIN = Config(
     execution=Execution(device="cpu", loader="resident", log_every=3, eval_batch_size=200, eval_every=3),
     recovery=Recovery(checkpoint_every="1steps", check_every=2, hang_timeout=60),
 )
-EXACT = dataclasses.replace(PLAIN, exact=4)
+EXACT, MUON = dataclasses.replace(PLAIN, exact=4), with_values(PLAIN, {"optimizer": "timm:muon"})
 STEPS = 15
 
 
@@ -80,7 +81,7 @@ def block(name: str) -> set[str]:
 def of_all_ways(world: World) -> dict[str, Any]:
     """By way of training: what moves in each epoch, and the weights at the end."""
     found: dict[str, Any] = {}
-    for name, config in {"exact": EXACT, "plain": PLAIN, "muon": _with(PLAIN, optimizer="timm:muon")}.items():
+    for name, config in {"exact": EXACT, "plain": PLAIN, "muon": MUON}.items():
         moved, run = changed(config, world, None if config.exact else torch.float64)
         found[name] = moved, [p.detach().double().numpy() for p in run.model.state_dict().values()]
         optimizer = run.step.optimizer
@@ -88,10 +89,6 @@ def of_all_ways(world: World) -> dict[str, Any]:
         assert not any(p.requires_grad or p.grad is not None or p in optimizer.state for p in stem)
         found[f"digest, {name}"] = digest(run.evaluated)
     return found
-
-
-def _with(config: Config, **optim: Any) -> Config:
-    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, **optim))
 
 
 def test_what_is_frozen_keeps_its_bits_and_n_changes_nothing() -> None:

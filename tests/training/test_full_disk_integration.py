@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import cli
+from tests.inprocess import said
 from tests.journals import read
 
 pytestmark = pytest.mark.integration
@@ -27,23 +27,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_going_on_on_a_full_or_read_only_disk_is_refused_in_a_sentence(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = f"train --nproc 1 --threads 1 --fraction 0.05 --out {disk}/run".split()
-
-    def ended(epochs: int) -> tuple[object, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main([*words, "--epochs", str(epochs), "--override", "epochs,warmup_epochs"])
-        return end.value.code, capsys.readouterr().err
-
-    assert ended(1) == (0, "")
+    words = f"train --nproc 1 --threads 1 --fraction 0.05 --override epochs,warmup_epochs --out {disk}/run".split()
+    longer = (*words, "--epochs", 2)
+    assert said(capsys, *words, "--epochs", 1)[1] == ""
     subprocess.run(["dd", "if=/dev/zero", f"of={disk}/fill", "bs=1k"], capture_output=True)  # until it is full
-    code, said = ended(2)
-    assert code == 2
-    assert "No space left on device\n  Free some space there" in said
+    assert "No space left on device\n  Free some space there" in said(capsys, *longer, code=2)[1]
     (disk / "fill").unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    code, said = ended(2)
-    assert code == 2
-    assert "Read-only file system\n  Free some space there" in said
+    assert "Read-only file system\n  Free some space there" in said(capsys, *longer, code=2)[1]
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-    assert ended(2) == (0, "")
+    assert said(capsys, *longer)[1] == ""
     assert read(disk / "run/journal.jsonl")[-1]["status"] == "completed"

@@ -75,11 +75,8 @@ def test_head_and_decay() -> None:
     made = by_name(model, groups(model, optim, 0.01), "lr", "weight_decay")
     assert made["head.weight"] == (0.05, 0.1)
     assert made["head.bias"] == (0.05, 0.0)
-    assert [made[f"{block}.0.weight"] for block in ("top", "middle", "stem")] == [
-        (0.005, 0.1),
-        (0.0025, 0.1),
-        (0.00125, 0.1),
-    ]
+    rates = {block: made[f"{block}.0.weight"] for block in ("top", "middle", "stem")}
+    assert rates == {"top": (0.005, 0.1), "middle": (0.0025, 0.1), "stem": (0.00125, 0.1)}
     assert made["stem.1.bias"][1] == 0
     for name, choice, count in (("adamw", "auto", 7), ("adamw", "yes", 0), ("sgd", "auto", 0), ("sgd", "no", 7)):
         chosen = OptimConfig(optimizer=name, weight_decay=0.1, decay_norms=choice)  # type: ignore[arg-type]

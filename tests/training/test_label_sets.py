@@ -26,6 +26,7 @@ from lockstep.errors import UserError
 from lockstep.monitoring.journal import read
 from lockstep.training.evaluation import ClassCounts, evaluate, write_scores
 from lockstep.training.losses import ClassLoss
+from tests.inprocess import said
 from tests.ranks import run_ranks
 
 COLOURS = ("blue", "green", "red")
@@ -98,31 +99,25 @@ def test_the_thresholds_of_the_best_f1_go_with_the_weights(trained: Path, capsys
     assert records[-2]["map"] == 1.0
     answers = {}
     onnx = trained / "several.onnx"
-    for words in (["export", str(run), "--to", "onnx", "--out", str(onnx)], *(
-        ["predict", str(of), str(trained / "val5.png"), str(trained / "val0.png"), "--format", form, "--device", "cpu"]
-        for of in (run, onnx) for form in ("table", "csv", "jsonl")
-    )):  # fmt: skip
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        answers[words[1], words[-3]] = capsys.readouterr().out
-        assert end.value.code == 0
-    table, sheet, lines = (answers[str(run), form] for form in ("table", "csv", "jsonl"))
+    said(capsys, "export", run, "--to", "onnx", "--out", onnx)
+    for of in (run, onnx):
+        for form in ("table", "csv", "jsonl"):
+            words = ("predict", of, trained / "val5.png", trained / "val0.png", "--format", form, "--device", "cpu")
+            answers[of, form], _ = said(capsys, *words)
+    table, sheet, lines = (answers[run, form] for form in ("table", "csv", "jsonl"))
     assert [line.split("  ")[1] for line in table.splitlines()] == ["blue + red", "none"]
     assert [row["labels"] for row in csv.DictReader(sheet.splitlines())] == ["blue;red", ""]
     assert [json.loads(line)["labels"] for line in lines.splitlines()] == [["blue", "red"], []]
-    assert json.loads(answers[str(onnx), "jsonl"].splitlines()[0])["labels"] == ["blue", "red"]
+    assert json.loads(answers[onnx, "jsonl"].splitlines()[0])["labels"] == ["blue", "red"]
 
 
 def test_a_run_is_kept_by_map_where_pictures_have_several_labels(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = [*training(trained, "again"), "--epochs", "2", "--keep-best", "map"]
-    one = ["train", "digits", "--fraction", "0.1", "--epochs", "1", "--nproc", "1", "--keep-best", "map"]
-    for words, code in ((again, 0), ([*one, "--out", str(tmp_path / "one")], 2)):
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        assert end.value.code == code
-    assert "--keep-best map: digits/test has one label a picture" in capsys.readouterr().err
+    said(capsys, *training(trained, "again"), "--epochs", "2", "--keep-best", "map")
+    one = ("train", "digits", "--fraction", "0.1", "--epochs", "1", "--nproc", "1", "--keep-best", "map")
+    _, refused = said(capsys, *one, "--out", tmp_path / "one", code=2)
+    assert "--keep-best map: digits/test has one label a picture" in refused
 
 
 @given(st.integers(1, 15), st.integers(0, 99), st.booleans())
@@ -198,29 +193,12 @@ def test_a_loop_of_ones_own_gets_labels_as_bce_wants_them() -> None:
 
 
 def test_probabilities_are_of_each_class_for_itself(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*line: str) -> str:
-        with pytest.raises(SystemExit) as end:
-            main([*line, "--device", "cpu", "--nproc", "1"])
-        out, err = capsys.readouterr()
-        assert end.value.code == 0, err
-        return out
-
-    found = json.loads(said("predict", str(trained / "run"), str(trained / "val7.png"), "--format", "jsonl"))
-    shares = (
-        list(found["probabilities"].values()) if isinstance(found["probabilities"], dict) else found["probabilities"]
-    )
-    assert min(shares) > 0.5  # all three are on it: a softmax has one such at most
+    run, here = trained / "run", ("--device", "cpu", "--nproc", "1")
+    line, _ = said(capsys, "predict", run, trained / "val7.png", "--format", "jsonl", *here)
+    assert min(json.loads(line)["probabilities"]) > 0.5  # all three are on it: a softmax has one such at most
     # the same pictures from elsewhere, in another order of classes and with one that the model doesn't know
-    rows = [
-        ("path", "label"),
-        ("val3.png", "green;blue"),
-        ("val4.png", "red"),
-        ("val5.png", "red;sky"),
-        ("val0.png", ""),
-    ]
-    with (trained / "other.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    text = said("eval", str(trained / "run"), "--data", f"table:{trained / 'other.csv'}:separator=;")
+    (trained / "other.csv").write_text("path,label\nval3.png,green;blue\nval4.png,red\nval5.png,red;sky\nval0.png,\n")
+    text, _ = said(capsys, "eval", run, "--data", f"table:{trained / 'other.csv'}:separator=;", *here)
     assert "does not know 1 class(es)" in text
     assert "top-1 100.00%" in text
     assert "(3 images)" in text
@@ -273,10 +251,7 @@ def test_float_labels_of_tensors_datasets_and_parts_of_them_mean_the_same() -> N
 def test_what_goes_by_one_class_is_refused(
     trained: Path, flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([*training(trained, "refused"), *flags])
-    assert end.value.code == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in said(capsys, *training(trained, "refused"), *flags, code=2)[1]
 
 
 @given(st.lists(st.sets(st.integers(0, 4)), max_size=20))

@@ -1,7 +1,7 @@
 """The first law, on real gloo processes: the number of ranks and the way data comes change nothing that is learned.
 
 Each number of ranks is started once (`ranks_of`), computes everything below and hands it back; the tests compare it
-with one plain loop over whole batches that knows of no ranks (`plain_training`), and with each other.
+with one plain loop over whole batches that knows of no ranks (`plain`), and with each other.
 """
 
 import hashlib
@@ -88,7 +88,8 @@ def schedule(optim: OptimConfig, samples: int) -> float:
     return schedules.factor(optim, samples, SAMPLES, EPOCHS)
 
 
-def plain_training(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
+@cache
+def plain(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
     """What any number of ranks must come to: whole batches, torch's modules, nothing of ours that knows of ranks."""
     optim, model, images, order = OPTIMIZERS[name], net(norm), numbered(), Order(SAMPLES, BATCH, SEED)
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -118,9 +119,8 @@ def plain_training(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
 
 def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, Any]:
     optim, model, images = OPTIMIZERS[name], net(norm), numbered()
-    loader = TrainLoader(
-        images, Order(SAMPLES, BATCH, SEED), augment(), world, reader(images, world.device), accumulate
-    )
+    order, read = Order(SAMPLES, BATCH, SEED), reader(images, world.device)
+    loader = TrainLoader(images, order, augment(), world, read, accumulate)
     wrapped = parallelize(model, world)
     optimizer = optimizers.build(model, optim, optim.lr)
     rate = partial(schedule, optim)
@@ -141,14 +141,8 @@ def training(world: World, name: str, norm: bool, accumulate: int) -> dict[str, 
 def was_read(world: World, batch: int, fraction: float, accumulate: int, kind: str, workers: int) -> dict[str, Any]:
     """Two epochs: the ledger, the samples that really came, and a digest of each sample as augmented."""
     images = numbered()
-    loader = TrainLoader(
-        images,
-        Order(SAMPLES, batch, SEED, fraction),
-        augment(),
-        world,
-        reader(images, world.device, kind, workers),
-        accumulate,
-    )
+    order, read = Order(SAMPLES, batch, SEED, fraction), reader(images, world.device, kind, workers)
+    loader = TrainLoader(images, order, augment(), world, read, accumulate)
     ledger, came, digests = EMPTY_LEDGER, [], {}
     for number, epoch in enumerate(loader.epochs(2)):
         for part in epoch:
@@ -177,11 +171,6 @@ def everything(world: World) -> dict[str, Any]:
 @cache
 def ranks_of(n: int) -> list[dict[str, Any]]:
     return run_ranks(everything, n, timeout=240, law=n == 2)
-
-
-@cache
-def plain(name: str, norm: bool, accumulate: int) -> dict[str, Any]:
-    return plain_training(name, norm, accumulate)
 
 
 @pytest.mark.parametrize("n", WORLDS)

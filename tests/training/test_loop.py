@@ -3,12 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch import nn
 
 from lockstep import recipe
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
+from lockstep.config.fields import with_values
 from lockstep.data.loaders import Batch
 from lockstep.distributed.world import World
 from lockstep.parallel import buffers, sync
@@ -19,20 +21,14 @@ from lockstep.training.session import Window
 from lockstep.training.state import State
 from tests.journals import read
 from tests.ranks import run_ranks
+from tests.training.test_resume import trained
 
 
 def journal_of(folder: Path, epochs: int, eval_every: int) -> list[dict[str, Any]]:
-    config = recipe("digits")
-    config = replace(
-        config,
-        epochs=epochs,
-        tta="mirror",
-        data=replace(config.data, fraction=0.1, alternate_flip=True),
-        execution=replace(config.execution, eval_every=eval_every, log_every=2),
-        recovery=replace(config.recovery, checkpoint_every="0"),
-    )
+    often = {"eval_every": eval_every, "log_every": 2, "checkpoint_every": "0"}
+    data = {"fraction": 0.1, "alternate_flip": True}
     (folder / "weights").mkdir(parents=True)
-    train(config, World.single(), folder)
+    train(with_values(recipe("digits"), {"epochs": epochs, "tta": "mirror", **data, **often}), World.single(), folder)
     return read(folder / "journal.jsonl")
 
 
@@ -53,15 +49,11 @@ def test_every_so_many_epochs_and_the_last_are_evaluated(tmp_path: Path) -> None
     assert len(weights) == 1, "evaluating more often changes nothing that is learned"
 
 
-def small(**fields: object) -> Config:
-    """Two epochs of three steps."""
-    config = recipe("digits")
-    data, optim = replace(config.data, fraction=160 / 1437), replace(config.optim, ema=0.5)
-    return replace(config, epochs=2, data=data, optim=optim, **fields)  # type: ignore[arg-type]
+SMALL: Config = with_values(recipe("digits"), {"epochs": 2, "fraction": 160 / 1437, "ema": 0.5})  # of three steps each
 
 
 def test_a_step_is_loaded_taken_averaged_and_noted_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, state, events = assemble(small(), World.single()), State(), list[str]()
+    run, state, events = assemble(SMALL, World.single()), State(), list[str]()
     assert run.ema is not None
     step, update, advance, synchronize = run.step, run.ema.update_parameters, state.advance, run.step.sync.synchronize
 
@@ -88,7 +80,7 @@ def test_a_step_is_loaded_taken_averaged_and_noted_in_this_order(monkeypatch: py
 
 
 def test_steps_go_on_within_an_epoch_and_pass_by_what_was_left_out() -> None:
-    run, seen = assemble(small(), World.single()), list[Batch]()
+    run, seen = assemble(SMALL, World.single()), list[Batch]()
     state, straight = State(steps=4, samples=224, epochs=1, skipped=[5]), State(steps=4, epochs=1)
     assert run.ema is not None
     before = run.ema.n_averaged.item()
@@ -105,8 +97,8 @@ def test_steps_go_on_within_an_epoch_and_pass_by_what_was_left_out() -> None:
 
 def test_a_window_counts_the_waits_of_its_own_steps() -> None:
     world = World.single()
-    run = assemble(small(), world)
-    config = replace(small(), execution=Execution(log_every=3))
+    run = assemble(SMALL, world)
+    config = with_values(SMALL, {"log_every": 3})
     window, other = Window(world, run, config), Window(world, run, config)
     run.train.wait_ms += 1000.0
     window.restart()
@@ -143,17 +135,9 @@ def averaged_buffers(world: World, folder: str) -> dict[str, list[int]]:
                 taken.append(int(next(b for n, b in model.named_buffers() if "tracked" in n)))
             inner(model, ranks, share)
 
-        for user in (sync, evaluation):
-            setattr(user, "average_buffers", counted)  # noqa: B010 (which types would refuse)
-        out = Path(folder, name)
-        if world.rank == 0:
-            (out / "weights").mkdir(parents=True)
-        world.barrier()
-        try:
-            train(replace(base, exact=exact), world, out)
-        finally:
-            for user in (sync, evaluation):
-                setattr(user, "average_buffers", inner)  # noqa: B010
+        of_sync, of_evaluation = (mock.patch.object(user, "average_buffers", counted) for user in (sync, evaluation))
+        with of_sync, of_evaluation:
+            trained(world, replace(base, exact=exact), f"{folder}/{name}")
     return found
 
 

@@ -50,25 +50,20 @@ def own_whole(outputs: Tensor, labels: Tensor) -> Tensor:
     return numerator / denominator
 
 
-# what is passed, and what a loop by hand calls on whole batches: (outputs, labels) -> scalar
-LOSSES: dict[str, tuple[Any, Loss]] = {
-    "weights": (nn.CrossEntropyLoss(WEIGHTS), nn.CrossEntropyLoss(WEIGHTS)),
-    "weights, smoothing, ignored": (
-        nn.CrossEntropyLoss(WEIGHTS, ignore_index=1, label_smoothing=0.1),
-        nn.CrossEntropyLoss(WEIGHTS, ignore_index=1, label_smoothing=0.1),
-    ),
-    "ignored": (nn.CrossEntropyLoss(ignore_index=1), nn.CrossEntropyLoss(ignore_index=1)),
-    "a partial": (partial(F.cross_entropy, weight=WEIGHTS), partial(F.cross_entropy, weight=WEIGHTS)),
-    "NLLLoss": (nn.NLLLoss(WEIGHTS), nn.NLLLoss(WEIGHTS)),
-    "MultiMarginLoss": (nn.MultiMarginLoss(weight=WEIGHTS), nn.MultiMarginLoss(weight=WEIGHTS)),
-    "BCE": (
-        lambda o, y: nn.BCEWithLogitsLoss(pos_weight=POSITIVE)(o, several(y)),
-        lambda o, y: nn.BCEWithLogitsLoss(pos_weight=POSITIVE)(o, several(y)),
-    ),
-    "MSE by sample": (lambda o, y: F.mse_loss(o, several(y), reduction="none"), lambda o, y: F.mse_loss(o, several(y))),
-    "a pair": (own_pair, own_whole),
-    "a plain function": (F.cross_entropy, F.cross_entropy),
+LOSSES: dict[str, Loss] = {
+    "weights": nn.CrossEntropyLoss(WEIGHTS),
+    "weights, smoothing, ignored": nn.CrossEntropyLoss(WEIGHTS, ignore_index=1, label_smoothing=0.1),
+    "ignored": nn.CrossEntropyLoss(ignore_index=1),
+    "a partial": partial(F.cross_entropy, weight=WEIGHTS),
+    "NLLLoss": nn.NLLLoss(WEIGHTS),
+    "MultiMarginLoss": nn.MultiMarginLoss(weight=WEIGHTS),
+    "BCE": lambda o, y: nn.BCEWithLogitsLoss(pos_weight=POSITIVE)(o, several(y)),
+    "MSE by sample": lambda o, y: F.mse_loss(o, several(y), reduction="none"),
+    "a pair": own_pair,
+    "a plain function": F.cross_entropy,
 }
+# what a loop by hand calls on whole batches, where it is another one: (outputs, labels) -> scalar
+OF_WHOLE_BATCHES: dict[str, Loss] = {"MSE by sample": lambda o, y: F.mse_loss(o, several(y)), "a pair": own_whole}
 
 
 def net() -> nn.Module:
@@ -82,18 +77,22 @@ def whole_batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, FEATURES, generator=generator, dtype=torch.float64), labels_of(count)
 
 
+def part_of(world: World, t: int, accumulate: int = 1, exact: int = 0) -> Batch:
+    """This rank's part of a batch."""
+    images, labels = whole_batch(t)
+    pieces = slices(len(images), exact, world) if exact else micro_batches(len(images), accumulate, world)
+    rows = np.concatenate([np.arange(0), *(np.arange(len(images))[piece.rows] for piece in pieces)])
+    return Batch(images[rows], labels[rows], pieces, np.arange(len(images)), 0, t, 7 * t)
+
+
 def trained(world: World, loss: Any, strategy: str = "ddp", accumulate: int = 1, exact: int = 0) -> dict[str, Any]:
     model = net()
     sync = ExactSync(model, world, exact) if exact else None
     wrapped = model if exact else parallelize(model, world, strategy=strategy)
     step = TrainStep(wrapped, loss, torch.optim.SGD(model.parameters(), 0.3, momentum=0.9), sync=sync)
     losses = []
-    for t in range(len(COUNTS)):
-        images, labels = whole_batch(t)
-        pieces = slices(len(images), exact, world) if exact else micro_batches(len(images), accumulate, world)
-        rows = np.concatenate([np.arange(0), *(np.arange(len(images))[piece.rows] for piece in pieces)])
-        part = Batch(images[rows], labels[rows], pieces, np.arange(len(images)), 0, t, 7 * t)
-        losses.append(world.sum(step(part)).item() / len(images))
+    for t, count in enumerate(COUNTS):
+        losses.append(world.sum(step(part_of(world, t, accumulate, exact))).item() / count)
     flat = torch.cat([whole(p).detach().flatten() for p in model.parameters()])
     return {"losses": losses, "weights": flat.numpy().copy()}
 
@@ -104,7 +103,7 @@ def by_hand(name: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9)
     for t in range(len(COUNTS)):
         images, labels = whole_batch(t)
-        loss = LOSSES[name][1](model(images), labels)
+        loss = OF_WHOLE_BATCHES.get(name, LOSSES[name])(model(images), labels)
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
@@ -114,7 +113,7 @@ def by_hand(name: str) -> dict[str, Any]:
 
 def everything(world: World) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
-    for name, (loss, _) in LOSSES.items():
+    for name, loss in LOSSES.items():
         for accumulate in (1, 3):
             found["ddp", name, accumulate] = trained(world, loss, accumulate=accumulate)
         if world.size == 2:
@@ -156,7 +155,7 @@ def test_a_loss_that_is_no_mean_is_refused_on_any_number_of_processes() -> None:
             with pytest.raises(UserError, match=r"the loss is not the mean over its samples[\s\S]*whole_batch=True"):
                 trained(SINGLE, loss, accumulate=accumulate)
     outputs, labels = net()(whole_batch(0)[0]), labels_of(7)
-    for right, _ in LOSSES.values():
+    for right in LOSSES.values():
         require_mean(terms_of(right), outputs, labels)
     require_mean(terms_of(lambda o, y: F.cross_entropy(F.dropout(o), y)), outputs, labels)  # at random: on trust
     faint = torch.zeros(len(labels)).index_fill(0, torch.tensor(0), 1e-45)  # float32 has no digits for its mean
@@ -211,10 +210,7 @@ def noisy(world: World) -> dict[str, Any]:
     torch.manual_seed(world.rank)
     step = TrainStep(parallelize(model, world), F.cross_entropy, Noisy(model.parameters(), 0.3))
     for t in range(len(COUNTS)):
-        images, labels = whole_batch(t)
-        pieces = micro_batches(len(images), 1, world)
-        rows = pieces[0].rows
-        step(Batch(images[rows], labels[rows], pieces, np.arange(len(images)), 0, t, 7 * t))
+        step(part_of(world, t))
     return {"weights": torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()}
 
 
@@ -239,11 +235,7 @@ def test_what_hangs_on_an_optimizer_draws_the_same_whatever_forward_has_drawn(pl
             optimizer.step = lambda: drawn.append(float(torch.rand(1)))  # type: ignore[method-assign, assignment, misc]
         else:
             getattr(optimizer, place)(lambda *_: drawn.append(float(torch.rand(1))))
-        images, labels = whole_batch(0)
-        pieces = micro_batches(len(images), 1, SINGLE)
-        TrainStep(model.to(images.dtype), F.cross_entropy, optimizer)(
-            Batch(images, labels, pieces, np.arange(len(images)), 0, 0, 0)
-        )
+        TrainStep(model.double(), F.cross_entropy, optimizer)(part_of(SINGLE, 0))
     assert drawn[0] == drawn[1]
 
 
@@ -251,13 +243,8 @@ def overflowing(world: World, skip: bool) -> dict[str, Any]:
     """fp16 whose scale is too large at first for single samples' gradients, not for sums over them."""
     torch.manual_seed(0)
     model = nn.Linear(FEATURES, CLASSES, bias=False)
-    step = TrainStep(
-        parallelize(model, world),
-        F.cross_entropy,
-        torch.optim.SGD(model.parameters(), 0.1),
-        precision="fp16",
-        skip_nonfinite=skip,
-    )
+    spread, optimizer = parallelize(model, world), torch.optim.SGD(model.parameters(), 0.1)
+    step = TrainStep(spread, F.cross_entropy, optimizer, precision="fp16", skip_nonfinite=skip)
     step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
     scales, left_out = [], []
     for t in range(8):

@@ -107,11 +107,8 @@ CASES = {
     ("mlp", "sgd"): "",
     ("scaled_for_several", "sgd"): "with the number of processes: begun of ",
     ("unseeded", "sgd"): "with every run: begun of ",
-    (
-        "Ordered",
-        "sgd",
-    ): "with every run: the output of tests.training.test_made_otherwise:Ordered (by process or order)",
-    ("Halved", "sgd"): "with the number of processes: the output of tests.training.test_made_otherwise:Halved (by ",
+    ("Ordered", "sgd"): f"with every run: the output of {HERE}:Ordered (by process or order)",
+    ("Halved", "sgd"): f"with the number of processes: the output of {HERE}:Halved (by ",
     ("mlp", "rate"): "with the number of processes: lr of parameter group 0 of ",
     ("plain", "betas"): "with the number of processes: betas of parameter group 1 of ",
 }

@@ -34,14 +34,11 @@ EXACT = Config(
     execution=Execution(log_every=3, eval_batch_size=200, loader="resident"),
     recovery=Recovery(checkpoint_every="4steps", check_every=3, hang_timeout=60),
 )
-AUGMENTED = dataclasses.replace(
-    EXACT,
-    data=dataclasses.replace(EXACT.data, augment=("randaugment:2,9", "tests.data.test_transforms:own")),
-    execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1),
-)
+BY_A_WORKER = {"loader": "streaming", "workers": 1}
+AUGMENTED = with_values(EXACT, {"augment": ("randaugment:2,9", "tests.data.test_transforms:own"), **BY_A_WORKER})
 PLAIN = dataclasses.replace(EXACT, exact=0, accumulate=2, optim=OptimConfig(lr=0.05))
 MIXED = dataclasses.replace(EXACT, samples=SamplesConfig("equal", 2, mixup=0.4, cutmix=1.0))
-STREAMING = dataclasses.replace(PLAIN, execution=dataclasses.replace(EXACT.execution, loader="streaming", workers=1))
+STREAMING = with_values(PLAIN, BY_A_WORKER)
 STEPS = 15
 
 
@@ -56,11 +53,8 @@ def trained(world: World, config: Config, folder: str, stop_at: int = 0) -> int:
         agreed = agree(self, steps, failed, now)
         return dataclasses.replace(agreed, stop=signal.SIGTERM) if steps == stop_at else agreed
 
-    Control.agree = stopping  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(Control, "agree", stopping):
         return train(config, world, Path(folder)).stop
-    finally:
-        Control.agree = agree  # type: ignore[method-assign]
 
 
 def all_of(world: World, jobs: list[tuple[Any, ...]]) -> list[int]:
@@ -144,14 +138,13 @@ def test_random_interruptions_and_those_at_the_ends_of_a_run_and_of_what_is_draw
 def test_another_experiment_is_refused_with_a_diff(tmp_path: Path) -> None:
     config, folder = PLAIN, tmp_path / "run"
     alone(trained, config, str(folder), 7)
-    hotter = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=0.5))
+    hotter = with_values(config, {"lr": 0.5})
     with pytest.raises(Exception, match=r"optim.lr: 0.05 -> 0.5\n.*--override optim.lr"):
         alone(trained, hotter, str(folder))
     other = dataclasses.replace(config, batch_size=20)
     with pytest.raises(Exception, match=r"batch_size: 30 -> 20\n.*can't change: other samples"):
         alone(trained, other, str(folder))
-    allowed = dataclasses.replace(hotter, recovery=dataclasses.replace(config.recovery, override=("lr",)))
-    alone(trained, allowed, str(folder))
+    alone(trained, with_values(hotter, {"override": ("lr",)}), str(folder))
     assert end_of(folder)["status"] == "completed"
     assert json.loads((folder / "config.json").read_text())["optim"]["lr"] == 0.5
 

@@ -1,6 +1,5 @@
 """A run that goes on from another run's checkpoint, or without a file it began with: what it leaves can be used."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from lockstep.checkpoint import weights
 from lockstep.checkpoint.foreign import load_foreign
 from lockstep.config import Config, DataConfig, Execution, ModelConfig, OptimConfig, Recovery
+from lockstep.config.fields import with_values
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.models import build
@@ -29,12 +29,9 @@ BASE = Config(
 )
 
 
-def changed(out: Path, **groups: Any) -> Config:
-    values = {k: dataclasses.replace(getattr(BASE, k), **v) if isinstance(v, dict) else v for k, v in groups.items()}
-    return dataclasses.replace(BASE, **values).with_execution(out=str(out))
-
-
-def trained(config: Config) -> Path:
+def trained(out: Path, **values: Any) -> Path:
+    """The folder of a run with these values of flags."""
+    config = with_values(BASE, {"out": str(out), **values})
     folder = claim_folder(config)
     train(config, World.single(), folder)
     return folder
@@ -49,48 +46,46 @@ def kept(folder: Path, name: str) -> tuple[bytes, dict[str, str]]:
 def test_the_best_weights_come_along_from_another_run(tmp_path: Path) -> None:
     # a rate so high at the end that the first epochs stay the best
     worse = {"optimizer": "sgd", "lr": 0.05, "schedule": "multistep", "milestones": (2.0,), "gamma": 4000.0}
-    straight = trained(changed(tmp_path / "straight", optim=worse))
+    straight = trained(tmp_path / "straight", **worse)
     bytes_of, note = kept(straight, "best")
     assert int(note["step"]) < 9, "the last epoch was meant to be worse than one before"
     source = next((straight / "checkpoints").glob("step-*6"))
-    again = trained(changed(tmp_path / "again", optim=worse, recovery={"resume": str(source)}))
+    again = trained(tmp_path / "again", **worse, resume=str(source))
     assert kept(again, "best") == (bytes_of, note)
     # without the other run's file the best is the best of what this run has seen
     (straight / "weights" / "best.safetensors").unlink()
-    alone = trained(changed(tmp_path / "alone", optim=worse, recovery={"resume": str(source)}))
+    alone = trained(tmp_path / "alone", **worse, resume=str(source))
     assert kept(alone, "best")[1]["step"] == "9"
 
 
 def test_a_checkpoint_named_is_obeyed_or_refused(tmp_path: Path) -> None:
-    first = trained(changed(tmp_path / "first", epochs=1))
+    first = trained(tmp_path / "first", epochs=1)
     with pytest.raises(UserError, match="no checkpoint there"):
-        trained(changed(tmp_path / "x", recovery={"resume": str(tmp_path / "nowhere")}))
-    going = changed(tmp_path / "going", recovery={"resume": str(first), "override": ("epochs",)})
-    assert kept(trained(going), "final")[1]["step"] == "9"
-    trained(going)  # the same command again, as a scheduler gives it: the run's own checkpoints go before
+        trained(tmp_path / "x", resume=str(tmp_path / "nowhere"))
+    going = {"resume": str(first), "override": ("epochs",)}
+    assert kept(trained(tmp_path / "going", **going), "final")[1]["step"] == "9"
+    trained(tmp_path / "going", **going)  # again, as a scheduler gives it: the run's own checkpoints go before
     for source in (first, next((first / "checkpoints").glob("step-*3")), tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"first holds checkpoints of its own"):
-            trained(changed(first, epochs=1, recovery={"resume": str(source)}))
+            trained(first, epochs=1, resume=str(source))
     copied = tmp_path / "copied"
     shutil.copytree(next((first / "checkpoints").glob("step-*3")), copied)
     with pytest.raises(UserError, match="is no good checkpoint: it holds step 3"):
-        trained(changed(tmp_path / "y", recovery={"resume": str(copied)}))
+        trained(tmp_path / "y", resume=str(copied))
     with pytest.raises(UserError, match="3 epochs are behind it, and --epochs is 1"):
-        trained(changed(tmp_path / "going", epochs=1, recovery={"resume": str(first), "override": ("epochs",)}))
+        trained(tmp_path / "going", epochs=1, **going)
 
 
 def test_the_file_that_a_run_began_with_may_be_gone_when_it_goes_on(tmp_path: Path) -> None:
     torch.manual_seed(5)
     initial = tmp_path / "initial.safetensors"
     weights.save(build("mlp", in_channels=1, num_classes=10, image_size=8), initial, {})
-    config = changed(tmp_path / "run", model={"init": str(initial)}, epochs=1)
-    folder = trained(config)
+    assert trained(tmp_path / "run", init=str(initial), epochs=1) == tmp_path / "run"
     initial.unlink()
-    more = dataclasses.replace(config, epochs=3, recovery=dataclasses.replace(config.recovery, override=("epochs",)))
-    assert kept(trained(more), "final")[1]["step"] == "9"
+    more = trained(tmp_path / "run", init=str(initial), epochs=3, override=("epochs",))
+    assert kept(more, "final")[1]["step"] == "9"
     with pytest.raises(UserError, match="no weights at"):
-        trained(dataclasses.replace(config, execution=dataclasses.replace(config.execution, out=str(tmp_path / "new"))))
-    assert folder == tmp_path / "run"
+        trained(tmp_path / "new", init=str(initial), epochs=1)
 
 
 @pytest.mark.parametrize(

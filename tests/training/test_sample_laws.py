@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from lockstep.checkpoint.weights import digest
 from lockstep.config import Config, DataConfig, ModelConfig, OptimConfig
+from lockstep.config.fields import with_values
 from lockstep.data.order import EMPTY_LEDGER, extend_ledger
 from lockstep.distributed.world import World
 from lockstep.parallel.buffers import average_buffers
 from lockstep.training.assemble import assemble
 from tests.ranks import run_ranks
-
-DATASET = "tests.training.test_sample_laws:rare"
 
 
 def rare() -> Any:
@@ -51,43 +50,28 @@ class Doubled(nn.Module):
         return self.body(x.double())
 
 
-def doubled(in_channels: int, num_classes: int) -> nn.Module:
-    return Doubled(in_channels, num_classes)
-
-
 BASE = Config(
     batch_size=13,
     epochs=2,
-    data=DataConfig(dataset=DATASET, crop_padding=1, flip=True),
-    model=ModelConfig(model="tests.training.test_sample_laws:doubled"),
+    data=DataConfig(dataset=f"{__name__}:rare", crop_padding=1, flip=True),
+    model=ModelConfig(model=f"{__name__}:Doubled"),
     optim=OptimConfig(lr=0.1, momentum=0.9, clip_norm=1.0),
 )
 
 
-def changed(**groups: Any) -> Config:
-    values = {
-        name: dataclasses.replace(getattr(BASE, name), **value) if isinstance(value, dict) else value
-        for name, value in groups.items()
-    }
-    return dataclasses.replace(BASE, **values)
-
-
 MIXED = {"mixup": 0.4, "cutmix": 1.0}
-CASES = {
-    "mixed": changed(samples=MIXED),
-    "mixup, label smoothing": changed(samples={"mixup": 0.2}, optim={"label_smoothing": 0.1}),
-    "weighted, smoothed": changed(optim={"class_weights": "auto", "label_smoothing": 0.1}),
-    "weighted bce, mixed": changed(samples=MIXED, optim={"loss": "bce", "class_weights": "effective:0.9"}),
-    "weighted focal, mixed": changed(samples=MIXED, optim={"loss": "focal:1.5", "class_weights": "1,2.5,8"}),
-    "balanced, cutmix": changed(samples={"cutmix": 1.0, "balance": "equal"}),
-    "balanced by roots, repeated": changed(batch_size=12, samples={"balance": "sqrt", "aug_repeats": 2}),
-    "several labels, mixed": changed(
-        data={"dataset": "tests.training.test_sample_laws:several"},
-        samples=MIXED,
-        optim={"loss": "bce", "label_smoothing": 0.1},
-    ),
-    "repeated, mixed": changed(batch_size=12, samples={"aug_repeats": 3, **MIXED}),
+VALUES: dict[str, dict[str, Any]] = {
+    "mixed": MIXED,
+    "mixup, label smoothing": {"mixup": 0.2, "label_smoothing": 0.1},
+    "weighted, smoothed": {"class_weights": "auto", "label_smoothing": 0.1},
+    "weighted bce, mixed": {**MIXED, "loss": "bce", "class_weights": "effective:0.9"},
+    "weighted focal, mixed": {**MIXED, "loss": "focal:1.5", "class_weights": "1,2.5,8"},
+    "balanced, cutmix": {"cutmix": 1.0, "balance": "equal"},
+    "balanced by roots, repeated": {"batch_size": 12, "balance": "sqrt", "aug_repeats": 2},
+    "several labels, mixed": {**MIXED, "dataset": f"{__name__}:several", "loss": "bce", "label_smoothing": 0.1},
+    "repeated, mixed": {"batch_size": 12, "aug_repeats": 3, **MIXED},
 }
+CASES: dict[str, Config] = {name: with_values(BASE, values) for name, values in VALUES.items()}
 MORE = ("mixed",)  # with other precisions and batch norms too
 
 
@@ -101,11 +85,8 @@ def trained(world: World, config: Config) -> tuple[str, list[float], dict[str, n
             ledger = extend_ledger(ledger, batch.ids)
     if not config.exact:
         average_buffers(run.model, world.size)
-    return (
-        digest(run.model) + ledger.hex(),
-        losses,
-        {name: value.numpy() for name, value in run.model.state_dict().items()},
-    )
+    weights = {name: value.numpy() for name, value in run.model.state_dict().items()}
+    return digest(run.model) + ledger.hex(), losses, weights
 
 
 def everything(world: World) -> dict[Any, Any]:
@@ -113,7 +94,7 @@ def everything(world: World) -> dict[Any, Any]:
     for name, config in CASES.items():
         found["exact", name] = trained(world, dataclasses.replace(config, exact=5))[:2]
         # statistics over all ranks are those of a micro-batch, so those of groups where that is not the whole batch
-        plain = dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm="groups:2"))
+        plain = with_values(config, {"batch_norm": "groups:2"})
         found[3, name] = trained(world, dataclasses.replace(plain, accumulate=3))[:0:-1]
         if world.size == 1:
             found["in one piece", name] = trained(world, plain)[:0:-1]

@@ -59,12 +59,6 @@ def test_what_uses_the_model_takes_the_side_of_evaluation(tmp_path: Path) -> Non
     ],
 )
 def test_what_can_not_be(tmp_path: Path, model: str, data: dict[str, int], message: str) -> None:
+    config = replace(folder(pictures(tmp_path)), model=ModelConfig(model=model))
     with pytest.raises(UserError, match=message):
-        assemble(
-            replace(
-                folder(pictures(tmp_path)),
-                data=DataConfig(dataset="folder", **data),  # type: ignore[arg-type]
-                model=ModelConfig(model=model),
-            ),
-            SINGLE,
-        )
+        assemble(replace(config, data=DataConfig(dataset="folder", **data)), SINGLE)  # type: ignore[arg-type]
