@@ -42,8 +42,9 @@ _NOISE = 32.0  # times what moved inputs do
 _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
 _FRESH = 3  # checks for which what moves have done is taken for what they would do now
 
-# the strongest first: a pass fails, bits in exact mode, a generator that the model holds, ..., the optimizer
-KINDS = ("pass", "batch", "bits", "generator", "gradient", "loss", "state", "buffer", "update")
+# the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
+# which shows on one process as well, where gradients are those of the whole batch
+KINDS = ("pass", "batch", "bits", "generator", "state", "gradient", "loss", "buffer", "update")
 Rows = tuple[int, int, int]  # the number of a micro-batch, and rows (start, stop) of the global batch
 
 
