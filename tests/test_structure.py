@@ -43,7 +43,7 @@ BUDGETS = {
     "training": (5235, "training"),
     "gradients and draws": (4076, "parallel rng"),
     "processes": (3027, "distributed"),
-    "state and monitoring": (3501, "checkpoint monitoring"),
+    "state and monitoring": (3509, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_839, 260
+MAX_LINES, MAX_FILES = 37_847, 260
 
 
 def module_name(path: Path) -> str:

@@ -391,6 +391,8 @@ def test_a_scheme_that_nothing_here_knows_is_refused(monkeypatch: pytest.MonkeyP
         Store.at("nope://x")
     with pytest.raises((UserError, StoreError), match="can't"):
         Store.at("http://127.0.0.1:9/x").write("a", b"")
+    with pytest.raises(StoreError, match="can't list"):  # and not taken for a folder without files
+        Store.at("http://127.0.0.1:9/x").sizes()
     monkeypatch.setattr("fsspec.core.url_to_fs", Mock(side_effect=OSError("Unable to load libjvm")))
     with pytest.raises(UserError, match="hdfs://x can't be reached: Unable to load libjvm"):
         Store.at("hdfs://x")

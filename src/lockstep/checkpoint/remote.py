@@ -72,9 +72,17 @@ class Store:
 
     def sizes(self, below: str = "") -> dict[str, int]:
         """Bytes of each file below a folder, by name."""
-        self.fs.invalidate_cache()
-        found = self._tried(f"list {below}".rstrip(), lambda: self.fs.find(f"{self.root}/{below}", detail=True))
-        return {path.removeprefix(f"{self.root}/"): entry["size"] for path, entry in found.items()}
+
+        def found_there() -> dict[str, dict[str, Any]]:
+            self.fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                if self.url.startswith("http"):  # whose find takes a host that can't be reached for an empty folder
+                    self.fs.ls(self.root)
+            return dict(self.fs.find(f"{self.root}/{below}", detail=True))
+
+        found = self._tried(f"list {below}".rstrip(), found_there)
+        sizes = {path.removeprefix(f"{self.root}/"): entry.get("size") for path, entry in found.items()}
+        return {name: size for name, size in sizes.items() if size is not None}  # what has none is a folder
 
     def read(self, name: str) -> bytes:
         """A small file's content."""
