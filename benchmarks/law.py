@@ -99,6 +99,7 @@ def main() -> None:
             for cell, ms, steps, over, percent in measure(name, case, data, 1 if args.quick else args.rounds):
                 kept[cell] = {"ms_per_step": ms, "steps_per_check": steps, "over_off": over, "percent": percent}
                 rows.append([cell, case.steps, f"{ms:.1f}", f"{steps:.1f}", show(over), f"{percent:.1f} %"])
+                print("  ".join(map(str, rows[-1])), flush=True)  # an hour's rows are not lost with the last of them
     columns = ["run", "steps", "ms/step", "a check takes, in steps", "over off", f"of {RUN:,} steps"]
     notes = [f"{args.rounds} interleaved runs each; median and 95 % bootstrap interval of paired ratios."]
     result = {"rounds": args.rounds, "cells": kept, "tables": [table("The self-check", columns, rows, notes)]}
