@@ -41,7 +41,7 @@ BUDGETS = {
     "config": (1774, "config"),
     "data": (5341, "data"),
     "training": (5235, "training"),
-    "gradients and draws": (4076, "parallel rng"),
+    "gradients and draws": (4077, "parallel rng"),
     "processes": (3027, "distributed"),
     "state and monitoring": (3509, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1101, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_847, 260
+MAX_LINES, MAX_FILES = 37_848, 260
 
 
 def module_name(path: Path) -> str:

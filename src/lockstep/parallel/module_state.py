@@ -185,10 +185,11 @@ def copy_frozen(model: nn.Module) -> None:
     """Within `untouched`: forward may write into parameters that are not trained, as momentum encoders do."""
     copies: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, p in [*module._parameters.items()]:
-            if p is not None and not p.requires_grad and not hasattr(p, "full_tensor"):
+        held = vars(module)
+        for name, p in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
+            if not p.requires_grad and not hasattr(p, "full_tensor"):
                 copy = copies.setdefault(id(p), nn.Parameter(p.detach().clone(), requires_grad=False))
-                module.__dict__["_parameters"] = module._parameters | {name: copy}
+                held["_parameters"] = held["_parameters"] | {name: copy}
 
 
 def _put_back(module: nn.Module, attributes: dict[str, Any], hooks: list[tuple[Any, list[Any]]]) -> None:
