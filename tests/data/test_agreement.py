@@ -119,7 +119,8 @@ def sets(factory: Any, world: World = ALONE) -> Any:
 def draws(world: World) -> dict[str, Any]:
     def next_draws(seeded: bool) -> tuple[float, ...]:
         if seeded:
-            torch.manual_seed(world.rank), np.random.seed(world.rank), random.seed(world.rank)
+            for seed in (torch.manual_seed, np.random.seed, random.seed):
+                seed(world.rank)
         return random.random(), np.random.rand(), torch.rand(1).item()
 
     next_draws(seeded=True)
