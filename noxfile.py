@@ -36,6 +36,7 @@ def docs(session: nox.Session) -> None:
     `-- -m "not slow"` leaves out what trains.
     """
     _part(session, "tests/docs")
+    session.run(sys.executable, "-m", "tests.docs.test_blocks")  # what is done with how many blocks and commands
 
 
 @nox.session
