@@ -116,17 +116,15 @@ class SelfCheck(StepPasses):
         number, again = last_again(batch)
         if again is not None and torch.allclose(batch.images[-1:], again, rtol=1e-3, atol=1e-3):
             again = None
-        if places := [each for each in self._gather("" if again is None else f"sample {number}") if each]:
+        changed: list[str] = []
+        if self._between is not None and batch.changed:
+            changed = [name for name in differing(self._between, self._start) if name in self._between.values]
+        seen = self._gather(["" if again is None else f"sample {number}", *changed[:1]])
+        if places := [place for place, *_ in seen if place]:
             cause = "an image is another one in its batch than made by itself:"
             return [Finding(batch.step, "batch", places[0], math.inf, cause)]
-        moved: list[str] = []
-        if self._between is not None and batch.changed:
-            moved = [name for name in differing(self._between, self._start) if name in self._between.values]
-        found = next(filter(None, self._gather(moved)), None)
-        if not found:
-            return []
         cause = "the batch is not as the loader gave it, and was changed by random numbers of"
-        return [Finding(batch.step, "batch", found[0], math.inf, cause)]
+        return [Finding(batch.step, "batch", name, math.inf, cause) for _, *names in seen for name in names][:1]
 
     def take_passes(self, batch: Batch) -> list[Tensor]:
         """The passes of a step that is compared."""
@@ -196,8 +194,9 @@ class SelfCheck(StepPasses):
         """
         tried = trials(self, update) if own_code and not is_sharded(self.step.model) else []
         update()
-        tried = [each for of_rank in self._gather(tried) for each in of_rank]
-        ends = self._gather(held(self.step)) if self.ranks > 1 else tried
+        found = self._gather([*tried, held(self.step)] if self.ranks > 1 else tried)
+        tried = [each for of_rank in found for each in of_rank[: len(tried)]]
+        ends = [each for of_rank in found for each in of_rank[-1:]]
         apart = [name for each in (tried, ends) for other in each for name in other if other[name] != each[0].get(name)]
         if apart and "update" not in self._reported:
             cause = "the update depends on the process, or on the time, first in"
