@@ -8,17 +8,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.commands.measuring import interval as interval
 from lockstep.distributed.proc import cpu_model
 
 RESULTS = Path(__file__).parent / "results"
 
+Figure = TypeVar("Figure")
 
-def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+
+def interleave(sides: Mapping[str, Callable[[], Figure]], rounds: int, warmup: int = 1) -> dict[str, list[Figure]]:
     """The figures of each side, taken in turns; every other round runs backwards. Warm-up rounds are thrown away."""
-    figures: dict[str, list[float]] = {name: [] for name in sides}
+    figures: dict[str, list[Figure]] = {name: [] for name in sides}
     for turn in range(-warmup, rounds):
         names = [*sides] if turn % 2 else [*sides][::-1]
         for name in names:
