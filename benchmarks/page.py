@@ -30,6 +30,7 @@ ORDER = (
     "order",
     "features",
     "exact",
+    "law",
     "checkpoint",
     "forecast",
     "slow_link",
@@ -61,6 +62,8 @@ AIMS = {  # what a result was meant to be, and why it is not where it is not
     "times as a DataLoader on 500x375; a first epoch with the cache at most 1.1 times as long as one without it.",
     "exact": "Aim: at most 1.05. The integers are added in memory that both processes map: gloo moves 8-byte integers "
     "about three times as slowly as 4-byte floats.",
+    "law": "Aim: less than 2 % of a run of 1,000 steps. A check takes the batch again, in parts, and now and then once "
+    "more, to see what rounding does; the first one looks at threads and at a single process besides.",
     "forecast": "Aim: within 15 %.",
     "slow_link": "What each variant gives up is in [slow links](slow-links.md).",
     "small_sets": "Aim: the defaults end within 3 points of the best of the sweep. With 300 to 2,500 pictures to "
