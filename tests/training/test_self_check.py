@@ -454,6 +454,34 @@ def test_nothing_is_said_of_models_that_are_equal() -> None:
     assert found(World.single(), Synced) == []
 
 
+class Centred(Net):
+    """The second batch norm's mean is one of values that the first has centred: nothing but rounding."""
+
+    def begin(self) -> None:
+        self.norms = nn.ModuleList([nn.BatchNorm1d(HIDDEN), nn.BatchNorm1d(HIDDEN)])
+        nn.init.zeros_(self.second.bias)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norms[1](self.second(self.norms[0](x))))
+
+
+def centred(world: World) -> list[str]:
+    said = list[str]()
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        model = parallelize(Centred().to(dtype), world)
+        step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+        step.check.report = lambda finding, _: said.append(finding.message)
+        for t in range(5):
+            batch = batch_of(world, 24, t)
+            step(replace(batch, images=batch.images.to(dtype)))
+    return said
+
+
+def test_a_buffer_that_only_rounding_moves_is_no_finding() -> None:
+    assert run_ranks(centred, 2, law=True) == [[], []]
+
+
 class Ghost(Net):
     """Normalises four samples at a time, and a single one not at all."""
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
 from lockstep.distributed.world import pretended_process, pretended_rank, shard_of
-from lockstep.parallel.batchnorm import GroupBatchNorm, batch_norms, without_ranks
+from lockstep.parallel.batchnorm import GroupBatchNorm, StepBatchNorm, batch_norms, without_ranks
 from lockstep.parallel.data_parallel import driven, is_compiled
 from lockstep.parallel.determinism import NoCollectives
 from lockstep.parallel.fsdp import local
-from lockstep.parallel.hidden_state import LENGTH, HiddenState
+from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, is_of_the_process
 from lockstep.parallel.module_state import unequal
 from lockstep.parallel.parameter_hooks import ParameterHooks
 from lockstep.parallel.sync import GradientSync
@@ -38,7 +38,7 @@ _LIMITS = {
 }
 
 
-_NOISE = 32.0  # times what moved inputs do
+NOISE = 32.0  # times what moved inputs do
 _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
 _FRESH = 3  # checks for which what moves have done is taken for what they would do now
 
@@ -127,6 +127,7 @@ class StepPasses:
         self.limit, self.moved_by, self.least, self.sure = _LIMITS[kind]
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
+        self.repeatable = all(device.type == "cpu" for device in self.devices)
         self.compiled = any(map(is_compiled, step.bare.modules()))
         self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
         self.versions: dict[str, int] = {}  # of the parameters that nothing has written into since
@@ -174,6 +175,13 @@ class StepPasses:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
 
+    def kept_otherwise(self, here: HiddenState, there: HiddenState) -> list[str]:
+        """What two states hold otherwise, beside buffers and the process's generators."""
+        own = {name for name, _ in self.bare.named_buffers()}
+        norms = tuple(f"{path}." for path, module in self.bare.named_modules() if isinstance(module, StepBatchNorm))
+        names = [name for name in differing(here, there) if name not in own and not is_of_the_process(name)]
+        return [name for name in names if not name.startswith(norms)]
+
     def refuse_collectives(self, batch: Batch) -> None:
         """Raise UserError for a model that calls a collective where it finds itself one of two, as exact mode does."""
         # no backward pass: the slices' hooks would take its gradients
@@ -204,12 +212,12 @@ class StepPasses:
         def unexplained() -> Tensor:
             # what turns one unit off may turn off one of any layer: none is quieter than all gradients together
             overall = float((noise * norms).norm() / norms.norm().clamp(min=1e-300))
-            return (size > (noise.clamp(min=overall) * _NOISE).clamp(min=self.limit)) | size.isinf()
+            return (size > (noise.clamp(min=overall) * NOISE).clamp(min=self.limit)) | size.isinf()
 
         # a move is a pass of the whole batch: none more than it takes to explain what differs
         tries = _TRIES if batch.images.is_floating_point() and self.moved_by else 0
         for number in range(tries):
-            if not unexplained().any() and loss <= max(self.limit, _NOISE * loss_noise):
+            if not unexplained().any() and loss <= max(self.limit, NOISE * loss_noise):
                 break
             each, of_loss = self.apart(other, again(_TRIES * batch.step + number))
             if not number:
@@ -219,7 +227,7 @@ class StepPasses:
         for name, value, apart in zip(self.step.named, size.tolist(), unexplained().tolist(), strict=True):
             if apart:
                 return [Finding(batch.step, "gradient", name, value)]
-        differs = loss > max(self.limit, _NOISE * loss_noise) or math.isinf(loss)
+        differs = loss > max(self.limit, NOISE * loss_noise) or math.isinf(loss)
         return [Finding(batch.step, "loss", "", loss)] if differs else []
 
     def norms(self, gradients: Sequence[Tensor | None]) -> Tensor:
@@ -264,8 +272,7 @@ class StepPasses:
                     outcomes.append(Outcome(step.take_gradients(), self.loss(found, one.shards), state))
             size, loss = self.apart(*outcomes)
             largest = max(largest, float(size.max()), loss)
-        repeatable = all(device.type == "cpu" for device in self.devices)
-        if largest <= self.limit * (1e-3 if repeatable else 1.0):
+        if largest <= self.limit * (1e-3 if self.repeatable else 1.0):
             return []
         cause = "it follows the samples of one process, and nobody puts it together"
         return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, cause)]

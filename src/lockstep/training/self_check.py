@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,7 @@ from lockstep.data.loaders import Batch, last_again
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World, pretended_process, pretended_rank
 from lockstep.errors import UserError
-from lockstep.parallel.batchnorm import StepBatchNorm, SyncBatchNorm, batch_norms
+from lockstep.parallel.batchnorm import SyncBatchNorm, batch_norms
 from lockstep.parallel.buffers import put_together
 from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.given_statistics import GivenStatistics
@@ -38,6 +38,7 @@ from lockstep.parallel.module_state import as_real
 from lockstep.training.find_cause import AGAIN, SECOND_TIME, find_cause
 from lockstep.training.outcomes import (
     KINDS,
+    NOISE,
     Finding,
     Outcome,
     Rows,
@@ -52,6 +53,7 @@ from lockstep.training.outcomes import (
 )
 from lockstep.training.update_check import held, trials
 
+States = list[tuple[int, HiddenState]]  # the samples of each part, and what it left
 _SELDOM = 1024  # steps between two checks, once a run has gone on for so long
 _SINGLE = {1, 8, 16}  # the checks that pass a single sample by itself, which is cheap
 _THOROUGH = {1, 16}  # the checks that change threads, and have one of several ranks take all: four steps or more
@@ -313,7 +315,7 @@ class SelfCheck(StepPasses):
 
         `given`: batch norm's statistics are those of the whole micro-batch, which is not itself what passes.
         """
-        states: list[list[tuple[int, HiddenState]]] = [[] for _ in batch.shards]
+        states: list[States] = [[] for _ in batch.shards]
         loss, error = torch.zeros(2, dtype=torch.float64), [""]
         try:
             loss = self._passed(shares, given, states)
@@ -343,11 +345,19 @@ class SelfCheck(StepPasses):
         found = self.compared(
             batch, actual, outcome(loss), lambda seed: outcome(self._passed(shares, given, None, seed))
         )
+
+        @cache
+        def again(seed: int | None) -> list[States]:
+            found: list[States] = [[] for _ in batch.shards]
+            self._passed(shares, given, found, seed)
+            self.step.take_gradients()
+            return found
+
         for i, each in enumerate(states):
             after = self._before[i + 1] if i + 1 < len(self._before) else actual.state
-            found += self._compared_buffers(batch, i, after, each, normed=not given)
+            found += self._compared_buffers(batch, i, after, states, not given, again)
             for _, state in each:
-                if names := self._kept_otherwise(after, state):
+                if names := self.kept_otherwise(after, state):
                     found += self.matters(batch, names, after, state)
                     break
         return found
@@ -380,7 +390,7 @@ class SelfCheck(StepPasses):
         self,
         shares: list[tuple[int, Batch]],
         given: bool,
-        states: list[list[tuple[int, HiddenState]]] | None,
+        states: list[States] | None,
         seed: int | None = None,
     ) -> Tensor:
         """Take parts; their loss, as `loss` has it. `seed`: of a small change of their images."""
@@ -390,7 +400,8 @@ class SelfCheck(StepPasses):
             self._before[i].restore()
             if seed is not None:
                 signs = torch.randint(0, 2, one.images.shape, generator=torch.Generator().manual_seed(seed))
-                one = replace(one, images=one.images * (1 + (signs.to(one.images.device) * 2 - 1) * self.moved_by))
+                by = (signs.to(one.images.device) * 2 - 1) * (self.moved_by or 2.0**-20)
+                one = replace(one, images=one.images * (1 + by))
             step.checks_mean = self.checked == 1 and not step.whole_batch
             taker = self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)
             with (
@@ -450,11 +461,32 @@ class SelfCheck(StepPasses):
         batch: Batch,
         number: int,
         after: HiddenState,
-        states: list[tuple[int, HiddenState]],
+        states: Sequence[States],
         normed: bool,
+        again: Callable[[int | None], Sequence[States]],
     ) -> list[Finding]:
-        """Where buffers put together from parts of micro-batch `number` are not those that the step has."""
-        before, found = self._before[number], []
+        """Where buffers put together from parts of micro-batch `number` are not those that the step has, by more than
+        rounding: a mean of what a batch norm has centred is nothing else. `again`: the states by images that
+        are moved, by a seed, or not."""
+        joined = self._joined(number, after, states[number], normed)
+        sizes = {name: moved_apart(*values) for name, values in joined.items()}
+        names = [name for name, size in sizes.items() if size > _BUFFERS * self.limit]
+
+        def noise(seed: int | None) -> dict[str, float]:
+            found = self._joined(number, after, again(seed)[number], normed)
+            return {n: moved_apart(v[0], v[-1], found[n][-1]) for n, v in joined.items() if n in found}
+
+        if any(self._gather(names)) and batch.images.is_floating_point():
+            moved, repeated = noise(batch.step), noise(None) if self.repeatable else {}
+            names = [name for name in names if repeated.get(name) or sizes[name] > NOISE * moved.get(name, 0.0)]
+        cause = "what its samples do to it on several processes comes to something else than on one"
+        return [Finding(batch.step, "buffer", name, sizes[name], cause) for name in names]
+
+    def _joined(
+        self, number: int, after: HiddenState, states: States, normed: bool
+    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Of the buffers that micro-batch `number` has moved: before it, after it, and put together from parts."""
+        before, found = self._before[number], {}
         names = [name for name in self._buffers(normed) if name in before.values]
         others = [after, *(state for _, state in states)]
         mine = [name for name in names if not all(same(before.values[name], state.values[name]) for state in others)]
@@ -473,9 +505,7 @@ class SelfCheck(StepPasses):
             order = counts.flatten().argsort(descending=True, stable=True)  # one with samples comes first
             rows, counts, known = rows[order], counts[order], self._added.get(name, False)
             joined, self._added[name] = put_together(start.reshape(1, -1), rows, counts, known)
-            if (size := moved_apart(start, here, joined.view(start.shape))) > _BUFFERS * self.limit:
-                cause = "what its samples do to it on several processes comes to something else than on one"
-                found.append(Finding(batch.step, "buffer", name, size, cause))
+            found[name] = start, here, joined.view(start.shape)
         return found
 
     def _sharded(self, batch: Batch, actual: Outcome) -> list[Finding]:
@@ -568,10 +598,3 @@ class SelfCheck(StepPasses):
             if module not in norms or (normed and isinstance(module, SyncBatchNorm)):
                 names += [f"{path}.{name}".lstrip(".") for name, b in module._buffers.items() if b is not None]
         return [name for name in names if name in self._start.values]
-
-    def _kept_otherwise(self, here: HiddenState, there: HiddenState) -> list[str]:
-        """What two states hold otherwise, beside buffers and the process's generators."""
-        own = {name for name, _ in self.bare.named_buffers()}
-        norms = tuple(f"{path}." for path, module in self.bare.named_modules() if isinstance(module, StepBatchNorm))
-        names = [name for name in differing(here, there) if name not in own and not is_of_the_process(name)]
-        return [name for name in names if not name.startswith(norms)]
