@@ -19,6 +19,7 @@ from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.determinism import configure
 from lockstep.parallel.exact import ExactSync
+from lockstep.training.outcomes import HELD
 from lockstep.training.step import TrainStep
 from tests.parallel.odd_nets import CLASSES, NETS, PIXELS, mlp
 from tests.ranks import alone, run_ranks
@@ -331,6 +332,19 @@ class ByWorld(nn.Linear):
         return super().forward(x.flatten(1)) / (dist.get_world_size() if dist.is_initialized() else 1)
 
 
+class Rarely(nn.Linear):
+    """Draws by a generator of its own, which by luck changes no bit here."""
+
+    def __init__(self, inputs: int, outputs: int, reseeds: bool = False) -> None:
+        super().__init__(inputs, outputs)
+        self.generator, self.reseeds = torch.Generator(), reseeds
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reseeds:
+            self.generator.manual_seed(1)
+        return super().forward(x.flatten(1)) * (torch.rand(len(x), 1, generator=self.generator) < 2)
+
+
 ELSEWHERE = "the same slice gives something else on another process: by rank, threads, environment or time"
 
 
@@ -346,11 +360,11 @@ def said_of(net: nn.Module, world: World, threads: int = 1) -> tuple[list[str], 
 def said_of_a_world(world: World) -> list[str]:
     step, _ = stepping(Dropping(), world=world, law="off")
     step(batches(world)[0])  # a parameter that only another rank's slices use is in use: no error
-    return said_of(ByWorld(PIXELS, CLASSES), world)[0]
+    return said_of(ByWorld(PIXELS, CLASSES), world)[0] + said_of(Rarely(PIXELS, CLASSES), world)[0]
 
 
 def test_on_several_too_what_follows_the_number_of_processes_is_said_and_another_s_use_counts() -> None:
-    assert run_ranks(said_of_a_world, 2, law=True) == [[ELSEWHERE]] * 2
+    assert run_ranks(said_of_a_world, 2, law=True) == [[ELSEWHERE, HELD]] * 2
 
 
 @pytest.mark.parametrize(
@@ -365,3 +379,8 @@ def test_on_several_too_what_follows_the_number_of_processes_is_said_and_another
 def test_what_changes_a_slice_s_bits_is_said(make: Any, said: list[str]) -> None:
     net = make(PIXELS, CLASSES) if make is not nn.Flatten else nn.Sequential(make(), nn.Linear(PIXELS, CLASSES))
     assert said_of(net, SINGLE, threads=2) == (said, bool(said))
+
+
+def test_a_generator_that_slices_share_is_said_even_where_no_bit_has_changed() -> None:
+    assert said_of(Rarely(PIXELS, CLASSES), SINGLE)[0] == [HELD]
+    assert said_of(Rarely(PIXELS, CLASSES, reseeds=True), SINGLE)[0] == []

@@ -3,13 +3,13 @@
 Plain mode, default flags, float64, dropout and drop path above 0: one step's gradients over seven samples on several
 numbers of processes, against one. Prints the largest difference of each family, relative to each tensor's largest entry
 (one below a thousandth of the model's largest is measured against that), and ends with 1 where one is above 1e-10, or
-1e-8 with batch norm.
+1e-8 with batch norm. Then the self-check says nothing of 17 steps in float32 on 1, 2 and 3 processes.
 """
 
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -187,6 +187,24 @@ def compared(pool: Pool, family: str, nproc: tuple[int, ...], kept: str) -> Foun
     return Found(family, _BOUND_NORMED if normed else _BOUND, differences)
 
 
+def checked(world: World, config: Config) -> None:
+    """Steps 0 to 16 with a self-check that raises what it finds."""
+    run = assemble(replace(config, execution=replace(config.execution, law="strict")), world)
+    for epoch in range(-(-17 // len(run.train))):
+        for batch in run.train.epoch(epoch):
+            run.step(batch)
+
+
+def said(pool: Pool, family: str, nproc: tuple[int, ...] = (1, 2, 3)) -> str:
+    """What the self-check says of a family."""
+    try:
+        for n in nproc:
+            pool.run(checked, n, config_for(family, 48, batch_size=12))
+    except AssertionError as error:
+        return next(line for line in reversed(str(error).splitlines()) if "--law strict:" in line)
+    return ""
+
+
 def main() -> int:
     """Compare the named families, or all."""
     import tempfile
@@ -202,8 +220,10 @@ def main() -> int:
             try:
                 with Pool(timeout=600, single=True) as pool:
                     found = compared(pool, family, nproc, str(Path(folder, "gradients.pt")))
-                print(found, flush=True)
-                if not found.holds:
+                with Pool(timeout=600, single=True) as pool:
+                    alarm = said(pool, family)
+                print(found, alarm, flush=True)
+                if not found.holds or alarm:
                     bad.append(family)
             except AssertionError as error:  # of a rank: the next family gets other ones
                 print(f"{family:<36} failed: {str(error).strip().splitlines()[-1]}", flush=True)

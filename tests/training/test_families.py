@@ -6,7 +6,7 @@ import pytest
 
 from tests.parallel.exact_families import digests
 from tests.pool import Pool
-from tests.training.families import FAMILIES, compared
+from tests.training.families import FAMILIES, compared, said
 
 pytestmark = pytest.mark.slow(8)
 
@@ -23,6 +23,11 @@ def test_plain_mode_is_equal_but_for_rounding(tmp_path: Path) -> None:
             found = compared(pool, family, (3,), str(tmp_path / "gradients.pt"))
             assert found.holds, str(found)
             assert max(found.differences.values()) > 0, "nothing was compared"
+
+
+def test_the_self_check_says_nothing() -> None:
+    with Pool(timeout=400) as pool:  # batch norm behind batch norm, depthwise
+        assert said(pool, "torchvision/shufflenet_v2_x0_5", (1, 2)) == ""
 
 
 def test_exact_mode_leaves_one_digest() -> None:

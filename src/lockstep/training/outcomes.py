@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard
@@ -45,6 +46,7 @@ _FRESH = 3  # checks for which what moves have done is taken for what they would
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
 KINDS = ("pass", "batch", "bits", "generator", "state", "gradient", "loss", "buffer", "update")
+HELD = "a generator that the model holds, whose draws are not keyed by sample"
 Rows = tuple[int, int, int]  # the number of a micro-batch, and rows (start, stop) of the global batch
 
 
@@ -251,8 +253,7 @@ class StepPasses:
     def matters(self, batch: Batch, names: list[str], here: HiddenState, there: HiddenState) -> list[Finding]:
         """Whether the next pass gives something else from one state than from the other, whose buffers are the same."""
         if held := [name for name in names if name in here.generators]:  # by luck the next draws may come to the same
-            cause = "a generator that the model holds, whose draws are not keyed by sample"
-            return [Finding(batch.step, "generator", held[0], math.inf, cause)]
+            return [Finding(batch.step, "generator", held[0], math.inf, HELD)]
         step = self.step
         i, shard = max(enumerate(batch.shards), key=lambda each: each[1].size)
         first = sum(each.size for each in batch.shards[:i])
@@ -292,6 +293,17 @@ def added(some: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[
 
 def _norm(gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(gradient, dtype=torch.complex128 if gradient.is_complex() else torch.float64))
+
+
+def following(outputs: Any, count: int) -> list[Tensor]:
+    """The outputs that follow samples, and bring back slopes."""
+    found = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad)
+    return [leaf for leaf in found if leaf.ndim and len(leaf) == count]
+
+
+def wholes(ranges: list[list[tuple[int, int]]]) -> list[Rows]:
+    """The rows of the whole micro-batches."""
+    return [(i, shards[0][0], shards[-1][1]) for i, shards in enumerate(zip(*ranges, strict=True))]
 
 
 def moved_apart(start: Tensor, here: Tensor, there: Tensor) -> float:

@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lockstep.config.execution import Law
 from lockstep.data.loaders import Batch, last_again
@@ -37,6 +36,7 @@ from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, diges
 from lockstep.parallel.module_state import as_real
 from lockstep.training.find_cause import AGAIN, SECOND_TIME, find_cause
 from lockstep.training.outcomes import (
+    HELD,
     KINDS,
     NOISE,
     Finding,
@@ -48,8 +48,10 @@ from lockstep.training.outcomes import (
     all_rows,
     cut,
     exchange,
+    following,
     moved,
     moved_apart,
+    wholes,
 )
 from lockstep.training.update_check import held, trials
 
@@ -146,7 +148,7 @@ class SelfCheck(StepPasses):
         loss = step.loss
 
         def noting(outputs: Any, labels: Tensor) -> Any:
-            for k, leaf in enumerate(self._leaves(outputs, len(labels))):
+            for k, leaf in enumerate(following(outputs, len(labels))):
                 note = partial(self._slopes.__setitem__, (len(self._before) - 1, k))
                 leaf.register_hook(note)  # type: ignore[no-untyped-call]
             return loss(outputs, labels)
@@ -159,12 +161,6 @@ class SelfCheck(StepPasses):
                 return step.take_passes(batch)
         finally:
             step.before_pass, step.loss = None, loss
-
-    @staticmethod
-    def _leaves(outputs: Any, count: int) -> list[Tensor]:
-        """The outputs that follow samples, and bring back slopes."""
-        found = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad)
-        return [leaf for leaf in found if leaf.ndim and len(leaf) == count]
 
     def compare(self, batch: Batch, found: Sequence[Tensor]) -> None:
         """After the gradients of a step have come together, and before the update.
@@ -229,7 +225,7 @@ class SelfCheck(StepPasses):
         overflows = step.autocast_dtype == torch.float16  # all the time
         if 1 < self.ranks <= self._most and not (overflows or step.sync.exact or is_sharded(step.model)):
             ranges = self._ranges(batch)
-            shares = self._exchanged(batch, ranges, [self._wholes(ranges), *[[]] * (self.ranks - 1)])
+            shares = self._exchanged(batch, ranges, [wholes(ranges), *[[]] * (self.ranks - 1)])
             self._start.restore()
             with suppress(Exception), self.by_itself():  # one after the other, each from what the last has left
                 losses = [self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares]
@@ -253,7 +249,7 @@ class SelfCheck(StepPasses):
             return finding
         ranges, place, cause = self._ranges(batch), "", ""
         most = max(shards[0][1] - shards[0][0] for shards in ranges) * self._most
-        some = [(i, start, min(stop, start + most)) for i, start, stop in self._wholes(ranges)]
+        some = [(i, start, min(stop, start + most)) for i, start, stop in wholes(ranges)]
         for i, one in self._exchanged(batch, ranges, [some, *[[]] * (self.ranks - 1)]):
             if not cause and not self.step.whole_batch and one.shards[0].size > 1:
                 place, cause = find_cause(self, one, self._before[i])
@@ -292,19 +288,19 @@ class SelfCheck(StepPasses):
         """Parts of the micro-batches pass by themselves, each from the state in which its micro-batch found the model:
         the same parts on any number of ranks that is not large, so that all find the same."""
         ranges = self._ranges(batch)
-        wholes = self._wholes(ranges)
-        self._first = [start for _, start, _ in wholes]
+        whole = wholes(ranges)
+        self._first = [start for _, start, _ in whole]
         number = 2 + self.checked % 2 if self.ranks <= self._most else max(2, self.ranks - 1)
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
         self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
         single = self._second or self.checked in _SINGLE
-        for i, start, stop in wholes:
+        for i, start, stop in whole:
             for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, single)):
                 parts[(k + 1) % self.ranks].append((i, a, b))
                 self._takers[i, a] = k, len(cuts)
         found = self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=True)
         if self._thorough and 1 < self.ranks <= self._most:
-            parts = [wholes, *[[]] * (self.ranks - 1)]
+            parts = [whole, *[[]] * (self.ranks - 1)]
             found += self._taken(batch, actual, self._exchanged(batch, ranges, parts), given=False)
         everyone = [Finding(**each) for of_rank in self._gather([asdict(each) for each in found]) for each in of_rank]
         kinds = {each.what: each for each in reversed(everyone)}
@@ -367,11 +363,6 @@ class SelfCheck(StepPasses):
         mine = [[shard.rows.start, shard.rows.stop] for shard in batch.shards]
         return [[(start, stop) for start, stop in each] for each in self._gather(mine)]
 
-    @staticmethod
-    def _wholes(ranges: list[list[tuple[int, int]]]) -> list[Rows]:
-        """The rows of the whole micro-batches."""
-        return [(i, shards[0][0], shards[-1][1]) for i, shards in enumerate(zip(*ranges, strict=True))]
-
     def _exchanged(
         self, batch: Batch, have: list[list[tuple[int, int]]], want: list[list[Rows]]
     ) -> list[tuple[int, Batch]]:
@@ -432,7 +423,7 @@ class SelfCheck(StepPasses):
         rows = slice(rows.start - self._first[number], rows.stop - self._first[number])
 
         def loss(outputs: Any, labels: Tensor) -> tuple[Tensor, None]:
-            leaves = self._leaves(outputs, len(labels))
+            leaves = following(outputs, len(labels))
             parts = [(leaf * self._slopes[number, k][rows]).sum() for k, leaf in enumerate(leaves)]
             return torch.stack(parts).sum() * (batch.count / len(labels)), None
 
@@ -535,10 +526,12 @@ class SelfCheck(StepPasses):
         new = self._rotated(batch) if self.ranks > 1 else batch
         other = self._gather(os.getpid())[(self.rank + 1) % self.ranks] ^ 1  # not of the process that had the slices
 
-        def taken(some: Batch, apart: bool, elsewhere: bool = False) -> list[Tensor | None]:
+        def taken(
+            some: Batch, apart: bool, elsewhere: bool = False, start: HiddenState = self._start
+        ) -> list[Tensor | None]:
             """`elsewhere`: among another number of processes, as one of two or alone."""
-            self._start.restore()
-            step.before_pass = (lambda _: self._start.restore()) if apart else None
+            start.restore()
+            step.before_pass = (lambda _: start.restore()) if apart else None
             sync.sequential, sync.overlap = True, False  # `compare` puts them back; nothing is sent before `finish`
             try:
                 with ExitStack() as there:
@@ -551,6 +544,13 @@ class SelfCheck(StepPasses):
                 step.before_pass = None
             return step.take_gradients()
 
+        drawing = [name for name in actual.state.generators if not is_of_the_process(name)]
+        if any(self._gather(drawing)):  # by luck slices may draw the same: where do those leave them that begin later?
+            taken(batch, apart=True, start=actual.state)
+            values, ends = self.state().values, actual.state.values
+            held = self._gather([name for name in drawing if not same(values.get(name), ends[name])])
+            if names := [name for each in held for name in each]:
+                return [Finding(batch.step, "generator", names[0], math.inf, HELD)]
         place = self._other_bits(actual.gradients, first := taken(new, apart=True, elsewhere=True))
         if not any(self._gather(place)):
             return []
