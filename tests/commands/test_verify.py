@@ -1,6 +1,7 @@
 """verify says that right runs agree, and where each wrong one parts from the first."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from lockstep.commands.verify.command import verify
 from lockstep.commands.verify.compare import Row, compare, metrics
 from lockstep.commands.verify.plan import PER_STEP, Plan, Variant
-from lockstep.commands.verify.report import Report
-from lockstep.commands.verify.trace import Job, Trace, fingerprint, read, trace_run
+from lockstep.commands.verify.report import Report, print_report
+from lockstep.commands.verify.trace import Job, Trace, fingerprint, listed_backwards, read, trace_run
 from lockstep.config import Config, Execution
 from lockstep.distributed.failures import WorkerFailed
 from lockstep.distributed.world import World
@@ -211,6 +212,45 @@ def test_a_diverging_run_is_refused() -> None:
 def test_a_patched_step_needs_its_optimizer() -> None:
     with pytest.raises(WorkerFailed, match=r"run\.step without optimizer and sync"):
         _verify(plan_for(1, 2, patch="step_without_optimizer"))
+
+
+def test_a_difference_that_float64_has_not_alone_is_no_rounding() -> None:
+    report = _verify(plan_for(1, 2, model="turning_net", steps=6))
+    assert not report.holds
+
+
+def test_what_the_clock_makes_is_not_blamed_on_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    report = _verify(plan_for(1, 2, patch="by_the_clock"))
+    assert report.itself == "images from step 1"
+    assert report.law[0] == "weights will differ with every run: the clock"
+    print_report(report)
+    told = capsys.readouterr().out
+    assert "the first run, taken again, is another one too: images from step 1" in told
+    assert "inf" not in told
+    assert _verify(plan_for(1, 2, patch="rate_times_size")).itself == ""
+
+
+def test_every_way_to_list_a_folder_goes_backwards(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    usual = (
+        [each.name for each in tmp_path.iterdir()],
+        [each.name for each in os.scandir(tmp_path)],
+        next(os.walk(tmp_path))[1],
+    )
+    with listed_backwards():
+        entries = os.scandir(tmp_path)
+        first = next(entries).name
+        entries.close()
+        with os.scandir(tmp_path) as again:
+            other = (
+                [each.name for each in tmp_path.iterdir()],
+                [each.name for each in again],
+                next(os.walk(tmp_path))[1],
+            )
+    assert first == usual[1][-1]
+    assert other == tuple(names[::-1] for names in usual)
+    assert [each.name for each in tmp_path.iterdir()] == usual[0]
 
 
 # The command

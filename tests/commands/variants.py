@@ -1,5 +1,7 @@
 """Deliberately wrong variants of a run, as a user's own changes might be: `--patch tests.commands.variants:NAME`."""
 
+import itertools
+import time
 from typing import Any
 
 import torch
@@ -153,6 +155,28 @@ def narrow_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module
             return F.linear(images.float().flatten(1), self.out.weight.float(), self.out.bias + torch.zeros(1))
 
     return Narrow()
+
+
+class _Turning(nn.Module):
+    """Another one in every fourth pass, by an iterator, which nobody can put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = itertools.cycle((1.0, 1.0, 1.0, 1.5))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * next(self.turns) if self.training else images
+
+
+def turning_net(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    return nn.Sequential(_Turning(), *bare_net(in_channels, num_classes, image_size))  # type: ignore[misc]
+
+
+def by_the_clock(run: Run, world: World, config: Config) -> None:
+    """Images of another brightness in each run, and a word about it before the first step."""
+    augment, factor = run.train.augment, 1 + time.time_ns() % 1_000_003 * 1e-7
+    run.train.augment = lambda *args: augment(*args) * factor  # type: ignore[assignment]
+    run.notes.append("note: weights will differ with every run: the clock. --law off looks no more")
 
 
 def small() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -345,7 +345,7 @@ class Rarely(nn.Linear):
         return super().forward(x.flatten(1)) * (torch.rand(len(x), 1, generator=self.generator) < 2)
 
 
-ELSEWHERE = "the same slice gives something else on another process: by rank, threads, environment or time"
+ELSEWHERE = "the same slice gives something else on another process: by rank or id, threads, environment or time"
 
 
 def said_of(net: nn.Module, world: World, threads: int = 1) -> tuple[list[str], bool]:

@@ -247,19 +247,19 @@ class Fixed(Odd):
         return x
 
 
-@case("by rank, threads, environment or time")
+@case("by rank or id, threads, environment or time")
 class ByThreads(Odd):
     def odd(self, x: Tensor) -> Tensor:
         return x * (1 + 0.1 * torch.get_num_threads())
 
 
-@case("by rank, threads, environment or time")
+@case("by rank or id, threads, environment or time")
 class ByProcess(Odd):
     def odd(self, x: Tensor) -> Tensor:
         return x * (1 + os.getpid() % 2)
 
 
-@case("by rank, threads, environment or time")
+@case("by rank or id, threads, environment or time")
 class ByRank(Odd):
     def odd(self, x: Tensor) -> Tensor:
         return x * (1 + (torch.distributed.is_initialized() and torch.distributed.get_rank()))

@@ -24,7 +24,8 @@ from lockstep.parallel.hidden_state import HiddenState
 from lockstep.training.outcomes import Outcome, StepPasses, added
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
-SECOND_TIME = "gives something else the second time: what moves is out of reach (a file, the time)"
+SECOND_TIME = "gives something else the second time: what moves is out of reach (a file, an iterator, the time)"
+ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
 _NUMPY, _PYTHON, _TORCH = "numpy's generator", "Python's generator", "torch's generator"
 
 

@@ -34,7 +34,7 @@ from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, digest, is_of_the_process, same
 from lockstep.parallel.module_state import as_real
-from lockstep.training.find_cause import AGAIN, SECOND_TIME, find_cause
+from lockstep.training.find_cause import AGAIN, ELSEWHERE, SECOND_TIME, find_cause
 from lockstep.training.outcomes import (
     HELD,
     KINDS,
@@ -282,7 +282,7 @@ class SelfCheck(StepPasses):
         names = [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]
         if names:
             return f"the processes hold different values of {names[0].removeprefix(LENGTH)}"
-        return "the same samples give something else on another process: by rank, threads, environment or time"
+        return f"the same samples give {ELSEWHERE}"
 
     def _shared_out(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """Parts of the micro-batches pass by themselves, each from the state in which its micro-batch found the model:
@@ -566,8 +566,7 @@ class SelfCheck(StepPasses):
                 return [Finding(batch.step, "bits", copies, 0.0, cause)]
         where = next(filter(None, self._gather(place)))
         if not any(self._gather(self._other_bits(actual.gradients, taken(batch, apart=True)))):
-            cause = "the same slice gives something else on another process: by rank, threads, environment or time"
-            return [Finding(batch.step, "bits", where, 0.0, cause)]
+            return [Finding(batch.step, "bits", where, 0.0, f"the same slice gives {ELSEWHERE}")]
         cause = "what a slice gives depends on the slices before it"
         own = {*self.step.named, *(name for name, _ in self.bare.named_buffers())}
         kept = [name for name in differing(self._start, actual.state) if name not in own]

@@ -74,6 +74,8 @@ def verify(plan: Plan, start: Start | None = None, log: Callable[[str], None] = 
             places = [row.comparison.first_step for row in differing]
             steps = min(max(places) + _MORE_STEPS, plan.steps) if all(places) else plan.steps
             rounding(report, differing, lambda variant: trace(variant, steps, wide=True))
+        if not report.holds:
+            report.itself = compare(first, trace(base), plan.per_step).reason
     return report
 
 

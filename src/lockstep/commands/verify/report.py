@@ -56,6 +56,7 @@ class Report:
     first: Trace
     rows: list[Row]
     unseen: str = ""  # why nothing was run in float64
+    itself: str = ""  # what differs first where the first run is taken again
 
     @property
     def law(self) -> list[str]:
@@ -121,8 +122,11 @@ def print_report(report: Report) -> None:
     console.print(f"Differences are relative to the largest magnitude of a tensor or trajectory. {asked}", style="dim")
     for row in report.differing():
         console.print(f"{row.variant.beside(report.base)} differs: {row.reason}", style="bold")
-        if row.wide is not None:
+        if row.wide is not None and math.isfinite(row.comparison.largest):
             console.print(f"  in float64 {row.float64:.1e} is left of {row.comparison.largest:.1e}")
+    if report.itself:
+        again = f"the first run, taken again, is another one too: {report.itself}"
+        console.print(f"{again}: by the time, chance or the process's number, and not by what was varied", style="bold")
     for message in report.law:
         console.print(f"self-check: {message}")
     console.print(_verdict(report), style="bold green" if report.holds else "bold red")

@@ -92,34 +92,53 @@ def read(folder: Path) -> Trace:
 
 def trace_run(world: World, job: Job) -> None:
     """Run a job on this process, as one of the world's."""
-    with _listed_backwards() if job.backwards else nullcontext():
+    with listed_backwards() if job.backwards else nullcontext():
         trace = _trace(world, job)
     if world.rank == 0:
         write(trace, Path(job.folder))
     world.barrier()
 
 
+_listdir, _scandir = os.listdir, os.scandir
+
+
+class _Backwards:
+    """What os.scandir returns, in the opposite order."""
+
+    def __init__(self, *args: Any) -> None:
+        with _scandir(*args) as entries:
+            self.entries = iter([*entries][::-1])
+
+    def __iter__(self) -> "_Backwards":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.entries)
+
+    def __enter__(self) -> "_Backwards":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is open: all was read at once."""
+
+
 @contextmanager
-def _listed_backwards() -> Iterator[None]:
+def listed_backwards() -> Iterator[None]:
     """Within, folders are listed in the opposite order: file systems promise none."""
-    listdir, scandir = os.listdir, os.scandir
-
-    @contextmanager
-    def backwards(*args: Any) -> Iterator[Iterator[Any]]:
-        with scandir(*args) as entries:
-            yield iter([*entries][::-1])
-
-    os.listdir, os.scandir = lambda *args: listdir(*args)[::-1], backwards  # type: ignore[assignment]
+    os.listdir, os.scandir = lambda *args: _listdir(*args)[::-1], _Backwards  # type: ignore[assignment]
     try:
         yield
     finally:
-        os.listdir, os.scandir = listdir, scandir
+        os.listdir, os.scandir = _listdir, _scandir
 
 
 def _trace(world: World, job: Job) -> Trace:
     config = job.config
     if job.wide:
-        config = replace(config, precision="fp32", model=replace(config.model, compile=False)).with_execution(law="off")
+        config = replace(config, precision="fp32", model=replace(config.model, compile=False))
     run = assemble(config, world, torch.float64 if job.wide else None)
     if job.patch:
         load_object(job.patch, "patch")(run, world, config)
@@ -127,6 +146,8 @@ def _trace(world: World, job: Job) -> Trace:
         _widen(run.train)
         _widen(run.val)
     recorder = _Recorder(run, world, exact=bool(config.exact))
+    found = [note.removeprefix("note: ") for note in run.notes if "weights will differ" in note]
+    recorder.trace.law += [note.partition(". --law off")[0] for note in found]
     trace, count = recorder.trace, min(job.steps, config.epochs * len(run.train))
     state = State()
     recorder.record(state, count)
