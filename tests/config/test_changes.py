@@ -72,6 +72,11 @@ def test_switches_that_a_recipe_goes_with_take_what_does_not_along() -> None:
     assert made(recipe("photos"), init="", epochs=7).epochs == 7
 
 
+def test_a_huge_number_is_refused_as_soon_as_a_small_one() -> None:
+    with pytest.raises(UserError, match="don't fill a batch"):  # counted down, it would take for ever
+        made(recipe("digits"), aug_repeats=10**30)
+
+
 def test_typed_values_stay_and_those_that_dont_go_together_are_refused() -> None:
     with pytest.raises(UserError, match="--nesterov with --optimizer adam"):
         changed(recipe("cifar10"), {"optimizer": "adam", "nesterov": True})

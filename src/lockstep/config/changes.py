@@ -162,7 +162,7 @@ def _to_sizes(was: _Values, now: _Values) -> Iterator[_Change]:
         decode = decode_size_for(max(side or 224, train)) if was["decode_size"] else 0
         yield f"--image-size {side}", {"train_size": train, "decode_size": decode}
     if batch % now["aug_repeats"]:
-        repeats = next(count for count in range(now["aug_repeats"], 0, -1) if batch % count == 0)
+        repeats = next(count for count in range(min(batch, now["aug_repeats"]), 0, -1) if batch % count == 0)
         yield f"--batch-size {batch}", {"aug_repeats": repeats}
 
 
