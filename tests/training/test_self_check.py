@@ -1,5 +1,7 @@
 """What makes a step another one on another number of processes is said, with its place and cause; nothing else is."""
 
+import gc
+import io
 import itertools
 import math
 import os
@@ -465,11 +467,21 @@ class Centred(Net):
         return torch.tanh(self.norms[1](self.second(self.norms[0](x))))
 
 
-def centred(world: World) -> list[str]:
+class Offset(Net):
+    """A batch norm of values that lie far from 0: the rounding of their mean is a part of their spread."""
+
+    def begin(self) -> None:
+        self.norm = nn.BatchNorm1d(HIDDEN)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.second(x) + 1000))
+
+
+def rounding(world: World) -> list[str]:
     said = list[str]()
-    for dtype in (torch.float32, torch.float64):
+    for make, dtype in itertools.product((Centred, Offset), (torch.float32, torch.float64)):
         torch.manual_seed(0)
-        model = parallelize(Centred().to(dtype), world)
+        model = parallelize(make().to(dtype), world)
         step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
         step.check.report = lambda finding, _: said.append(finding.message)
         for t in range(5):
@@ -478,8 +490,9 @@ def centred(world: World) -> list[str]:
     return said
 
 
-def test_a_buffer_that_only_rounding_moves_is_no_finding() -> None:
-    assert run_ranks(centred, 2, law=True) == [[], []]
+def test_what_only_rounding_moves_is_no_finding() -> None:
+    assert rounding(World.single()) == []
+    assert run_ranks(rounding, 2, law=True) == [[], []]
 
 
 class Ghost(Net):
@@ -770,6 +783,26 @@ def test_what_a_loop_decides_by_its_loss_is_the_same_on_any_number_of_processes(
     alone, *others = decided(World.single(), accumulate), *run_ranks(decided, 3, accumulate, law=True)
     assert others == [others[0]] * 3
     assert others[0] == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_looked_for_within_a_check_and_python_goes_on_as_before(enabled: bool) -> None:
+    """A collection of all that was ever imported takes as long as hundreds of small steps."""
+    model, seen = Net(), io.StringIO()  # which no check puts back
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    was, during = gc.isenabled(), list[str]()
+    model.register_forward_pre_hook(lambda *_: print("on" if gc.isenabled() else "off", file=seen))
+    try:
+        (gc.enable if enabled else gc.disable)()
+        for number in range(4):  # the last one is not checked
+            step(batch_of(World.single(), 12, number))
+            assert gc.isenabled() == enabled
+            during.append(seen.getvalue())
+            seen.truncate(seen.seek(0))
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert [{*each.split()} for each in during] == [{"off"}] * 3 + [{"on" if enabled else "off"}]
+    assert all(each.count("off") > 1 for each in during[:3])
 
 
 def test_strict_raises_and_off_looks_at_nothing() -> None:

@@ -95,8 +95,11 @@ class GivenStatistics:
         self.passes.append([])
 
     @contextmanager
-    def given(self, number: int) -> Iterator[None]:
-        """Within, a part of the batch of pass `number` is normalised by the whole; running statistics stay."""
+    def given(self, number: int, moved_by: float = 0.0) -> Iterator[None]:
+        """Within, a part of the batch of pass `number` is normalised by the whole; running statistics stay.
+
+        `moved_by`: a part of the means, which other processes round otherwise.
+        """
         calls, rest = iter(self.passes[number]), object()
         self.others = False
 
@@ -105,7 +108,7 @@ class GivenStatistics:
             self.others |= call is None
             if call is None:
                 return normalised()
-            seen = call.mean, call.variance, call.r, call.count
+            seen = call.mean * (1 + moved_by), call.variance, call.r, call.count
             y: Tensor = Normalise.apply(x, weight, bias, *seen, eps, None, False, call)
             return y
 

@@ -4,11 +4,13 @@ A parameter's gradients are apart by the norm of their difference, relative to t
 part of all gradients. How much of that is rounding depends on the type in which a model computes.
 """
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -32,7 +34,7 @@ from lockstep.parallel.sync import GradientSync
 # by the type in which a model computes: a relative difference that is never looked at closer, how far inputs are
 # moved to see what rounding does, below which part of all gradients one is measured by these, what is beyond doubt
 _LIMITS = {
-    torch.float64: (1e-8, 0.0, 1e-6, 1e-6),
+    torch.float64: (1e-8, 2.0**-49, 1e-6, 1e-6),
     torch.float32: (2e-5, 2.0**-20, 1e-3, sys.float_info.max),
     torch.float16: (1e-2, 2.0**-10, 1e-2, math.inf),
     torch.bfloat16: (5e-2, 2.0**-7, 1e-2, math.inf),
@@ -41,7 +43,7 @@ _LIMITS = {
 
 NOISE = 32.0  # times what moved inputs do
 _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
-_FRESH = 3  # checks for which what moves have done is taken for what they would do now
+_FRESH = 5  # checks for which what moves have done is taken for what they would do now
 
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
@@ -86,6 +88,11 @@ class Outcome:
     loss: Tensor  # float64 [2]: the sum over the batch, and what it is divided by
     state: HiddenState
 
+    @cached_property
+    def norms(self) -> Tensor:
+        """Of the gradients."""
+        return norms_of(self.gradients)
+
 
 class Step(Protocol):
     """What is used of a TrainStep here."""
@@ -117,6 +124,19 @@ class Step(Protocol):
 
     def require_gradients(self) -> None:
         """Raise UserError where a parameter has none after a pass."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within, Python looks for no garbage: the states that a check makes would have it walk all that was ever imported,
+    a tenth of a second."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class StepPasses:
@@ -192,8 +212,8 @@ class StepPasses:
 
     def apart(self, a: Outcome, b: Outcome) -> tuple[Tensor, float]:
         """float64 [parameters] on the host: each gradient's relative difference; and the loss's. Of NaN: infinite."""
-        difference = self.norms([_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True)])
-        norms = torch.maximum(self.norms(a.gradients), self.norms(b.gradients))
+        difference = norms_of([_minus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True)])
+        norms = torch.maximum(a.norms, b.norms)
         total = norms.norm()
         size = difference / norms.clamp(min=self.least * total) if total > 0 else difference * 0
         values = [float(loss[0] / loss[1]) if loss[1] else float(loss[0]) for loss in (a.loss, b.loss)]
@@ -209,15 +229,14 @@ class StepPasses:
         noise, loss_noise = torch.zeros_like(size), 0.0
         if self._noise and self.checked - self._noise[0] <= _FRESH:
             _, noise, loss_noise = self._noise
-        norms = self.norms(other.gradients)
 
         def unexplained() -> Tensor:
             # what turns one unit off may turn off one of any layer: none is quieter than all gradients together
-            overall = float((noise * norms).norm() / norms.norm().clamp(min=1e-300))
+            overall = float((noise * other.norms).norm() / other.norms.norm().clamp(min=1e-300))
             return (size > (noise.clamp(min=overall) * NOISE).clamp(min=self.limit)) | size.isinf()
 
         # a move is a pass of the whole batch: none more than it takes to explain what differs
-        tries = _TRIES if batch.images.is_floating_point() and self.moved_by else 0
+        tries = _TRIES if batch.images.is_floating_point() else 0
         for number in range(tries):
             if not unexplained().any() and loss <= max(self.limit, NOISE * loss_noise):
                 break
@@ -231,14 +250,6 @@ class StepPasses:
                 return [Finding(batch.step, "gradient", name, value)]
         differs = loss > max(self.limit, NOISE * loss_noise) or math.isinf(loss)
         return [Finding(batch.step, "loss", "", loss)] if differs else []
-
-    def norms(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """float64 [parameters] on the host; of sharded ones over all ranks."""
-        own = [None if g is None else local(g) for g in gradients]
-        squares = torch.tensor([0.0 if g is None else _norm(g) ** 2 for g in own], dtype=torch.float64)
-        if any(g is not o for g, o in zip(gradients, own, strict=True)):
-            dist.all_reduce(squares)
-        return squares.sqrt()
 
     def loss(self, found: Sequence[Tensor], shards: Sequence[Shard], everywhere: bool = True) -> Tensor:
         """float64 [2] of what a step's passes return, over all ranks."""
@@ -277,6 +288,15 @@ class StepPasses:
             return []
         cause = "it follows the samples of one process, and nobody puts it together"
         return [Finding(batch.step, "state", names[0].removeprefix(LENGTH), largest, cause)]
+
+
+def norms_of(gradients: Sequence[Tensor | None]) -> Tensor:
+    """float64 [parameters] on the host; of sharded ones over all ranks."""
+    own = [None if g is None else local(g) for g in gradients]
+    squares = torch.tensor([0.0 if g is None else _norm(g) ** 2 for g in own], dtype=torch.float64)
+    if any(g is not o for g, o in zip(gradients, own, strict=True)):
+        dist.all_reduce(squares)
+    return squares.sqrt()
 
 
 def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -51,6 +51,8 @@ from lockstep.training.outcomes import (
     following,
     moved,
     moved_apart,
+    norms_of,
+    uncollected,
     wholes,
 )
 from lockstep.training.update_check import held, trials
@@ -107,7 +109,7 @@ class SelfCheck(StepPasses):
 
     def _warn(self, finding: Finding, first: bool) -> None:
         if first and self.rank == 0:
-            warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=5)
+            warnings.warn(f'{finding.message}. TrainStep(..., law="off") looks no more', stacklevel=6)
 
     def note_generators(self, step: int) -> None:
         """Between two steps, of which this is the second one: has what comes until then drawn random numbers?"""
@@ -130,6 +132,7 @@ class SelfCheck(StepPasses):
         cause = "the batch is not as the loader gave it, and was changed by random numbers of"
         return [Finding(batch.step, "batch", name, math.inf, cause) for _, *names in seen for name in names][:1]
 
+    @uncollected()
     def take_passes(self, batch: Batch) -> list[Tensor]:
         """The passes of a step that is compared."""
         step = self.step
@@ -162,6 +165,7 @@ class SelfCheck(StepPasses):
         finally:
             step.before_pass, step.loss = None, loss
 
+    @uncollected()
     def compare(self, batch: Batch, found: Sequence[Tensor]) -> None:
         """After the gradients of a step have come together, and before the update.
 
@@ -184,6 +188,7 @@ class SelfCheck(StepPasses):
         step.sync.sequential |= any(finding.what == "bits" for finding in findings)
         self._report(findings)
 
+    @uncollected()
     def compare_update(self, number: int, update: Callable[[], object], own_code: bool) -> None:
         """Take the update of step `number`, and compare what it makes of the optimizer and the weights.
 
@@ -210,7 +215,7 @@ class SelfCheck(StepPasses):
 
     def _findings(self, batch: Batch, actual: Outcome) -> list[Finding]:
         """At most one of each kind, the strongest first; the same on all ranks."""
-        finite = self.norms(actual.gradients).isfinite()
+        finite = actual.norms.isfinite()
         if not bool(torch.isfinite(actual.loss).all()) or not finite.all():
             return self._not_finite(batch, finite.tolist())
         if self.step.sync.exact:
@@ -229,7 +234,7 @@ class SelfCheck(StepPasses):
             self._start.restore()
             with suppress(Exception), self.by_itself():  # one after the other, each from what the last has left
                 losses = [self.loss(step.take_passes(one), one.shards, everywhere=False) for _, one in shares]
-                if all(bool((v.abs() < _SMALL).all()) for v in (*losses, self.norms(step.take_gradients()))):
+                if all(bool((v.abs() < _SMALL).all()) for v in (*losses, norms_of(step.take_gradients()))):
                     names = [name for name, each in zip(step.named, finite, strict=True) if not each] or [""]
             step.take_gradients()
         names = self._gather(names[:1])[0]
@@ -254,8 +259,7 @@ class SelfCheck(StepPasses):
             if not cause and not self.step.whole_batch and one.shards[0].size > 1:
                 place, cause = find_cause(self, one, self._before[i])
         place, cause = self._gather([place, cause])[0]
-        if not cause:
-            cause = self._of_ranks(batch, ranges)
+        cause = cause or self._of_ranks(batch, ranges)
         if place and (module := dict(self.bare.named_modules()).get(place)) is not None:
             place += " (batch norm)" if module in batch_norms(self.bare) else f" ({type(module).__name__})"
         return replace(finding, cause=f"{place}: {cause}" if place and cause else cause)
@@ -274,13 +278,12 @@ class SelfCheck(StepPasses):
             self._start.restore()
             with self.as_rank(rank or self.rank, max(2, self.ranks)):
                 self.step.take_passes(one)
-            found += self._gather(self.norms(self.step.take_gradients()).tolist())
+            found += self._gather(norms_of(self.step.take_gradients()).tolist())
         first, *others = map(torch.tensor, found)
         if all(bool(((norms - first).abs() <= self.limit * first.norm()).all()) for norms in others):
             return ""
         everyone = self._gather(mine)
-        names = [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]
-        if names:
+        if names := [name for name in mine if any(other.get(name) != mine[name] for other in everyone)]:
             return f"the processes hold different values of {names[0].removeprefix(LENGTH)}"
         return f"the same samples give {ELSEWHERE}"
 
@@ -326,7 +329,7 @@ class SelfCheck(StepPasses):
             if error[0].startswith("OutOfMemoryError"):  # from now on no rank takes more than about its share
                 self._most = 1
                 if self.rank == 0:
-                    warnings.warn(f"step {batch.step} is not compared, for lack of memory: {error[0]}", stacklevel=5)
+                    warnings.warn(f"step {batch.step} is not compared, for lack of memory: {error[0]}", stacklevel=7)
                 return []
             if "once_differentiable" in error[0]:  # a gradient's gradient, through batch norm
                 return []
@@ -386,18 +389,18 @@ class SelfCheck(StepPasses):
     ) -> Tensor:
         """Take parts; their loss, as `loss` has it. `seed`: of a small change of their images."""
         step, losses = self.step, torch.zeros(2, dtype=torch.float64)
+        by = 0.0 if seed is None else self.moved_by
         gradients: list[Tensor | None] = [None] * len(step.named)
         for i, one in shares:
             self._before[i].restore()
             if seed is not None:
                 signs = torch.randint(0, 2, one.images.shape, generator=torch.Generator().manual_seed(seed))
-                by = (signs.to(one.images.device) * 2 - 1) * (self.moved_by or 2.0**-20)
-                one = replace(one, images=one.images * (1 + by))
+                one = replace(one, images=one.images * (1 + (signs.to(one.images) * 2 - 1) * by))
             step.checks_mean = self.checked == 1 and not step.whole_batch
             taker = self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)
             with (
                 self.as_rank(*taker, other_threads=self._thorough),
-                self._notes.given(i) if given and self._notes is not None else nullcontext(),
+                self._notes.given(i, by) if given and self._notes is not None else nullcontext(),
                 self._sloped(one, i) if given and step.whole_batch else nullcontext(),
             ):
                 found = step.take_passes(one)
@@ -512,7 +515,7 @@ class SelfCheck(StepPasses):
             signs = torch.randint(0, 2, images.shape, generator=torch.Generator().manual_seed(seed or 0)) * 2 - 1
             by = 0.0 if seed is None else self.moved_by
             with step.sync.summed():
-                found = step.take_passes(replace(new, images=images * (1 + signs.to(images.device) * by)))
+                found = step.take_passes(replace(new, images=images * (1 + signs.to(images) * by)))
             return Outcome(step.take_gradients(), self.loss(found, new.shards), actual.state)
 
         return self.compared(batch, actual, again(None), again)
@@ -558,8 +561,7 @@ class SelfCheck(StepPasses):
         if moves := next((name for of_rank in self._gather(again) for name in of_rank if name), ""):
             return [Finding(batch.step, "bits", moves, 0.0, f"the same slice {SECOND_TIME}")]
         inside = taken(batch, apart=False)
-        copies = next(filter(None, self._gather(self._other_bits(actual.gradients, inside))), "")
-        if copies:
+        if copies := next(filter(None, self._gather(self._other_bits(actual.gradients, inside))), ""):
             actual.gradients, actual.state = inside, self.state()
             if not any(self._gather(self._other_bits(inside, taken(new, apart=True)))):
                 cause = "the copies for threads compute otherwise than the model; from now on there are none"
@@ -580,8 +582,7 @@ class SelfCheck(StepPasses):
         tables = self._gather([[shard.micro, shard.key, shard.members] for shard in batch.shards])
         want, theirs = [*ranges[1:], ranges[0]], tables[(self.rank + 1) % self.ranks]
         images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
-        places = zip(theirs, want[self.rank], strict=True)
-        shards = [Shard(micro, key, slice(*rows), members) for (micro, key, members), rows in places]
+        shards = [Shard(*one[:2], slice(*rows), one[2]) for one, rows in zip(theirs, want[self.rank], strict=True)]
         return replace(batch, images=images, labels=labels, shards=tuple(shards))
 
     def _other_bits(self, some: list[Tensor | None], others: list[Tensor | None]) -> str:
