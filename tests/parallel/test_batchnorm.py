@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.batchnorm import SyncBatchNorm, _global_statistics, apart, convert_sync_batchnorm, ghost
-from lockstep.parallel.module_state import preserved
+from lockstep.parallel.module_state import preserved_buffers
 from tests.ranks import run_ranks
 
 SINGLE = World.single()
@@ -233,10 +233,10 @@ def test_ghost_and_preserved_buffers_last_as_long_as_their_context() -> None:
     assert not any(layer.ghost for layer in layers)
     plain = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     before = copy.deepcopy(plain.state_dict())
-    with preserved(apart(plain)):
+    with preserved_buffers(apart(plain)):
         plain(torch.randn(4, 2))
         assert int(plain.state_dict()["0.num_batches_tracked"]) == 1
-    with preserved(apart(model)):
+    with preserved_buffers(apart(model)):
         model(torch.randn(4, 2))
     assert int(model[0].num_batches_tracked) == 1, "a synchronised layer's update is the other ranks' too"
     assert all(torch.equal(a, b) for a, b in zip(before.values(), plain.state_dict().values(), strict=True))

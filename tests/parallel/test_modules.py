@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lockstep.distributed.world import World
 from lockstep.parallel.buffers import average_buffers
-from lockstep.parallel.module_state import Kept, aligned, flattened, preserved
+from lockstep.parallel.module_state import Kept, aligned, flattened, preserved_buffers
 from tests.ranks import run_ranks
 
 
@@ -37,7 +37,7 @@ class Reassigning(nn.Module):
 def test_what_was_there_is_put_back_with_its_value() -> None:
     module = nn.Sequential(Reassigning(), nn.BatchNorm1d(3))
     before = {name: (b, b.clone()) for name, b in module.named_buffers()}
-    with preserved(module.modules()):
+    with preserved_buffers(module.modules()):
         module(torch.randn(5, 3))
         assert module[0].center is not before["0.center"][0]
         module[0].register_buffer("new", torch.ones(1))

@@ -805,6 +805,14 @@ def test_no_garbage_is_looked_for_within_a_check_and_python_goes_on_as_before(en
     assert all(each.count("off") > 1 for each in during[:3])
 
 
+def test_what_may_be_rounding_is_said_when_it_was_seen_twice_in_one_place() -> None:
+    model = Net().float()
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    places = ("second.weight", "first.bias", "head.weight", "first.bias")
+    news = [step.check._is_news(Finding(t, "gradient", place, 1e-3)) for t, place in enumerate(places)]
+    assert news == [False, False, False, True]
+
+
 def test_strict_raises_and_off_looks_at_nothing() -> None:
     with pytest.raises(UserError, match=r"weights will differ with the number of processes: at step 0 the gradient of"):
         found(World.single(), Spread, law="strict")

@@ -55,7 +55,7 @@ _OURS = {"CIFAR10": "cifar10", "CIFAR100": "cifar100"}  # torchvision's come as 
 
 def load_adapted(dataset: str, data_dir: Path, follow_links: bool, world: World) -> Sets:
     """The sets of a `table:`, `hf:` or `tv:` name. All ranks call it together: the first of each host downloads.
-    Raises UserError for what can't be had or told, and PeerError on ranks whose host's first one failed.
+    Raises UserError for what can't be had or read, and PeerError on ranks whose host's first one failed.
     """
     kind = kind_of(dataset)
     if kind == "table":

@@ -23,7 +23,7 @@ _OF_SYSTEMS = {
     *("system volume information", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__pycache__"),
 }
 _IGNORED = "hidden or a system's"
-_UNMISSED = (".ds_store", "thumbs.db", "desktop.ini")  # nobody wants to be told of these
+_UNMISSED = (".ds_store", "thumbs.db", "desktop.ini")  # not worth a note
 _NAMES = {"train": "train|training", "val": "val|valid|validation|eval|evaluation|dev", "test": "test|testing"}
 _SPLITS = {split: re.compile(rf"({names})([-_ ]?(set|data|images))?") for split, names in _NAMES.items()}
 _LAYOUT = "Lay the images out as train/CLASS/FILE and val/CLASS/FILE, or as CLASS/FILE alone."

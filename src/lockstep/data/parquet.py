@@ -138,10 +138,10 @@ class _File:
         if of_image not in binary or of_label not in known:
             what = f"{self.url}: {of_image} or {of_label} is no column of pictures' bytes, or of whole numbers or names"
             raise refused(what, f"Name others by :image=COLUMN and :label=COLUMN. It has {', '.join(self.schema)}.")
-        told = classes.get(of_label, ())
-        if len(set(told)) < len(told) or not all(each.isprintable() and each for each in told):
+        class_names = classes.get(of_label, ())
+        if len(set(class_names)) < len(class_names) or not all(each.isprintable() and each for each in class_names):
             raise refused(f"{self.url}: a class has no name, or another one's", REMEDY)
-        return known[of_image], known[of_label], told
+        return known[of_image], known[of_label], class_names
 
     def values(self, group: int, column: _Column, decode: Decode, table: list[Page], first: int) -> Iterator[Any]:
         """The values of a row group's column from row `first` on, None where there is none; pages go to the table."""

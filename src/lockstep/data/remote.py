@@ -71,8 +71,8 @@ def persist(what: str, url: str, once: Callable[[], _T], note: Callable[[str], o
             raise
         except Exception as error:  # of the network, of a store's library: no common type
             text = shown(redacted(f"{url}: {what}: {_text(error)}"))
-            told = error.__cause__ is None or hasattr(error.__cause__, "operation_name")  # that is S3's own answer
-            if isinstance(error, _REFUSED) and (told or _status(error) in (401, 403, 404)):
+            answered = error.__cause__ is None or hasattr(error.__cause__, "operation_name")  # that is S3's own answer
+            if isinstance(error, _REFUSED) and (answered or _status(error) in (401, 403, 404)):
                 raise UserError(text, "Is the address right, and may this user read it?") from error
             if attempt == TRIES - 1:
                 remedy = (

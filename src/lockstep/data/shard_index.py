@@ -206,9 +206,9 @@ def _index_part(shards: ShardList, number: int, path: Path) -> None:
     with suppress(OSError, ValueError, KeyError, SafetensorError):  # not there, or of another version
         if Index(path).shards[0][:3] == (shards.names[number], size, mark):
             return
-    told, pages = tuple[str, ...](), np.empty((0, len(Page._fields)), np.int64)
+    named, pages = tuple[str, ...](), np.empty((0, len(Page._fields)), np.int64)
     if url.endswith(".parquet"):
-        rows, told, pages = pictures(url, size, shards.field, shards.image)
+        rows, named, pages = pictures(url, size, shards.field, shards.image)
         samples = [
             _Sample(f"row {k}", "", start, length, words, _checked(f"{url}: row {k}", value))
             for k, (start, length, words, value) in enumerate(rows)
@@ -238,7 +238,7 @@ def _index_part(shards: ShardList, number: int, path: Path) -> None:
     }
     if names and len(names) < len(set(labels)):
         raise refused(f"{url}: some labels are names, and some are numbers", "Write them in one way.")
-    write_index(path, arrays, [(shards.names[number], size, mark, len(samples))], told or names)
+    write_index(path, arrays, [(shards.names[number], size, mark, len(samples))], named or names)
 
 
 def write_index(path: Path, arrays: dict[str, Array], rows: Sequence[Row], names: Sequence[str]) -> None:
@@ -256,10 +256,10 @@ def _join(shards: ShardList, files: dict[int, Path], place: Path, old: Index | N
     kinds = {bool(index.label_names) for index, k in sources if index.shards[k][3]}
     if len(kinds) > 1:
         raise refused(f"{shards.title}: some labels are names, and some are numbers", "Write them in one way.")
-    told = {index.label_names: shards.url(k) for k, (index, _) in enumerate(sources) if index.label_names}
-    if len(told) > 1 and (odd := [url for each, url in told.items() if list(each) != sorted(each)]):
+    found = {index.label_names: shards.url(k) for k, (index, _) in enumerate(sources) if index.label_names}
+    if len(found) > 1 and (odd := [url for each, url in found.items() if list(each) != sorted(each)]):
         raise refused(f"{odd[0]} has other classes than others have, or in another order", "Write them in one way.")
-    names = next(iter(told), ()) if len(told) < 2 else tuple(sorted({name for each in told for name in each}))
+    names = next(iter(found), ()) if len(found) < 2 else tuple(sorted({name for each in found for name in each}))
     place_of = {name: k for k, name in enumerate(names)}
     rows: dict[str, list[Array]] = {}
     for index, k in sources:

@@ -61,7 +61,7 @@ def devices(execution: Execution) -> list[torch.device]:
 def process_count(execution: Execution, say: Callable[[str], object] = lambda _: None) -> int:
     """Processes to start on this machine: --nproc, or one per GPU, or as many as `processes_on` says.
 
-    Of a range as many as cores are free, for which others are watched half a second; `say`: told how it was chosen.
+    Of a range as many as cores are free, for which others are watched half a second; `say`: called with the reason.
     """
     available = devices(execution)
     if execution.strategy in ONE_PROCESS:

@@ -223,8 +223,8 @@ class _Attempt:
     def run(self) -> list[Any]:
         """Start them, wait for all, and return their values; raises WorkerFailed, and what the signals ask for."""
         store, environs = meet(self.execution, self.count, self.stops)
-        told = {LAUNCHER: str(os.getpid())} | ({HANDOVER: self.handover} if self.handover else {})
-        environs = [environ | told for environ in environs]
+        own = {LAUNCHER: str(os.getpid())} | ({HANDOVER: self.handover} if self.handover else {})
+        environs = [environ | own for environ in environs]
         ranks = [int(environ["RANK"]) for environ in environs]
         self.running.update(ranks)
         stopped_s = self.hang_timeout and self.hang_timeout + SHUTDOWN_S

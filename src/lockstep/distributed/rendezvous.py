@@ -36,7 +36,7 @@ _POLL_S = 0.05
 _MOST = 5  # differences that a message names
 _GOODBYE_S = 10.0  # that machine 0 waits until the others have read why it ends
 _PART_S = 30.0  # that machine 0 keeps the store for others, at the end
-_has_met = False  # this process has gone to meet the other machines, or told them that it won't
+_has_met = False  # this process has gone to meet the other machines, or has said that it won't
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"  # torch's word for: the launcher has opened the store, rank 0 need not
 
 
@@ -281,7 +281,7 @@ def part(execution: Execution, store: Store) -> None:
 
 @contextmanager
 def refusing_for_all(execution: Execution) -> Iterator[None]:
-    """Where this machine refuses its part of a run inside, before it has met the others, they are told why."""
+    """Where this machine refuses its part of a run inside, before it has met the others, they learn why."""
     try:
         yield
     except UserError as error:

@@ -74,7 +74,7 @@ def raise_once(numbers: Iterable[int], reason: Callable[[], BaseException | None
 
 
 def _marked(error: BaseException, again: Callable[[BaseException], None]) -> BaseException:
-    """The error, to be told from others where it is swallowed; kept in no variable where it is raised."""
+    """The error, marked, so that it is known where it is swallowed. Where it is raised no variable may keep it."""
     error.__dict__["hear_again"] = again
     return error
 

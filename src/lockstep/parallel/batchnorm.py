@@ -272,7 +272,7 @@ def local_batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def step_batch_norms(model: nn.Module) -> list[StepBatchNorm]:
-    """Those that want to be told of passes and steps."""
+    """Its layers that have to know of passes and steps."""
     return [layer for layer in batch_norms(model) if isinstance(layer, StepBatchNorm)]
 
 
@@ -317,7 +317,7 @@ class GroupBatchNorm(StepBatchNorm):
         fold, rest = divmod(len(x), self.rows or len(x))
         if rest:
             raise ValueError(
-                f"--batch-norm groups: a batch of {self.rows} became {len(x)}, so samples are not to be told"
+                f"--batch-norm groups: a batch of {self.rows} became {len(x)}, so samples can't be told apart"
             )
         parts = torch.split(x, self.group * max(fold, 1))
         if self.running_mean is None:

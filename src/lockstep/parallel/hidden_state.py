@@ -166,7 +166,9 @@ class HiddenState:
             if buffer is not None and id(buffer) not in self._kept:
                 self._visit_tensor(buffer, prefix + key, sys.maxsize)
         for key, value in items.items():
-            if key.endswith("_hooks") and isinstance(value, dict):
+            if isinstance(value, dict) and not value:  # most of a module's
+                self._kept.setdefault(id(value), (value, value.clear))
+            elif key.endswith("_hooks") and isinstance(value, dict):
                 self._keep_dict(value, f"hooks of {name or 'the model'}", value)
             elif key != "_buffers":
                 self._visit(value, prefix + key, partial(held.__setitem__, key))

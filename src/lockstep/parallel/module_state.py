@@ -102,7 +102,7 @@ class Kept:
 
 
 @contextmanager
-def preserved(modules: Iterable[nn.Module]) -> Iterator[None]:
+def preserved_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Put the modules' own buffers back afterwards, whether forward writes into them or replaces them."""
     kept = Kept(modules)
     try:
@@ -159,7 +159,7 @@ _STRUCTURE = {"_parameters", "_modules"}  # of a module: FSDP swaps parameters t
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def preserved_state(model: nn.Module) -> Iterator[None]:
     """Within, forward passes may do to the model what they like: all is as before afterwards.
 
     Every module has copies of its buffers, of other tensors that are its attributes, and of its lists, dicts, sets and
@@ -182,7 +182,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def copy_frozen(model: nn.Module) -> None:
-    """Within `untouched`: forward may write into parameters that are not trained, as momentum encoders do."""
+    """Within `preserved_state`: forward may write into parameters that are not trained, as momentum encoders do."""
     copies: dict[int, nn.Parameter] = {}
     for module in model.modules():
         held = vars(module)

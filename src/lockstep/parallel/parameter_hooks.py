@@ -27,7 +27,7 @@ _known: WeakKeyDictionary[nn.Module, "ParameterHooks"] = WeakKeyDictionary()
 def hooks_of(model: nn.Module, wrapped: bool = False) -> "ParameterHooks":
     """Those of a bare model; what it has on its parameters now is taken off them.
 
-    `wrapped`: it is in DDP, which has hooks of its own on AccumulateGrad nodes, so nobody else's can be told.
+    `wrapped`: it is in DDP, which has hooks of its own on AccumulateGrad nodes, so no others can be told apart.
     """
     found = _known.get(model)
     if found is None:

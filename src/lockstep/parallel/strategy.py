@@ -28,7 +28,7 @@ from lockstep.parallel.ddp import DDPSync, LockstepDDP
 from lockstep.parallel.exact import ExactSync
 from lockstep.parallel.fsdp import ShardedSync, is_sharded, shard, units
 from lockstep.parallel.model_parallel import cut
-from lockstep.parallel.module_state import untouched
+from lockstep.parallel.module_state import preserved_state
 from lockstep.parallel.parameter_hooks import hooks_of
 from lockstep.parallel.sync import GradientSync
 
@@ -55,7 +55,7 @@ def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
         own = partial(kind.forward, self)
         if not torch.is_grad_enabled():
             return own(*args, **kwargs)
-        contexts = lambda: (nullcontext(), untouched(self))  # noqa: E731 - of the first pass and of the second
+        contexts = lambda: (nullcontext(), preserved_state(self))  # noqa: E731 - of the first pass and of the second
         return checkpoint(own, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})

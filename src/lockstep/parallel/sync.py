@@ -14,7 +14,7 @@ from lockstep.config import CommConfig
 from lockstep.data.order import Shard
 from lockstep.parallel.batchnorm import apart, ghost
 from lockstep.parallel.buffers import MovingBuffers, average_buffers
-from lockstep.parallel.module_state import preserved, without_gradients
+from lockstep.parallel.module_state import preserved_buffers, without_gradients
 
 Reseed = Callable[[int], object]  # seeds the generators for the pass of shard i
 Take = Callable[[nn.Module, int], Tensor]  # forward and backward of shard i through that module
@@ -28,7 +28,7 @@ class GradientSync:
     comparable = True  # what a step computes is to be the same on any number of ranks
     exact = False  # shards are the same on every N, and may be taken in several threads
     sequential = False  # they are taken in one thread all the same
-    overlap: bool | None = None  # whether exact mode's reductions start during backward; None until a step has told
+    overlap: bool | None = None  # whether exact mode's reductions start during backward; None until a step has shown it
     link = CommConfig()  # what it does for a slow link, for the rules of what goes together
 
     def cut(self, batch: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
@@ -178,5 +178,5 @@ class _Gathered(torch.autograd.Function):
 @contextmanager
 def ghost_pass(model: nn.Module, around: AbstractContextManager[None]) -> Iterator[None]:
     """Around the passes of a rank without a sample, whose dummy batch must leave no trace."""
-    with ghost(model), preserved(apart(model)), without_gradients(model), around:
+    with ghost(model), preserved_buffers(apart(model)), without_gradients(model), around:
         yield

@@ -22,7 +22,7 @@ from lockstep.distributed.devices import to_device
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.hidden_state import put_back
-from lockstep.parallel.module_state import copy_frozen, untouched
+from lockstep.parallel.module_state import copy_frozen, preserved_state
 from lockstep.randomness import GOLDEN, MIX1, MIX2, bits, bits_np, stream
 
 _BLOCK = 1 << 15  # words worked on at once on the CPU: what its caches hold
@@ -282,7 +282,7 @@ class Draws:
         """
         with self.lock:
             if self.plan is None:
-                sharded = is_sharded(model)  # not to be told in the midst of a pass
+                sharded = is_sharded(model)  # can't be seen in the midst of a pass
                 try:
                     self.plan = Plan(*(_recorded(model, images, count) for count in PASSES))
                 except NotPlanned:
@@ -300,8 +300,8 @@ def _recorded(model: nn.Module, images: Tensor, count: int) -> list[Call]:
     """The calls of a forward pass over so many of the images, repeated where they are fewer. Raises NotPlanned."""
     recorder = Recorder()
     # what the pass writes are copies; variables of the model's code, which have none, are put back
-    with put_back({"": model}), untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        warnings.simplefilter("ignore")  # untouched puts the filters back
+    with put_back({"": model}), preserved_state(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        warnings.simplefilter("ignore")  # preserved_state puts the filters back
         copy_frozen(model)
         for layer in batch_norms(model):
             layer.training = False

@@ -80,11 +80,11 @@ class HostGenerators:
     def begin(self, step: int, micro: int) -> None:
         """Before a pass."""
         if not self.used:
-            untouched = _glance() == self._seen
+            unmoved = _glance() == self._seen
             if self.used is None and self._first in (-1, step):
-                self.used = True if self._first == step and not untouched else None
+                self.used = True if self._first == step and not unmoved else None
                 self._first = step
-            elif untouched:
+            elif unmoved:
                 if self.used is None:
                     seed_host(stream(self.seed, "undrawn"))
                     self.used, self._seen = False, _glance()

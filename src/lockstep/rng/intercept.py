@@ -231,7 +231,7 @@ def _filled_bernoulli(dtype: torch.dtype, p: float = 0.5) -> Fill:
 
 
 def _seeded(torchs: _Function) -> _Function:
-    """One that draws for no sample in particular, on the host: from the piece's own generator."""
+    """One that draws for no sample in particular, on the host: from the micro-batch shard's own generator."""
 
     @functools.wraps(torchs)
     def drawn(*args: Any, **kwargs: Any) -> Tensor:
@@ -244,7 +244,7 @@ def _seeded(torchs: _Function) -> _Function:
 
 
 def _get_rng_state() -> Tensor:
-    """torch's state, and after it that of the piece's own generator, for who puts both back by `_set_rng_state`."""
+    """torch's state, and after it that of the shard's own generator; `_set_rng_state` puts both back."""
     keys = current()
     return torch.cat([_get_state(), keys.generator.get_state()]) if isinstance(keys, Keys) else _get_state()
 
@@ -303,7 +303,7 @@ _taken: list[_Names] = []  # by `_users`
 
 @cache
 def _names(compiled: bool) -> list[_Names]:
-    """What to put into which namespace. Compiled code is left at each function, where it would else draw by piece."""
+    """What to put into which namespace. Compiled code is left at each function, where it would else draw by shard."""
     ours = list(PLACES)
     if compiled:
         off: Any = torch.compiler.disable

@@ -32,7 +32,7 @@ from lockstep.parallel import determinism
 from lockstep.parallel.batchnorm import SyncBatchNorm, local_batch_norms, without_ranks
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.hidden_state import HiddenState, digest, packed, unpacked
-from lockstep.parallel.module_state import eval_mode, untouched
+from lockstep.parallel.module_state import eval_mode, preserved_state
 from lockstep.parallel.strategy import spread
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_everything
@@ -454,7 +454,7 @@ def _refuse(config: Config, run: Run, layers: list[nn.Module], count: int) -> No
     like = next(run.model.parameters())
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     try:
-        with untouched(run.model), eval_mode(run.model), without_ranks(), torch.no_grad():
+        with preserved_state(run.model), eval_mode(run.model), without_ranks(), torch.no_grad():
             run.model(two.to(like.device, like.dtype))
     finally:
         for hook in hooks:

@@ -23,7 +23,7 @@ from lockstep.parallel.batchnorm import without_ranks
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import is_sharded
 from lockstep.parallel.hidden_state import put_back
-from lockstep.parallel.module_state import Kept, aligned, eval_mode, preserved
+from lockstep.parallel.module_state import Kept, aligned, eval_mode, preserved_buffers
 from lockstep.parallel.strategy import unwrap
 from lockstep.randomness import stream
 from lockstep.rng.generators import seed_host, seeding
@@ -113,7 +113,13 @@ def outputs(
     bare, seed = unwrap(model), seeding([world.device])
     context = autocast(precision, world.device)
     # a batch norm that stays in training takes a chunk for a whole batch
-    with preserved(bare.modules()), put_back({}, [world.device]), eval_mode(bare), without_ranks(), torch.no_grad():
+    with (
+        preserved_buffers(bare.modules()),
+        put_back({}, [world.device]),
+        eval_mode(bare),
+        without_ranks(),
+        torch.no_grad(),
+    ):
         average_buffers(bare, 1 if synchronized else world.size)
         start, versions = Kept(bare.modules()), [(id(b), b._version) for b in bare.buffers()]
         for chunk, images, labels in loader:

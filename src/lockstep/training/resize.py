@@ -28,8 +28,8 @@ def wishes(
 ) -> Callable[[], int]:
     """A function for rank 0, called at step boundaries: how many processes shall go on; 0: these.
 
-    What can't be had it answers itself. While a checkpoint is being written, training goes on. `say`: told what comes
-    of SIGUSR2.
+    It refuses what can't be had. While a checkpoint is being written, training goes on. `say`: called with what
+    came of SIGUSR2.
     """
     since, chosen = 0.0, 0  # when a wish was first kept waiting; what SIGUSR2 has come to
     choose_again = _by_signal(config, world, run, say)

@@ -64,7 +64,6 @@ _THOROUGH = {1, 16}  # the checks that change threads, and have one of several r
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS = 50.0  # times the limit
 _SMALL = 1e12  # what comes to this doesn't overflow in another order
-_LOOKS = 2  # checks on which something must be seen that is not beyond doubt
 
 _reported = WeakKeyDictionary[nn.Module, set[str]]()  # of a model that has several steps, too: a sentence a run
 
@@ -92,7 +91,7 @@ class SelfCheck(StepPasses):
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self._again, self._second, self._looks = False, False, dict[str, int]()
+        self._again, self._second, self._seen = False, False, set[tuple[str, str]]()
         self._thorough = False
         self._reported = _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
@@ -242,8 +241,9 @@ class SelfCheck(StepPasses):
 
     def _is_news(self, finding: Finding) -> bool:
         """Whether it is beyond doubt, or has been seen before, and was not reported yet."""
-        looks = self._looks[finding.what] = self._looks.get(finding.what, 0) + 1
-        if looks < _LOOKS and finding.what in ("gradient", "loss", "buffer") and finding.size <= self.sure:
+        seen = finding.what, finding.place  # a unit that rounding turns off is in another layer each time
+        if seen not in self._seen and finding.what in ("gradient", "loss", "buffer") and finding.size <= self.sure:
+            self._seen.add(seen)
             self._again = True
             return False
         return finding.what not in self._reported
@@ -389,7 +389,7 @@ class SelfCheck(StepPasses):
     ) -> Tensor:
         """Take parts; their loss, as `loss` has it. `seed`: of a small change of their images."""
         step, losses = self.step, torch.zeros(2, dtype=torch.float64)
-        by = 0.0 if seed is None else self.moved_by
+        by = 0.0 if seed is None else self.moved_by * (-1) ** seed  # means go both ways
         gradients: list[Tensor | None] = [None] * len(step.named)
         for i, one in shares:
             self._before[i].restore()
@@ -582,7 +582,7 @@ class SelfCheck(StepPasses):
         tables = self._gather([[shard.micro, shard.key, shard.members] for shard in batch.shards])
         want, theirs = [*ranges[1:], ranges[0]], tables[(self.rank + 1) % self.ranks]
         images, labels = (exchange(values, ranges, want, self.rank) for values in (batch.images, batch.labels))
-        shards = [Shard(*one[:2], slice(*rows), one[2]) for one, rows in zip(theirs, want[self.rank], strict=True)]
+        shards = [Shard(micro, key, slice(*r), n) for (micro, key, n), r in zip(theirs, want[self.rank], strict=True)]
         return replace(batch, images=images, labels=labels, shards=tuple(shards))
 
     def _other_bits(self, some: list[Tensor | None], others: list[Tensor | None]) -> str:

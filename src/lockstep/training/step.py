@@ -67,7 +67,7 @@ def may_draw(optimizer: Any) -> bool:
 
 
 def update(optimizer: Any) -> None:
-    """`optimizer.step()` for one that has no hooks and draws nothing, told to a profiler where there is one."""
+    """`optimizer.step()` for one that has no hooks and draws nothing, visible to a profiler where there is one."""
     step = type(optimizer).step
     if getattr(step, "hooked", False) and not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         step.__wrapped__(optimizer)
@@ -464,7 +464,7 @@ class TrainStep:
         else:
             terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=torch.float64)
             self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
-            # rounded piece by piece, as means over pieces are: float64 adds such numbers without a loss, in any order
+            # rounded shard by shard, as means over shards are: float64 adds such numbers without a loss, in any order
             losses = [*(terms[:, 0] / self._divisor).to(self._piece_dtype).double()]
         if self.own_loop and (self.sync.ranks > 1 or self.sync.exact):
             own = torch.stack(losses) if losses else batch.images.new_zeros(0, dtype=torch.float64)

@@ -24,7 +24,7 @@ from lockstep.monitoring import desync
 from lockstep.parallel.batchnorm import batch_norms
 from lockstep.parallel.buffers import average_buffers
 from lockstep.parallel.fsdp import whole
-from lockstep.parallel.module_state import preserved
+from lockstep.parallel.module_state import preserved_buffers
 from lockstep.randomness import bits, stream
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import evaluate
@@ -223,7 +223,7 @@ class _Recorder:
         if self.world.size == 1 or self.exact:
             yield
             return
-        with preserved(module for model in models for module in model.modules()):
+        with preserved_buffers(module for model in models for module in model.modules()):
             for model in models:
                 average_buffers(model, self.world.size)
             yield
