@@ -822,8 +822,9 @@ def test_strict_raises_and_off_looks_at_nothing() -> None:
 def test_a_loop_of_ones_own_gets_a_warning() -> None:
     model = Spread()
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.warns(UserWarning, match=r"weights will differ with the number of processes: .*layer \(Layer\)"):
+    with pytest.warns(UserWarning, match=r"weights will differ with the number of .*layer \(Layer\)") as seen:
         step(batch_of(World.single(), 12, 0))
+    assert [each.filename for each in seen if "weights will differ" in str(each.message)] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step(batch_of(World.single(), 12, 1))
