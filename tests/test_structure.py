@@ -40,9 +40,9 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1774, "config"),
     "data": (5341, "data"),
-    "training": (5303, "training"),
-    "gradients and draws": (4082, "parallel rng"),
-    "processes": (3027, "distributed"),
+    "training": (5326, "training"),
+    "gradients and draws": (4094, "parallel rng"),
+    "processes": (3031, "distributed"),
     "state and monitoring": (3509, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
@@ -53,10 +53,10 @@ BUDGETS = {
     ),
     "verify, chaos": (1190, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
-    "machines": (1101, "commands/doctor commands/launch_script"),
+    "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_948, 260
+MAX_LINES, MAX_FILES = 37_986, 260
 
 
 def module_name(path: Path) -> str:

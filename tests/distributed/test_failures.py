@@ -126,7 +126,9 @@ def test_a_lost_peer_is_told_from_an_error_of_its_own() -> None:
 
 
 def test_last_line() -> None:
-    assert last_line(ValueError("a\nb")) == "ValueError: a\nb"
+    error = ValueError("a\nb")
+    error.add_note("lockstep: rank 0: ")
+    assert last_line(error) == "ValueError: a\nb"
 
 
 def test_the_same_error_is_told_by_the_first_rank_that_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,10 @@ def test_a_worker_that_dies_at_the_same_samples_again_and_again_is_told_with_the
 
 
 def test_code_that_ends_the_program_in_a_worker_is_named_by_its_line(place: Path) -> None:
-    ended = trained(place, "run", "--nproc", "1", "--workers", "1", dataset="mine:leaving")
+    train = (*TRAIN, "--dataset", "mine:leaving", "--out", "run", "--nproc", "1", "--workers", "1")
+    ended = Command(sys.executable, "-P", "-m", "lockstep", *train, cwd=place).end(
+        120
+    )  # as the script `lockstep` starts
     assert (ended.code, ended.orphans) == (2, ()), ended.text
     assert re.search(r"mine\.py, line \d+: .*exit\(3\) ended the program, exit code 3", ended.err), ended.text
 

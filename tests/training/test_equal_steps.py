@@ -80,6 +80,23 @@ class LayerDrop(Net):
         return x + torch.tanh(self.second(x)) * (2.0 * (random.random() < 0.5))
 
 
+class SkippedLayer(Net):
+    """A layer takes no part in some steps: its parameters have no gradient there, and momentum doesn't move them."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.second(x)) if random.random() < 0.5 else x
+
+
+class SparseTable(Net):
+    """Rows of a table by the sign of each sample's first feature, with sparse gradients."""
+
+    def begin(self) -> None:
+        self.table = nn.Embedding(2, HIDDEN, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(torch.tanh(self.first(x))) + self.table((x[:, 0] > 0).long()))
+
+
 class NumpyNoise(Net):
     """numpy's generator scales a layer."""
 
@@ -282,7 +299,7 @@ def ended(
     torch.manual_seed(0)
     model = make()
     before(model)
-    wrapped = parallelize(model, world)
+    wrapped = parallelize(model, world, find_unused_parameters=options.get("find_unused_parameters", False))
     step = TrainStep(wrapped, loss, optimizer(model.parameters(), RATE, momentum=0.5), **options)
     after(model)
     for t, n in enumerate(sizes):
@@ -295,6 +312,9 @@ def ended(
 def everything(world: World) -> dict[str, list[float]]:
     random.seed(world.rank), np.random.seed(world.rank)
     found = {make.__name__: ended(world, make) for make in MODELS}
+    for accumulate in (1, 2):
+        found[f"skipped, {accumulate}"] = ended(world, SkippedLayer, accumulate=accumulate, find_unused_parameters=True)
+    found["sparse"] = ended(world, SparseTable)
     if world.size == 2:  # whose steps are compared with themselves, which takes long
         return found
     for make in (LayerDrop, Centre, UnkeyedScalar):

@@ -8,7 +8,7 @@ import os
 import random
 import time
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -572,6 +572,42 @@ class Remembers(torch.optim.SGD):
             p.data.add_(0.01 * torch.randn_like(p))
             if self.count % 2 == 0:
                 p.data.copy_(slow.lerp_(p.data, 0.5))
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Holds an optimizer that takes the steps, and goes halfway back to its own weights after every second one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, defaultdict(dict)
+        self.defaults, self.count = inner.defaults, 0
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.count += 1
+        if self.count % 2 == 0:
+            for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                p.data.copy_(slow.lerp_(p.data, 0.5))
+
+
+def held(world: World, law: Any) -> tuple[list[float], list[str]]:
+    """Weights after steps of an optimizer that holds another, and what is said."""
+    torch.manual_seed(0)
+    model, said = parallelize(Net(), world), list[str]()
+    inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    step = TrainStep(model, F.cross_entropy, Lookahead(inner), law=law)
+    step.check.report = lambda finding, _: said.append(finding.message)
+    for t, n in enumerate(SIZES):
+        step(batch_of(world, n, t))
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), said
+
+
+def test_a_trial_update_leaves_an_optimizer_within_another_as_it_was() -> None:
+    one = held(World.single(), "off")
+    assert held(World.single(), "warn") == one
+    for weights, said in run_ranks(held, 2, "warn", law=True):
+        assert np.abs(np.subtract(weights, one[0])).max() < 1e-11
+        assert said == []
 
 
 def updated(world: World) -> list[list[str]]:

@@ -111,8 +111,10 @@ def at_a_limit(error: BaseException) -> UserError | None:
 
 
 def last_line(error: BaseException) -> str:
-    """An exception as the last line of its traceback: type and message."""
-    return traceback.format_exception_only(error)[-1].strip()
+    """An exception as the last line of its traceback, before notes: type and message."""
+    shown = traceback.TracebackException.from_exception(error)
+    shown.__notes__ = []
+    return [*shown.format_exception_only()][-1].strip()
 
 
 def how_it_ended(code: int | None) -> str:

@@ -167,6 +167,7 @@ class _Worker:
         if isinstance(said := self.pipe.recv(), WorkerFailed):
             raise UserError(said.message)
         self.pid = said
+        self.pipe.send(sys.path)  # it may have grown since the warm process was started
         self.pipe.send_bytes(self.task)
         return self.pipe
 
@@ -202,7 +203,7 @@ def _call(pipe: Connection, mask: set[int], _: Any) -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        sys.path[:] = pipe.recv()  # the one that asks may have added to its own since this one's parent was forked
+        sys.path[:] = pipe.recv()
         with redirect_stdout(io.StringIO()):  # a second copy of what the run's own process has printed
             found = pickle.loads(pipe.recv_bytes())()
     except BaseException as error:
@@ -226,6 +227,7 @@ def _answer_requests(pipe: Connection, mask: set[int], _: Any) -> None:
     _settle(mask)
     try:
         pipe.send(os.getpid())
+        sys.path[:] = pipe.recv()
         pickled, task = pipe.recv_bytes(), None
         with _socket(pipe) as stream:
             while True:

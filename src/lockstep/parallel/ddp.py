@@ -76,6 +76,7 @@ class DDPSync(BackwardSync):
         self.ddp, self.rate = ddp, _SELDOM
         self.every = [*ddp.parameters()]
         self.reduced: list[bool] = getattr(ddp, "reduced", self._trained())  # by DDP; others' gradients are none of its
+        self.sparse = {id(p) for m in ddp.modules() if getattr(m, "sparse", False) for p in m.parameters(recurse=False)}
         self.by_hand = False
         if isinstance(ddp, LockstepDDP):
             self.link = CommConfig(cast(Any, ddp.compress))
@@ -92,9 +93,11 @@ class DDPSync(BackwardSync):
         """no_sync must cover the forward pass too: DDP decides there whether the backward pass will reduce.
 
         DDP waits for the gradients of those parameters that were trained when it was made. If others are now, as where
-        layers are frozen for some epochs, it does not reduce, and `finish` does.
+        layers are frozen for some epochs, it does not reduce, and `finish` does. So too where some may go unused: DDP
+        takes those for used that passes beside its own have used, the self-check's. And where a gradient is sparse:
+        DDP divides others by N twice then (torch 2.14).
         """
-        self.by_hand = self._trained() != self.reduced
+        self.by_hand = self.ddp.find_unused_parameters or bool(self.sparse) or self._trained() != self.reduced
         waits = last and not self.ddp.find_unused_parameters
         self.marks = [None if p.grad is None else (p.grad, p.grad._version) for p in self.every] if waits else []
         return nullcontext() if last and not self.by_hand else self.ddp.no_sync()
@@ -115,10 +118,19 @@ class DDPSync(BackwardSync):
         if not self.by_hand and self.link.compress == "none":
             gradients = [p.grad for p, known in zip(self.every, self.reduced, strict=True) if known]
             torch._foreach_mul_([g for g in gradients if g is not None], self.ranks)
-        for p, known, now in zip(self.every, self.reduced, trained, strict=True):
-            if now and (self.by_hand or not known):
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                dist.all_reduce(p.grad)
+        own = zip(self.every, self.reduced, trained, strict=True)
+        left = [p for p, known, now in own if now and (self.by_hand or not known)]
+        if left and self.ddp.find_unused_parameters:  # what no rank has used stays without a gradient
+            used = torch.tensor([p.grad is not None for p in left], dtype=torch.int32, device=left[0].device)
+            dist.all_reduce(used)
+            left = [p for p, ranks in zip(left, used.tolist(), strict=True) if ranks]
+        pending = []
+        for p in left:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p).to_sparse(1) if id(p) in self.sparse else torch.zeros_like(p)
+            pending.append(dist.all_reduce(p.grad, async_op=True))
+        for work in pending:
+            work.wait()
 
     def waited_ms(self) -> float | None:
         """From the end of the backward computation to the last bucket's arrival, by DDP's own clocks.

@@ -43,7 +43,7 @@ _LIMITS = {
 
 NOISE = 32.0  # times what moved inputs do
 _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
-_FRESH = 5  # checks for which what moves have done is taken for what they would do now
+_FRESH = 10  # checks for which what moves have done is taken for what they would do now
 
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
@@ -302,7 +302,8 @@ def norms_of(gradients: Sequence[Tensor | None]) -> Tensor:
 def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
-    a, b = (each.float() if each.dtype in (torch.float16, torch.bfloat16) else each for each in (local(a), local(b)))
+    a, b = (each.to_dense() if each.is_sparse else each for each in (local(a), local(b)))
+    a, b = (each.float() if each.dtype in (torch.float16, torch.bfloat16) else each for each in (a, b))
     return a - b  # of float32 in float64 it takes five times as long, for a digit that no limit asks for
 
 
@@ -312,6 +313,7 @@ def added(some: Sequence[Tensor | None], more: Sequence[Tensor | None]) -> list[
 
 
 def _norm(gradient: Tensor) -> float:
+    gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
     return float(torch.linalg.vector_norm(gradient, dtype=torch.complex128 if gradient.is_complex() else torch.float64))
 
 

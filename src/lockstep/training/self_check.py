@@ -444,7 +444,7 @@ class SelfCheck(StepPasses):
         pending = []
         for i, p in enumerate(self.step.named.values()):
             if p.requires_grad:
-                found[i] = whole = torch.zeros_like(p) if (own := found[i]) is None else own
+                found[i] = whole = torch.zeros_like(p) if (own := found[i]) is None else own.to_dense()
                 pending.append(dist.all_reduce(whole, async_op=True))
         for work in pending:
             work.wait()

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim import optimizer as torchs
+from torch.utils._pytree import tree_leaves
 
 from lockstep.monitoring import desync
 from lockstep.parallel.data_parallel import driven
@@ -17,11 +19,15 @@ from lockstep.parallel.fsdp import is_part
 from lockstep.parallel.hidden_state import digest, put_back
 from lockstep.training.outcomes import Step, StepPasses
 
+_NUMBERS = ("state", "param_groups", "defaults")  # of an optimizer: no other one is in there
+
 
 def step_hooks(optimizer: Any) -> tuple[dict[int, Any], ...]:
     """The functions that torch calls around an optimizer's step: its own, and those of all optimizers."""
-    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return *own, torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
+    # an optimizer that holds another may never have called torch's __init__, which makes these
+    before = getattr(optimizer, "_optimizer_step_pre_hooks", {})
+    after = getattr(optimizer, "_optimizer_step_post_hooks", {})
+    return before, after, torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
 
 
 def held(step: Step) -> dict[str, Any]:
@@ -49,19 +55,33 @@ def trials(passes: StepPasses, update: Callable[[], object]) -> list[dict[str, A
     return found
 
 
+def _inner(optimizer: Any, known: dict[int, Any]) -> dict[int, Any]:
+    """An optimizer and those that it holds, as one of Lookahead's kind does, by id."""
+    if id(optimizer) not in known:
+        known[id(optimizer)] = optimizer
+        for each in tree_leaves({key: value for key, value in vars(optimizer).items() if key not in _NUMBERS}):
+            if isinstance(each, Optimizer):
+                _inner(each, known)
+    return known
+
+
 @contextmanager
 def _undone(step: Step) -> Iterator[None]:
     """Within, an update may be taken; afterwards all is as before."""
-    optimizer: Any = step.optimizer
-    tensors = [p.detach() for p in step.named.values()]
+    optimizers = [*_inner(step.optimizer, {}).values()]
     gradients = {p: p.grad for p in step.named.values()}
-    state = {p: dict(each) for p, each in optimizer.state.items()}
-    inner = [each for one in state.values() for each in one.values() if isinstance(each, Tensor)]
-    tensors += [*filter(lambda each: each is not None, gradients.values()), *inner]  # type: ignore[list-item]
+    states = [{p: dict(each) for p, each in optimizer.state.items()} for optimizer in optimizers]
+    groups = [[dict(group) for group in optimizer.param_groups] for optimizer in optimizers]
+    attributes = [dict(vars(optimizer)) for optimizer in optimizers]
+    inner = [each for state in states for one in state.values() for each in one.values()]
+    own = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    tensors = [each for each in (*step.named.values(), *own, *gradients.values(), *inner) if isinstance(each, Tensor)]
+    tensors = [*{id(each): each.detach() for each in tensors}.values()]
     copies = [each.clone() for each in tensors]
-    groups, attributes = [dict(group) for group in optimizer.param_groups], dict(vars(optimizer))
-    roots = {"": step.bare, "optimizer": optimizer, "hooks": [step.hooks.before, step.hooks.after]}
-    with put_back(roots | {"step hooks": [[*hooks.values()] for hooks in step_hooks(optimizer)]}, driven(step.bare)):
+    roots = {"": step.bare, "optimizer": step.optimizer, "hooks": [step.hooks.before, step.hooks.after]}
+    with put_back(
+        roots | {"step hooks": [[*hooks.values()] for hooks in step_hooks(optimizers[0])]}, driven(step.bare)
+    ):
         try:
             yield
         finally:
@@ -69,10 +89,11 @@ def _undone(step: Step) -> Iterator[None]:
                 tensor.data.copy_(copy)
             for p, gradient in gradients.items():
                 p.grad = gradient
-            vars(optimizer).clear()
-            vars(optimizer).update(attributes)
-            optimizer.state.clear()
-            optimizer.state.update(state)
-            for group, before in zip(optimizer.param_groups, groups, strict=True):
-                group.clear()
-                group.update(before)
+            for optimizer, state, before, kept in zip(optimizers, states, groups, attributes, strict=True):
+                vars(optimizer).clear()
+                vars(optimizer).update(kept)
+                optimizer.state.clear()
+                optimizer.state.update(state)
+                for group, old in zip(optimizer.param_groups, before, strict=True):
+                    group.clear()
+                    group.update(old)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from lockstep.commands.doctor.children import run
 from lockstep.commands.doctor.plan import PARTS, Finding, Plan
 from lockstep.commands.shared.arguments import parse, print_error
 from lockstep.config.fields import require
@@ -75,8 +76,6 @@ def findings(plan: Plan) -> Iterator[Finding]:
 
 def follow(part: str, seconds: float, fn: Callable[..., Iterator[Any]], *args: Any) -> Iterator[Any]:
     """What a part's generator yields beside texts, and a finding where it fails or does not come to its end."""
-    from lockstep.commands.doctor.children import run
-
     (child,) = run([(fn, *args)], seconds)
     yield from child.values
     if not child.done:
