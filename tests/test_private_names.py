@@ -41,6 +41,7 @@ USED = {
     "torch.optim.optimizer._global_optimizer_post_hooks": "whether somebody hears of every optimizer's step after it",
     "torch.autograd._profiler_enabled": "whether a profiler is to be told of an update",
     "torch.distributed.fsdp._fully_shard": "the module from which others may have imported fully_shard already",
+    "torch._dynamo": "the compiler's list of torch's functions, which it makes before they are replaced",
     "torch.utils._pytree": "the tensors in whatever a module gets or returns",
     "torch._C": "the home of the next one",
     "torch._C._current_graph_task_id": (

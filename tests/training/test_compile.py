@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -63,11 +64,22 @@ class _Method(nn.Module):
         return x * torch.empty_like(x).bernoulli_(0.5)
 
 
+class _Around(nn.Module):
+    def __init__(self, drawn: nn.Module) -> None:
+        super().__init__()
+        self.first, self.drawn, self.second = nn.Linear(4, 5), drawn, nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.drawn(self.first(x)))
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, where it is left
 @pytest.mark.parametrize(("drawn", "unkeyed"), [(_Method(), True), (nn.Dropout(), False), (nn.Identity(), False)])
 def test_a_draw_that_a_compiler_took_for_its_own_is_seen(drawn: nn.Module, unkeyed: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 5), drawn, nn.Linear(5, 3))
+    model = _Around(drawn)
     model.compile(backend="aot_eager")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # the compiler looks at torch anew
+    dist.destroy_process_group()
     step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

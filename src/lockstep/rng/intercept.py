@@ -327,6 +327,12 @@ def _intercept(compiled: bool) -> None:
     """From here on, in all threads, torch's random functions ask for keys, until as many `_release`s."""
     global _users, _taken
     _replace_methods()
+    if compiled and not _users:
+        from torch._dynamo import trace_rules  # takes a second
+
+        # The compiler lists torch's functions by their names, anew after each new process group (so after each check):
+        # while ours have these names, it would take them for torch's and not leave the graph.
+        trace_rules.get_torch_obj_rule_map()
     with _lock:
         _users += 1
         if _users == 1:
