@@ -38,7 +38,7 @@ MAX_FLOORS, MAX_ROOMS, MAX_ARROWS = 10, 16, 60  # a room: a folder or file right
 MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
-    "config": (1774, "config"),
+    "config": (1776, "config"),
     "data": (5341, "data"),
     "training": (5326, "training"),
     "gradients and draws": (4100, "parallel rng"),
@@ -51,12 +51,12 @@ BUDGETS = {
         1496,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1190, "commands/verify commands/chaos"),
+    "verify, chaos": (1206, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 37_992, 260
+MAX_LINES, MAX_FILES = 38_010, 260
 
 
 def module_name(path: Path) -> str:

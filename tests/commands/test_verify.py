@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from lockstep.commands.verify.command import verify
 from lockstep.commands.verify.compare import Row, compare, metrics
 from lockstep.commands.verify.plan import PER_STEP, Plan, Variant
 from lockstep.commands.verify.report import Report, print_report
-from lockstep.commands.verify.trace import Job, Trace, fingerprint, listed_backwards, read, trace_run
+from lockstep.commands.verify.trace import Job, Trace, fingerprint, listed_otherwise, read, trace_run
 from lockstep.config import Config, Execution
 from lockstep.distributed.failures import WorkerFailed
 from lockstep.distributed.world import World
@@ -65,7 +66,7 @@ def test_a_right_exact_run_has_the_same_bits_whatever_is_varied() -> None:
     assert report.holds
     assert [row.verdict for each in report.rows for row in each.comparison.rows if row.verdict != "equal"] == []
     assert {each.comparison.other.weights_sha256 for each in report.rows} == {report.first.weights_sha256}
-    assert report.varied() == "N = 1, 2, 3; threads 1, 2; workers 0, 1; hash seeds 0, 1; folders listed backwards"
+    assert report.varied() == "N = 1, 2, 3; threads 1, 2; workers 0, 1; hash seeds 0, 1; order of listed folders"
     assert [row.variant.nproc for row in report.rows] == [2, 3, 3]
 
 
@@ -230,7 +231,23 @@ def test_what_the_clock_makes_is_not_blamed_on_the_processes(capsys: pytest.Capt
     assert _verify(plan_for(1, 2, patch="rate_times_size")).itself == ""
 
 
-def test_every_way_to_list_a_folder_goes_backwards(tmp_path: Path) -> None:
+def test_float64_does_not_explain_what_earlier_runs_left_nor_what_the_self_check_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_for(1, 2, patch="reads_what_a_run_left", law="off")
+    report = _verify(replace(plan, config=plan.config.with_execution(data_dir=str(tmp_path))))
+    assert not report.holds
+    assert "from step 1" in report.itself
+    report = _verify(plan_for(1, 2, model="centring_net"))
+    assert not report.holds
+    assert not report.differing(), "float64 shows nothing"
+    print_report(report)
+    told = capsys.readouterr().out
+    assert "the gradient of weight is " in told
+    assert "the self-check found what float64 did not show" in told
+
+
+def test_every_way_to_list_a_folder_gives_another_order(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).mkdir()
     usual = (
@@ -238,7 +255,7 @@ def test_every_way_to_list_a_folder_goes_backwards(tmp_path: Path) -> None:
         [each.name for each in os.scandir(tmp_path)],
         next(os.walk(tmp_path))[1],
     )
-    with listed_backwards():
+    with listed_otherwise():
         entries = os.scandir(tmp_path)
         first = next(entries).name
         entries.close()
@@ -249,23 +266,35 @@ def test_every_way_to_list_a_folder_goes_backwards(tmp_path: Path) -> None:
                 next(os.walk(tmp_path))[1],
             )
     assert first == usual[1][-1]
-    assert other == tuple(names[::-1] for names in usual)
+    assert other == tuple([names[2], names[0], names[1]] for names in usual)
     assert [each.name for each in tmp_path.iterdir()] == usual[0]
 
 
 # The command
 
 
-EXACT = ("verify", "digits", "--nproc", "1,2", "--exact", "4", "--steps", "3", "--model", "mlp")
+EXACT = ("verify", "digits", "--nproc", "1,2", "--exact", "4", "--steps", "3", "--model", "net:Counted")
+NET = """
+import itertools
+import torch
+class Counted(torch.nn.Linear):
+    made = itertools.count()
+    def __init__(self, in_channels, num_classes, image_size):
+        torch.manual_seed(next(self.made))
+        super().__init__(in_channels * image_size**2, num_classes)
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+"""
 
 
 @pytest.mark.slow
 def test_the_command_varies_what_only_another_interpreter_has(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
     ended = run_lockstep(*EXACT, cwd=tmp_path, timeout=240)
     assert (ended.code, ended.orphans) == (0, ()), ended.text
     assert "holds: the same bits on N = 1, 2; threads" in ended.out
-    assert "hash seeds 0, 1; folders listed backwards" in ended.out
-    assert "hash seed 1, folders listed backwards: 3 steps" in ended.err
+    assert "hash seeds 0, 1; order of listed folders" in ended.out
+    assert "hash seed 1, folders listed in another order: 3 steps" in ended.err
 
 
 @pytest.mark.parametrize(

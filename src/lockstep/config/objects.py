@@ -66,6 +66,8 @@ def load_object(path: str, kind: str) -> Any:
         if not (error.name and f"{module_name}.".startswith(f"{error.name}.")):
             raise  # the module is there, and something that it imports is not
         remedy = f"Modules are looked for in {here} and among the installed packages."
+        if error.name.endswith(".py"):
+            remedy = f"Leave .py out, as Python's import does: --{kind} {path.replace('.py:', ':')}"
         raise UserError(f"--{kind} {path}: there is no module {error.name!r}", remedy) from error
     for name in attribute.split("."):
         if not hasattr(value, name):

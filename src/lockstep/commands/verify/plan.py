@@ -19,7 +19,7 @@ class Variant:
     threads: int
     workers: int
     hash_seed: int = 0
-    backwards: bool = False  # folders are listed so
+    reordered: bool = False  # folders are listed in another order
 
     def beside(self, base: "Variant") -> str:
         """What differs from another one, for people."""
@@ -28,7 +28,7 @@ class Variant:
             "threads": f"{self.threads} thread(s)",
             "workers": f"{self.workers} worker(s)",
             "hash_seed": f"hash seed {self.hash_seed}",
-            "backwards": "folders listed backwards",
+            "reordered": "folders listed in another order",
         }
         return ", ".join(text for name, text in words.items() if getattr(self, name) != getattr(base, name))
 
@@ -76,7 +76,7 @@ class Plan:
             "threads": 1 if last.threads > 1 else 2,
             "hash_seed": 1,
             "workers": 0 if last.workers else 1,
-            "backwards": True,
+            "reordered": True,
         }
         if execution.loader == "resident":
             del other["workers"]

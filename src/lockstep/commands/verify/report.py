@@ -75,8 +75,8 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """True where the mode's claim holds for all that was varied."""
-        return not self.differing()
+        """True where the mode's claim holds for all that was varied, by the self-check's judgement as well."""
+        return not (self.differing() or self.itself or self.law)
 
     def varied(self) -> str:
         """What was varied, for the verdict."""
@@ -84,7 +84,7 @@ class Report:
         variants = [self.base, *(row.variant for row in self.rows)]
         values = {word: sorted({getattr(each, name) for each in variants}) for name, word in names.items()}
         parts = [f"{word} {', '.join(map(str, several))}" for word, several in values.items() if len(several) > 1]
-        return "; ".join([*parts, *(["folders listed backwards"] if self.plan.vary else [])])
+        return "; ".join([*parts, *(["order of listed folders"] if self.plan.vary else [])])
 
 
 def rounding(report: Report, rows: Sequence[Row], trace: Callable[[Variant], Trace]) -> None:
@@ -126,7 +126,8 @@ def print_report(report: Report) -> None:
             console.print(f"  in float64 {row.float64:.1e} is left of {row.comparison.largest:.1e}")
     if report.itself:
         again = f"the first run, taken again, is another one too: {report.itself}"
-        console.print(f"{again}: by the time, chance or the process's number, and not by what was varied", style="bold")
+        reasons = "by the time, chance, the process's number or what a run left behind, and not by what was varied"
+        console.print(f"{again}: {reasons}", style="bold")
     for message in report.law:
         console.print(f"self-check: {message}")
     console.print(_verdict(report), style="bold green" if report.holds else "bold red")
@@ -141,7 +142,13 @@ def _verdict(report: Report) -> str:
     exact = bool(report.plan.config.exact)
     claim = "the same bits" if exact else "the same but for rounding"
     if not report.holds:
-        return f"does not hold: {claim} on {report.varied()}"
+        wide = any(row.wide is not None for row in report.rows)
+        why = (
+            ""
+            if report.differing() or report.itself
+            else (f"; the self-check found what {'float64' if wide else 'these steps'} did not show")
+        )
+        return f"does not hold: {claim} on {report.varied()}{why}"
     top1 = (report.first.metrics or {}).get("top1", math.nan)
     end = f"top-1 {top1:.2%} after {len(report.first.loss)} steps"
     if exact:

@@ -44,7 +44,7 @@ class Job:
     steps: int
     patch: str = ""
     wide: bool = False  # in float64
-    backwards: bool = False  # folders are listed so
+    reordered: bool = False  # folders are listed in another order
 
 
 @dataclass
@@ -92,7 +92,7 @@ def read(folder: Path) -> Trace:
 
 def trace_run(world: World, job: Job) -> None:
     """Run a job on this process, as one of the world's."""
-    with listed_backwards() if job.backwards else nullcontext():
+    with listed_otherwise() if job.reordered else nullcontext():
         trace = _trace(world, job)
     if world.rank == 0:
         write(trace, Path(job.folder))
@@ -102,20 +102,25 @@ def trace_run(world: World, job: Job) -> None:
 _listdir, _scandir = os.listdir, os.scandir
 
 
-class _Backwards:
-    """What os.scandir returns, in the opposite order."""
+def _reordered(entries: list[Any]) -> list[Any]:
+    """Every second one from the last on, then the others: no end stays, nor what stands at regular distances."""
+    return entries[::-2] + entries[-2::-2]
+
+
+class _Scandir:
+    """What os.scandir returns, in another order."""
 
     def __init__(self, *args: Any) -> None:
         with _scandir(*args) as entries:
-            self.entries = iter([*entries][::-1])
+            self.entries = iter(_reordered([*entries]))
 
-    def __iter__(self) -> "_Backwards":
+    def __iter__(self) -> "_Scandir":
         return self
 
     def __next__(self) -> Any:
         return next(self.entries)
 
-    def __enter__(self) -> "_Backwards":
+    def __enter__(self) -> "_Scandir":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,9 +131,9 @@ class _Backwards:
 
 
 @contextmanager
-def listed_backwards() -> Iterator[None]:
-    """Within, folders are listed in the opposite order: file systems promise none."""
-    os.listdir, os.scandir = lambda *args: _listdir(*args)[::-1], _Backwards  # type: ignore[assignment]
+def listed_otherwise() -> Iterator[None]:
+    """Within, os and pathlib list folders in another order: file systems promise none."""
+    os.listdir, os.scandir = lambda *args: _reordered(_listdir(*args)), _Scandir  # type: ignore[assignment]
     try:
         yield
     finally:
