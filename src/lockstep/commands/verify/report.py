@@ -76,7 +76,7 @@ class Report:
     @property
     def holds(self) -> bool:
         """True where the mode's claim holds for all that was varied, by the self-check's judgement as well."""
-        return not (self.differing() or self.itself or self.law)
+        return not (self.differing() or self.law)
 
     def varied(self) -> str:
         """What was varied, for the verdict."""
