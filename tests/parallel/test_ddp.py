@@ -16,7 +16,7 @@ from lockstep.data.loaders import Batch
 from lockstep.data.order import Shard, micro_batches
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
-from lockstep.parallel.buffers import average_buffers
+from lockstep.parallel.buffers import average_buffers, put_together
 from lockstep.parallel.strategy import parallelize, sync_of
 from lockstep.parallel.sync import GradientSync
 from lockstep.training.step import TrainStep
@@ -176,6 +176,13 @@ def test_a_rank_with_an_empty_share_leaves_no_trace_in_plain_batch_norm(ranks: l
             if not name.startswith("1.running") and "tracked" not in name:
                 np.testing.assert_allclose(values, state(alone)[name], rtol=0, atol=1e-13)
     assert ranks[0]["empty"]["only"]["1.running_var"] == pytest.approx(state(alone)["1.running_var"], abs=1e-14)
+
+
+def test_a_place_in_a_ring_falls_back_to_its_start() -> None:
+    before, counts = torch.tensor([[64]]), torch.tensor([[16], [16]])
+    joined, added = put_together(before, torch.tensor([[80], [80]]), counts)
+    assert (joined.item(), bool(added)) == (96, True)
+    assert put_together(before, torch.tensor([[0], [0]]), counts, added)[0].item() == 0
 
 
 def test_all_ranks_start_with_rank_0s_parameters_and_buffers(ranks: list[dict[str, Any]]) -> None:

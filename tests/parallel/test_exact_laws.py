@@ -1,6 +1,7 @@
 """Exact mode, whatever a model does: one digest for any number of processes and threads."""
 
 import dataclasses
+import math
 import threading
 from typing import Any
 
@@ -19,6 +20,7 @@ from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from lockstep.parallel.determinism import configure
 from lockstep.parallel.exact import ExactSync
+from lockstep.parallel.strategy import parallelize
 from lockstep.training.outcomes import HELD
 from lockstep.training.step import TrainStep
 from tests.parallel.odd_nets import CLASSES, NETS, PIXELS, mlp
@@ -111,6 +113,12 @@ def test_slices_begin_at_aligned_addresses_on_every_rank_of_every_number_of_them
                     assert len(parts) == len(batch.shards)
                     assert all(part.data_ptr() % 64 == 0 for part in parts)
                     assert len({part.untyped_storage().data_ptr() for part in parts}) == len(parts)
+
+
+def test_a_model_that_was_prepared_for_other_gradients_is_refused_on_any_number_of_processes() -> None:
+    net = mlp()
+    with pytest.raises(UserError, match="that parallelize"):
+        ExactSync(parallelize(net, SINGLE), SINGLE, 8)
 
 
 def test_parameters_in_memory_of_others_are_moved() -> None:
@@ -298,6 +306,24 @@ def test_a_parameter_that_no_slice_uses_is_named() -> None:
     step, _ = stepping(net, law="off")
     with pytest.raises(UserError, match=r"2 parameter\(s\) took no part in the loss: extra\.weight, extra\.bias"):
         step(batches(SINGLE)[0])
+
+
+class Least(nn.Linear):
+    """Keeps the least of what it has seen, from infinity on, as observers for quantisation do."""
+
+    least: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.least = torch.minimum(self.least, x.relu().min().detach())
+        return super().forward(x.flatten(1))
+
+
+def test_an_infinity_that_becomes_0_has_changed() -> None:
+    net = Least(PIXELS, CLASSES)
+    net.register_buffer("least", torch.tensor(math.inf))
+    step, _ = stepping(net, law="off")
+    step(batches(SINGLE)[0])
+    assert 0 <= net.least < 1e-30
 
 
 class Counting(nn.Linear):

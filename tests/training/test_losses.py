@@ -162,6 +162,9 @@ def test_a_loss_that_is_no_mean_is_refused_on_any_number_of_processes() -> None:
     require_mean(terms_of(lambda o, y: o.mean()), faint, labels)
     pair = {"logits": outputs, "features": [outputs]}
     require_mean(terms_of(lambda o, y: F.cross_entropy(o["logits"], y)), pair, labels)
+    named = {"logits": outputs, "centres": torch.randn(7, 3)}  # as many as samples, by chance
+    labels[0] = 6
+    require_mean(terms_of(lambda o, y: ((o["logits"][:, :3] - o["centres"][y]) ** 2).mean()), named, labels)
     with pytest.raises(UserError, match="not the mean"):
         require_mean(terms_of(lambda o, y: (o["features"][0] @ o["features"][0].T).logsumexp(1).mean()), pair, labels)
 

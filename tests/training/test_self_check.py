@@ -405,6 +405,23 @@ class Following(Net):
         return torch.tanh(self.second(x)) + torch.tanh(self.slow(x))
 
 
+class Initialised(Net):
+    """The first pass gives parameters their values, through .data, of which no version tells; each replaces one."""
+
+    done: Tensor
+
+    def begin(self) -> None:
+        self.scale, self.shift = nn.Parameter(torch.ones(HIDDEN)), nn.Parameter(torch.zeros(HIDDEN))
+        self.register_buffer("done", torch.zeros(()))
+
+    def middle(self, x: Tensor) -> Tensor:
+        if not self.done:
+            self.scale.data.copy_(1 / x.std(0))
+            self.done.fill_(1)
+        self.shift.data = self.shift.data / 2
+        return torch.tanh(self.second(x * self.scale + self.shift))
+
+
 class Counted(nn.Module):
     """A loss that counts its calls."""
 
@@ -448,6 +465,20 @@ def test_what_forward_writes_into_weights_and_what_the_loss_counts_is_put_back()
     loss = Counted()
     assert found(World.single(), Following, loss) == []
     assert loss.calls == len(SIZES)
+
+
+def written(law: Any) -> list[float]:
+    torch.manual_seed(0)
+    model = Initialised()
+    step = TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), law=law)
+    step.check.report = lambda finding, first: None
+    for t, n in enumerate(SIZES):
+        step(batch_of(World.single(), n, t))
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+def test_what_forward_writes_through_data_is_put_back() -> None:
+    assert written("warn") == written("off")
 
 
 def test_nothing_is_said_of_models_that_are_equal() -> None:
@@ -590,10 +621,36 @@ class Lookahead(torch.optim.Optimizer):
                 p.data.copy_(slow.lerp_(p.data, 0.5))
 
 
+class Compiled(nn.Module):
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(HIDDEN, HIDDEN)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self.inner(x) * (1 + self.passes)
+
+
+class Cycling(Net):
+    """Forward takes the next one of some numbers from an iterator, and another part was compiled by torch.jit."""
+
+    def begin(self) -> None:
+        self.scales, self.signs = itertools.cycle([1.0, 0.5, 2.0]), [itertools.count()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated
+            self.compiled = torch.jit.script(Compiled())
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.compiled(self.second(x))) * next(self.scales)
+
+
 def held(world: World, law: Any) -> tuple[list[float], list[str]]:
-    """Weights after steps of an optimizer that holds another, and what is said."""
+    """Weights after steps of an optimizer that holds another, of a model with an iterator, and what is said."""
     torch.manual_seed(0)
-    model, said = parallelize(Net(), world), list[str]()
+    model, said = parallelize(Cycling(), world), list[str]()
     inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     step = TrainStep(model, F.cross_entropy, Lookahead(inner), law=law)
     step.check.report = lambda finding, _: said.append(finding.message)
@@ -602,7 +659,7 @@ def held(world: World, law: Any) -> tuple[list[float], list[str]]:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), said
 
 
-def test_a_trial_update_leaves_an_optimizer_within_another_as_it_was() -> None:
+def test_checks_leave_an_optimizer_within_another_and_an_iterator_as_they_were() -> None:
     one = held(World.single(), "off")
     assert held(World.single(), "warn") == one
     for weights, said in run_ranks(held, 2, "warn", law=True):

@@ -139,7 +139,10 @@ def _counted(
     unlike = (there & (change != first)).any()
     by_sample = ((counts > 1) & (change != 0) & (change % counts.clamp(min=1) == 0)).any()
     added = unlike | by_sample | added
-    return before[0] + torch.where(added, torch.where(there, change, 0).sum(0), first), added
+    summed = torch.where(there, change, 0).sum(0)
+    # a place in a ring falls back to its start, which no sum does
+    returned = (before[0] + summed < 0) & (before >= 0).all(0) & (before + change >= 0).all(0)
+    return before[0] + torch.where(added & ~returned, summed, first), added
 
 
 def _mean(rows: Tensor, counts: Tensor) -> Tensor:

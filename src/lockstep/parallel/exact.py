@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.data.order import Shard
 from lockstep.distributed.world import World
@@ -124,6 +125,8 @@ def _change(before: Tensor, after: Tensor) -> Tensor | None:
         return None
     if not before.is_floating_point():
         return after.to(torch.int64) - before.to(torch.int64)
+    # an infinity that became 0 has changed, by next to nothing
+    after = torch.where((after == 0) & before.isinf(), torch.finfo(after.dtype).tiny, after)
     return torch.where(different, after - torch.where(before.isfinite(), before, 0.0), 0.0)
 
 
@@ -192,18 +195,29 @@ class Counters:
         self.starts = ends
 
 
+PREPARED = WeakSet[nn.Module]()  # bare models that parallelize(...) was given, for other gradients
+
+
 class ExactSync(GradientSync):
     """Gradients of a global batch's slices, added exactly. Makes rank 0's weights and buffers everyone's.
 
     Args:
-        model: the bare module, the same on all ranks.
+        model: the module itself, the same on all ranks, that `parallelize` was not given.
         slices: V, the same for every N that shall agree.
         threads: slices that this process takes at once. It changes no bit.
+
+    Raises:
+        UserError: for a model from `parallelize`.
     """
 
     exact = True
 
     def __init__(self, model: nn.Module, world: World, slices: int, threads: int = 1) -> None:
+        if model in PREPARED or isinstance(model, DistributedDataParallel | nn.DataParallel):
+            raise UserError(
+                "ExactSync of a model that parallelize(...) has prepared for gradients of another kind",
+                "Leave parallelize out, and give ExactSync and TrainStep the model itself.",
+            )
         self.model, self.world, self.slices, self.ranks = model, world, slices, world.size
         self.names = [name for name, _ in model.named_parameters()]
         own_storage(model)

@@ -1,18 +1,22 @@
 """What a model's code may move beside parameters: found, kept, put back, compared.
 
 Buffers, attributes, what is in lists, dicts and objects, generators, variables of closures, class attributes and the
-globals that the code names. Not reached: what C++ or another library's objects hold, iterators, files, other processes.
+globals that the code names. Not reached: what C++ or another library's objects hold, generators and most
+iterators, files, other processes.
 """
 
 import base64
 import dis
 import hashlib
+import itertools
 import random
 import sys
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from enum import Enum
 from functools import cache, partial
 from typing import Any
@@ -23,6 +27,7 @@ from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _CONTAINERS = (list, dict, set, deque, bytearray)
+_ITERATORS = (itertools.count, itertools.cycle, *map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "timm", "numpy", "lockstep"} - {"__main__"}
 _LARGE = 1 << 26  # bytes of a tensor that is no buffer: it is taken for data
 _LONG = 256  # elements of a container that are looked at one by one
@@ -119,6 +124,12 @@ class HiddenState:
             self._setters[name] = partial(_set_tensor, value)
             self._kept[id(value)] = value, partial(_set_tensor, value, copy)
 
+    def keep_parameter(self, name: str, p: nn.Parameter) -> None:
+        """The values of a parameter, wherever its `data` is by then."""
+        copy = self.values[name] = p.detach().clone()
+        self._setters[name] = partial(_set_tensor, p)
+        self._kept[id(p), "values"] = p, partial(_set_tensor, p, copy)
+
     def _visit_array(self, value: np.ndarray, name: str) -> None:
         if value.nbytes <= _LARGE and value.dtype != object:
             copy = self.values[name] = value.copy()
@@ -153,6 +164,14 @@ class HiddenState:
         for key, value in [*items.items()][: None if keys is not None else 4 * _LONG]:
             full = f"{name}[{key!r}]" if inner else f"{name}.{key}".lstrip(".")
             self._visit(value, full, partial(held.__setitem__, key))
+
+    def _visit_script(self, module: torch.jit.ScriptModule, name: str) -> None:
+        """Of what torch.jit compiled: tensors stay in their places, which are C++'s."""
+        self._kept[id(module)] = module, _nothing
+        for key, buffer in module.named_buffers(f"{name}." if name else ""):
+            self._visit_tensor(buffer, key.replace("..", "."), sys.maxsize)
+        for p in module.parameters():
+            self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
 
     def _visit_module(self, module: nn.Module, name: str) -> None:
         held = vars(module)
@@ -278,6 +297,17 @@ def _set_dict(held: dict[Any, Any], items: dict[Any, Any], whole: bool, others: 
             held[key] = value
 
 
+def _visit_iterator(state: HiddenState, value: Any, name: str) -> None:
+    """An iterator can't be moved back: where it stands as itself, a copy takes its place."""
+    place = state._setters[name]
+    with suppress(TypeError), warnings.catch_warnings():  # Python 3.14 copies none of itertools', 3.12 warns of that
+        warnings.simplefilter("ignore", DeprecationWarning)
+        copy = deepcopy(value)
+        state._kept[id(value)] = value, lambda: place(deepcopy(copy))
+        # what is to come says where it stands; in bytes, which no checkpoint carries: nothing can be put there from it
+        state.values[name] = str([*itertools.islice(deepcopy(copy), _LONG)]).encode()
+
+
 def _visit_generator(state: HiddenState, value: Any, name: str) -> None:
     if isinstance(value, torch.Generator):
         state._state(name, value.get_state(), value.set_state, value)
@@ -311,6 +341,7 @@ def _visit_parts(parts: Callable[[Any], Iterable[Any]]) -> Callable[[HiddenState
 
 _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
     (Tensor, HiddenState._visit_tensor),
+    (torch.jit.ScriptModule, HiddenState._visit_script),
     (nn.Module, HiddenState._visit_module),
     (_CONTAINERS, HiddenState._visit_container),
     (tuple, HiddenState._visit_tuple),
@@ -319,6 +350,7 @@ _VISITS: tuple[tuple[Any, Callable[[HiddenState, Any, str], None]], ...] = (
         (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator),
         _visit_generator,
     ),
+    (_ITERATORS, _visit_iterator),
     (types.FunctionType, HiddenState._visit_function),
     (types.MethodType, _visit_parts(lambda method: (method.__func__, method.__self__))),
     (partial, _visit_parts(lambda value: (value.func, *value.args, *value.keywords.values()))),

@@ -71,6 +71,10 @@ class Places:
     def put(self, held: Iterable[dict[str, Tensor | None]]) -> None:
         """Let the modules hold these tensors, and no others."""
         for module, buffers in zip(self.modules, held, strict=True):
+            if isinstance(module, torch.jit.ScriptModule):
+                for name, buffer in buffers.items():
+                    setattr(module, name, buffer)
+                continue
             module._buffers.clear()
             module._buffers.update(buffers)
 

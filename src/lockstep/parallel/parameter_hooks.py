@@ -58,8 +58,9 @@ class ParameterHooks:
             self.take(name, p)
             if not self.wrapped and p.requires_grad and _held_nodes(p) > _held_nodes(nn.Parameter(torch.zeros(()))):
                 raise UserError(
-                    f"somebody holds the AccumulateGrad node of {name}, as for hooks on it: they would see the "
-                    "gradient of a part of the batch, which depends on the number of processes",
+                    f"somebody holds the AccumulateGrad node of {name}, as for hooks on it or parallelize(...) of "
+                    "another module with it: they would see the gradient of a part of the batch, which depends on "
+                    "the number of processes",
                     "Use the parameter's register_hook or register_post_accumulate_grad_hook: TrainStep calls those "
                     "once a step, on the gradient of the whole batch.",
                 )

@@ -25,7 +25,7 @@ from lockstep.errors import UserError, unknown
 from lockstep.parallel.batchnorm import convert_group_batchnorm, convert_sync_batchnorm, local_batch_norms
 from lockstep.parallel.data_parallel import ReplicaSync, data_parallel
 from lockstep.parallel.ddp import DDPSync, LockstepDDP
-from lockstep.parallel.exact import ExactSync
+from lockstep.parallel.exact import PREPARED, ExactSync
 from lockstep.parallel.fsdp import ShardedSync, is_sharded, shard, units
 from lockstep.parallel.model_parallel import cut
 from lockstep.parallel.module_state import preserved_state
@@ -101,6 +101,7 @@ def parallelize(
     )
     before = len(local_batch_norms(model))
     wrapped = spread(model, world, config, gpus=devices)[0]
+    PREPARED.add(unwrap(wrapped))
     changed = before - len(local_batch_norms(unwrap(wrapped)))
     if changed:
         over = {"global": "the whole batch on all ranks", "groups": f"groups of {config.model.group} samples"}

@@ -135,9 +135,8 @@ class SelfCheck(StepPasses):
     def take_passes(self, batch: Batch) -> list[Tensor]:
         """The passes of a step that is compared."""
         step = self.step
-        versions = self.versions_now()
-        self.versions = versions if step.passes_write is False else {}
-        self._start, self.versions = self.state(), versions
+        self.versions = self.versions_now() if step.passes_write is False else {}
+        self._start = self.state()
         self._before, self._slopes = [self._start], dict[tuple[int, int], Tensor]()
         self._notes = None if step.sync.exact or is_sharded(step.model) else GivenStatistics(self.bare)
 

@@ -318,7 +318,7 @@ class TrainStep:
             parameter.grad = None
         buffers = Kept(self.model.modules()) if self._skips else None
         first = self.passes_write is None
-        versions = [p._version for p in self.named.values()] if first else []
+        marks = self._marks() if first else None
         if is_checked(self.calls):
             self.sync.watch_buffers()
         check = self.check if self.check.due(self.calls) else None
@@ -329,7 +329,7 @@ class TrainStep:
         if met is not None:
             met()
         if first:
-            self.passes_write = versions != [p._version for p in self.named.values()]
+            self.passes_write = marks != self._marks()
         if self._norms:
             end_step(self._norms, batch.count, self.sync.ranks)
         if first if self.sync.exact else batch.shards and self.model is self.bare:
@@ -450,6 +450,11 @@ class TrainStep:
             return found
 
         return self.sync.passes(self.model, batch.shards, reseed, take)
+
+    def _marks(self) -> list[str]:
+        """Of each parameter, what changes where something is written into it: its version, or by .data its norm."""
+        norms = [local(p.detach()).norm() if p.is_floating_point() else None for p in self.named.values()]
+        return [f"{p._version} {norm}" for p, norm in zip(self.named.values(), norms, strict=True)]
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss, or in a user's own loop the batch's by this rank's samples. One with denominators:
