@@ -180,7 +180,7 @@ def test_alone_nothing_is_awaited(capsys: pytest.CaptureFixture[str]) -> None:
     tensor = torch.ones(2)
     assert world.sum(tensor) is tensor
     assert world.gather("x") == ["x"]
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(UserError, match=r"world.gather: Object of type Identity is not JSON serializable"):
         world.gather(torch.nn.Identity())
     world.barrier()
     with world.first_on_host():

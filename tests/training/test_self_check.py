@@ -34,7 +34,7 @@ from lockstep.parallel.hidden_state import HiddenState
 from lockstep.parallel.strategy import parallelize
 from lockstep.training.assemble import loaders
 from lockstep.training.evaluation import evaluate
-from lockstep.training.outcomes import Finding, Outcome, cut
+from lockstep.training.outcomes import UNREPEATED, Finding, Outcome, cut
 from lockstep.training.step import TrainStep
 from tests.hostile.runs import neutral
 from tests.ranks import run_ranks
@@ -485,6 +485,25 @@ def test_nothing_is_said_of_models_that_are_equal() -> None:
     assert {make.__name__: each for make in MODELS if (each := found(World.single(), make))} == {}
     assert found(World.single(), Contrast, contrastive, whole_batch=True) == []
     assert found(World.single(), Synced) == []
+
+
+class OutOfReach(Net):
+    """Each pass is another one, by what nobody can put back: a generator, as the clock would be."""
+
+    def begin(self) -> None:
+        self.scales = (0.5 + i % 5 for i in itertools.count())
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(x)) * next(self.scales)
+
+
+def repeated(world: World) -> set[str]:
+    return {cause for _, _, cause, _ in found(world, OutOfReach)}
+
+
+def test_what_is_another_one_each_time_does_not_pass_as_rounding() -> None:
+    assert repeated(World.single()) == {UNREPEATED}
+    assert run_ranks(repeated, 2, law=True) == [{UNREPEATED}] * 2
 
 
 class Centred(Net):

@@ -83,7 +83,10 @@ class World:
         A value is JSON's: text, numbers, None, lists and dicts with text for keys. A pickle, as torch's own collectives
         for objects send it, would be code for whoever gets at the connection to run.
         """
-        content = json.dumps(value).encode()
+        try:
+            content = json.dumps(value).encode()
+        except TypeError as error:
+            raise UserError(f"world.gather: {error}", "Give it numbers, text and lists, as tensor.tolist().") from error
         if self.size == 1:
             return [json.loads(content)]
         fits = len(content) <= _AT_ONCE

@@ -43,11 +43,13 @@ _LIMITS = {
 
 NOISE = 32.0  # times what moved inputs do
 _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
+_WILD = 1e-2  # what moves do where it may not be them
 _FRESH = 10  # checks for which what moves have done is taken for what they would do now
 
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
 KINDS = ("pass", "batch", "bits", "generator", "state", "gradient", "loss", "buffer", "update")
+UNREPEATED = "the same pass gives something else the second time: by the time, or what else is out of reach"
 HELD = "a generator that the model holds, whose draws are not keyed by sample"
 Rows = tuple[int, int, int]  # the number of a micro-batch, and rows (start, stop) of the global batch
 
@@ -227,8 +229,13 @@ class StepPasses:
         loss = abs(values[0] - values[1]) / largest if largest else 0.0
         return size.nan_to_num(nan=math.inf), math.inf if math.isnan(loss) else loss
 
-    def compared(self, batch: Batch, actual: Outcome, other: Outcome, again: Callable[[int], Outcome]) -> list[Finding]:
-        """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order."""
+    def compared(
+        self, batch: Batch, actual: Outcome, other: Outcome, again: Callable[[int | None], Outcome]
+    ) -> list[Finding]:
+        """Where gradients, or else the loss, differ by more than rounding: the first gradient in the model's order.
+
+        `again` takes the other's passes with images moved by this seed, or as they are.
+        """
         size, loss = self.apart(actual, other)
         if not (float(size.max()) > self.limit or loss > self.limit):
             return []
@@ -248,9 +255,13 @@ class StepPasses:
                 break
             each, of_loss = self.apart(other, again(_TRIES * batch.step + number))
             if not number:
+                wild = _WILD < float(each.max()) < math.inf
+                if wild and float((same := self.apart(other, again(None))[0]).max()) > self.limit:
+                    name = next(name for name, apart in zip(self.step.named, same, strict=True) if apart > self.limit)
+                    return [Finding(batch.step, "gradient", name, float(same.max()), UNREPEATED)]
                 noise, loss_noise = each, of_loss
             noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
-            self._noise = self.checked, noise, loss_noise
+            self._noise = (self.checked, noise, loss_noise) if float(noise.max()) <= _WILD else None
         for name, value, apart in zip(self.step.named, size.tolist(), unexplained().tolist(), strict=True):
             if apart:
                 return [Finding(batch.step, "gradient", name, value)]

@@ -249,7 +249,7 @@ class SelfCheck(StepPasses):
 
     def _explained(self, finding: Finding, batch: Batch) -> Finding:
         """The finding with its cause, as far as experiments on rank 0 tell. All ranks call it together."""
-        if finding.what not in ("gradient", "loss") or is_sharded(self.step.model):
+        if finding.cause or finding.what not in ("gradient", "loss") or is_sharded(self.step.model):
             return finding
         ranges, place, cause = self._ranges(batch), "", ""
         most = max(shards[0][1] - shards[0][0] for shards in ranges) * self._most
