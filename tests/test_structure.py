@@ -40,7 +40,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1776, "config"),
     "data": (5341, "data"),
-    "training": (5351, "training"),
+    "training": (5352, "training"),
     "gradients and draws": (4155, "parallel rng"),
     "processes": (3034, "distributed"),
     "state and monitoring": (3509, "checkpoint monitoring"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_093, 260
+MAX_LINES, MAX_FILES = 38_094, 260
 
 
 def module_name(path: Path) -> str:

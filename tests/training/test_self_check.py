@@ -411,14 +411,14 @@ class Initialised(Net):
     done: Tensor
 
     def begin(self) -> None:
-        self.scale, self.shift = nn.Parameter(torch.ones(HIDDEN)), nn.Parameter(torch.zeros(HIDDEN))
+        self.scale, self.shift = nn.Parameter(torch.ones(HIDDEN)), nn.Parameter(torch.ones(HIDDEN))
         self.register_buffer("done", torch.zeros(()))
 
     def middle(self, x: Tensor) -> Tensor:
         if not self.done:
             self.scale.data.copy_(1 / x.std(0))
             self.done.fill_(1)
-        self.shift.data = self.shift.data / 2
+        self.shift.data = self.shift.data * 1.00001
         return torch.tanh(self.second(x * self.scale + self.shift))
 
 

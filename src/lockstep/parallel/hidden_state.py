@@ -300,7 +300,7 @@ def _set_dict(held: dict[Any, Any], items: dict[Any, Any], whole: bool, others: 
 def _visit_iterator(state: HiddenState, value: Any, name: str) -> None:
     """An iterator can't be moved back: where it stands as itself, a copy takes its place."""
     place = state._setters[name]
-    with suppress(TypeError), warnings.catch_warnings():  # Python 3.14 copies none of itertools', 3.12 warns of that
+    with suppress(Exception), warnings.catch_warnings():  # Python 3.14 copies none of itertools', 3.12 warns of that
         warnings.simplefilter("ignore", DeprecationWarning)
         copy = deepcopy(value)
         state._kept[id(value)] = value, lambda: place(deepcopy(copy))

@@ -453,8 +453,9 @@ class TrainStep:
 
     def _marks(self) -> list[str]:
         """Of each parameter, what changes where something is written into it: its version, or by .data its norm."""
-        norms = [local(p.detach()).norm() if p.is_floating_point() else None for p in self.named.values()]
-        return [f"{p._version} {norm}" for p, norm in zip(self.named.values(), norms, strict=True)]
+        every = self.named.values()
+        norms = [float(local(p.detach()).norm()) if p.is_floating_point() else 0.0 for p in every]
+        return [f"{p._version} {norm}" for p, norm in zip(every, norms, strict=True)]
 
     def _summed(self, found: list[Tensor], batch: Batch) -> Tensor:
         """This rank's summed loss, or in a user's own loop the batch's by this rank's samples. One with denominators:
