@@ -217,7 +217,7 @@ def test_a_patched_step_needs_its_optimizer() -> None:
 
 def test_a_difference_that_float64_has_not_alone_is_no_rounding() -> None:
     report = _verify(plan_for(1, 2, model="turning_net", steps=6))
-    assert not report.holds
+    assert report.differing()
 
 
 def test_what_the_clock_makes_is_not_blamed_on_the_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,11 +184,11 @@ def centring_net(in_channels: int, num_classes: int, image_size: int) -> nn.Modu
 
 
 class _Turning(nn.Module):
-    """Another one in every fourth pass, by an iterator, which nobody can put back."""
+    """Another one in every fourth pass, by a generator, which nobody can put back."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.turns = itertools.cycle((1.0, 1.0, 1.0, 1.5))
+        self.turns = (turn for turn in itertools.cycle((1.0, 1.0, 1.0, 1.5)))
 
     def forward(self, images: Tensor) -> Tensor:
         return images * next(self.turns) if self.training else images

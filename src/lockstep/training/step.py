@@ -318,7 +318,7 @@ class TrainStep:
             parameter.grad = None
         buffers = Kept(self.model.modules()) if self._skips else None
         first = self.passes_write is None
-        marks = self._marks() if first else None
+        marks = self._marks() if first and self.check.law != "off" else []
         if is_checked(self.calls):
             self.sync.watch_buffers()
         check = self.check if self.check.due(self.calls) else None
@@ -329,7 +329,7 @@ class TrainStep:
         if met is not None:
             met()
         if first:
-            self.passes_write = marks != self._marks()
+            self.passes_write = bool(marks) and marks != self._marks()
         if self._norms:
             end_step(self._norms, batch.count, self.sync.ranks)
         if first if self.sync.exact else batch.shards and self.model is self.bare:
