@@ -43,7 +43,7 @@ BUDGETS = {
     "training": (5352, "training"),
     "gradients and draws": (4155, "parallel rng"),
     "processes": (3034, "distributed"),
-    "state and monitoring": (3509, "checkpoint monitoring"),
+    "state and monitoring": (3511, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_094, 260
+MAX_LINES, MAX_FILES = 38_096, 260
 
 
 def module_name(path: Path) -> str:

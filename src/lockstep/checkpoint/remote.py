@@ -207,12 +207,13 @@ class Mirror:
         self._failures: SimpleQueue[Exception] = SimpleQueue()
         self._closing, self._ended = threading.Event(), threading.Event()
         self._uploads = threading.Thread(target=self._guarded, args=(self._upload,), name="upload", daemon=True)
+        self._renewals = threading.Thread(target=self._guarded, args=(self._renew,), name="claim", daemon=True)
 
     def __enter__(self) -> "Mirror":
         self.number = claim(self.store, self.me)
         self.fetch()
         self._uploads.start()
-        threading.Thread(target=self._guarded, args=(self._renew,), name="claim", daemon=True).start()
+        self._renewals.start()
         return self
 
     def __exit__(self, raised: object, *_: object) -> None:
@@ -228,6 +229,7 @@ class Mirror:
             why = self._given_up.message if self._given_up else f"{self.store.url}: not done in {self.timeout_s:g} s"
             remedy = f"{_REMEDY} Then the same command on this machine uploads what is missing."
             raise UserError(f"what the run did last is in {self.folder} alone. {why}", remedy)
+        self._renewals.join(LEASE_S)  # a renewal under way would bring the claim back
         with suppress(StoreError):  # it expires by itself
             self.store.remove(_claim(self.number))
 
