@@ -40,8 +40,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1776, "config"),
     "data": (5341, "data"),
-    "training": (5352, "training"),
-    "gradients and draws": (4155, "parallel rng"),
+    "training": (5354, "training"),
+    "gradients and draws": (4156, "parallel rng"),
     "processes": (3034, "distributed"),
     "state and monitoring": (3511, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
@@ -51,12 +51,12 @@ BUDGETS = {
         1496,
         "commands/compare commands/tune commands/sweep commands/lr_find commands/forecast commands/measuring",
     ),
-    "verify, chaos": (1206, "commands/verify commands/chaos"),
+    "verify, chaos": (1204, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_096, 260
+MAX_LINES, MAX_FILES = 38_097, 260
 
 
 def module_name(path: Path) -> str:

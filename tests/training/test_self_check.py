@@ -637,7 +637,7 @@ class Lookahead(torch.optim.Optimizer):
         self.count += 1
         if self.count % 2 == 0:
             for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
-                p.data.copy_(slow.lerp_(p.data, 0.5))
+                p.data = slow.lerp_(p.data, 0.5).clone()
 
 
 class Compiled(nn.Module):

@@ -97,7 +97,8 @@ class DDPSync(BackwardSync):
         takes those for used that passes beside its own have used, the self-check's. And where a gradient is sparse:
         DDP divides others by N twice then (torch 2.14).
         """
-        self.by_hand = self.ddp.find_unused_parameters or bool(self.sparse) or self._trained() != self.reduced
+        unused = self.ddp.find_unused_parameters and self.comparable  # else there are no passes beside its own
+        self.by_hand = unused or bool(self.sparse) or self._trained() != self.reduced
         waits = last and not self.ddp.find_unused_parameters
         self.marks = [None if p.grad is None else (p.grad, p.grad._version) for p in self.every] if waits else []
         return nullcontext() if last and not self.by_hand else self.ddp.no_sync()
@@ -120,7 +121,7 @@ class DDPSync(BackwardSync):
             torch._foreach_mul_([g for g in gradients if g is not None], self.ranks)
         own = zip(self.every, self.reduced, trained, strict=True)
         left = [p for p, known, now in own if now and (self.by_hand or not known)]
-        if left and self.ddp.find_unused_parameters:  # what no rank has used stays without a gradient
+        if left and self.ddp.find_unused_parameters:  # what no rank has used keeps no gradient; waits for the device
             used = torch.tensor([p.grad is not None for p in left], dtype=torch.int32, device=left[0].device)
             dist.all_reduce(used)
             left = [p for p, ranks in zip(left, used.tolist(), strict=True) if ranks]

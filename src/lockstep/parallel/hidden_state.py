@@ -168,8 +168,8 @@ class HiddenState:
     def _visit_script(self, module: torch.jit.ScriptModule, name: str) -> None:
         """Of what torch.jit compiled: tensors stay in their places, which are C++'s."""
         self._kept[id(module)] = module, _nothing
-        for key, buffer in module.named_buffers(f"{name}." if name else ""):
-            self._visit_tensor(buffer, key.replace("..", "."), sys.maxsize)
+        for key, buffer in module.named_buffers(name):
+            self._visit_tensor(buffer, key, sys.maxsize)
         for p in module.parameters():
             self._kept[id(p), "trained"] = p, partial(p.requires_grad_, p.requires_grad)
 

@@ -76,12 +76,10 @@ def _undone(step: Step) -> Iterator[None]:
     inner = [each for state in states for one in state.values() for each in one.values()]
     own = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     tensors = [each for each in (*step.named.values(), *own, *gradients.values(), *inner) if isinstance(each, Tensor)]
-    tensors = [*{id(each): each.detach() for each in tensors}.values()]
-    copies = [each.clone() for each in tensors]
-    roots = {"": step.bare, "optimizer": step.optimizer, "hooks": [step.hooks.before, step.hooks.after]}
-    with put_back(
-        roots | {"step hooks": [[*hooks.values()] for hooks in step_hooks(optimizers[0])]}, driven(step.bare)
-    ):
+    tensors = [*{id(each): each for each in tensors}.values()]
+    copies = [each.detach().clone() for each in tensors]
+    hooks = [step.hooks.before, step.hooks.after, *([*each.values()] for each in step_hooks(step.optimizer))]
+    with put_back({"": step.bare, "optimizer": step.optimizer, "hooks": hooks}, driven(step.bare)):
         try:
             yield
         finally:

@@ -142,13 +142,11 @@ def _verdict(report: Report) -> str:
     exact = bool(report.plan.config.exact)
     claim = "the same bits" if exact else "the same but for rounding"
     if not report.holds:
-        wide = any(row.wide is not None for row in report.rows)
-        why = (
-            ""
-            if report.differing() or report.itself
-            else (f"; the self-check found what {'float64' if wide else 'these steps'} did not show")
-        )
-        return f"does not hold: {claim} on {report.varied()}{why}"
+        said = f"does not hold: {claim} on {report.varied()}"
+        if report.differing():
+            return said
+        runs = "float64" if any(row.wide is not None for row in report.rows) else "these steps"
+        return f"{said}; the self-check found what {runs} did not show"
     top1 = (report.first.metrics or {}).get("top1", math.nan)
     end = f"top-1 {top1:.2%} after {len(report.first.loss)} steps"
     if exact:
