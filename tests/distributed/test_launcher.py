@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import psutil
 import pytest
 import torch
 
 from lockstep.config import Execution
 from lockstep.distributed.devices import process_count
 from lockstep.distributed.launcher import launch
-from lockstep.distributed.proc import cores
+from lockstep.distributed.proc import cores, stopped
 from lockstep.distributed.world import World
 from lockstep.errors import UserError
 from tests.subprocesses import Command, Ended
@@ -290,10 +289,11 @@ def test_a_rank_that_is_stopped_where_no_other_one_watches_it(tmp_path: Path, mo
 def test_a_rank_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path, hang_timeout: str) -> None:
     (tmp_path / "script.py").write_text(STOPPED)
     command = Command(sys.executable, "script.py", "end", "0", hang_timeout, "5", cwd=tmp_path, warm=True)
-    command.until(lambda: [psutil.Process(pid).status() for pid in command.workers()] == [psutil.STATUS_STOPPED], 60)
+    # the others end meanwhile, each between two looks at it
+    command.until(lambda: [stopped(pid) for pid in command.workers()] == [True], 60)
     time.sleep(2)
-    (stopped,) = command.workers()
-    os.kill(stopped, signal.SIGCONT)
+    (waiting,) = command.workers()
+    os.kill(waiting, signal.SIGCONT)
     ended = command.end(60)
     assert (ended.code, ended.out, ended.err, ended.orphans) == (0, "[0, 1, 2]\n", "", ()), ended.text
 

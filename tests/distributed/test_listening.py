@@ -5,6 +5,7 @@ import pickle
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ class Trap:
 def listeners(command: Command, only: int = 0) -> Iterator[tuple[str, int]]:
     """Where the processes of a command, or one of them, listen: address and port."""
     for pid in [only] if only else command.family():
-        for connection in psutil.Process(pid).net_connections("inet"):
+        found: list[Any] = []
+        with suppress(psutil.NoSuchProcess):  # ended since
+            found = psutil.Process(pid).net_connections("inet")
+        for connection in found:
             if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
                 yield connection.laddr[0], connection.laddr[1]
 
