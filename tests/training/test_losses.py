@@ -1,5 +1,6 @@
 """Losses whose denominator the whole batch decides, on any number of ranks and pieces, against a loop by hand."""
 
+import itertools
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -158,6 +159,8 @@ def test_a_loss_that_is_no_mean_is_refused_on_any_number_of_processes() -> None:
     for right in LOSSES.values():
         require_mean(terms_of(right), outputs, labels)
     require_mean(terms_of(lambda o, y: F.cross_entropy(F.dropout(o), y)), outputs, labels)  # at random: on trust
+    calls = itertools.count()
+    require_mean(terms_of(lambda o, y: F.cross_entropy(o, y) * (1 + (next(calls) > 1))), outputs, labels)
     faint = torch.zeros(len(labels)).index_fill(0, torch.tensor(0), 1e-45)  # float32 has no digits for its mean
     require_mean(terms_of(lambda o, y: o.mean()), faint, labels)
     pair = {"logits": outputs, "features": [outputs]}

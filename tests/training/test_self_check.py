@@ -120,6 +120,23 @@ class PythonRows(Odd):
         return x * torch.tensor([random.random() for _ in x], dtype=x.dtype).view(-1, 1)
 
 
+@case("layer (Layer): what it computes for a sample depends on which others pass with it")
+class Blocks(Odd):
+    """DropBlock's scale: the draws are those of samples, how many are kept is the batch's."""
+
+    def odd(self, x: Tensor) -> Tensor:
+        kept = torch.empty_like(x).bernoulli_(0.8)
+        return x * kept * (kept.numel() / kept.sum())
+
+
+@case("layer (Layer): it draws from torch's generator")
+class Halves(Odd):
+    """Draws that are no sample's, beside some that are."""
+
+    def odd(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.1) * torch.randint(1, 3, (len(x), 1))
+
+
 _OWN = torch.Generator().manual_seed(1)
 
 

@@ -185,6 +185,7 @@ class Keys:
         self.draws, self.model, self.step, self.ids, self.images = draws, model, step, ids, images
         self.numbers: dict[int, int] = {}  # key of a call -> which call it was when it was first made
         self.bases: dict[tuple[torch.device, bool], Tensor] = {}
+        self.unkeyed = 0  # draws that are no sample's, from the generator
 
     # The rest is made when something is drawn: most models draw nothing.
     @cached_property

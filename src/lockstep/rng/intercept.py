@@ -238,6 +238,7 @@ def _seeded(torchs: _Function) -> _Function:
         keys = current()
         if isinstance(keys, Keys) and kwargs.get("generator") is None and kwargs.get("device") in (None, "cpu", _HOST):
             kwargs["generator"] = keys.generator
+            keys.unkeyed += 1
         return torchs(*args, **kwargs)  # type: ignore[no-any-return]
 
     return drawn

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from lockstep.data.loaders import Batch
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
+from lockstep.rng.draws import current
 from lockstep.training.outcomes import Outcome, StepPasses, added
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
@@ -122,8 +123,9 @@ def _note(calls: list[Call], name: str, before: list[Any], module: nn.Module, ar
 
 def _generators() -> dict[str, Any]:
     numpys: Any = np.random.get_state(legacy=False)
+    keys = current()
     return {
-        _TORCH: torch.get_rng_state().numpy().tobytes(),
+        _TORCH: (torch.default_generator.get_state().numpy().tobytes(), getattr(keys, "unkeyed", 0)),
         _NUMPY: (numpys["state"]["pos"], numpys["state"]["key"].tobytes()),
         _PYTHON: random.getstate(),
     }

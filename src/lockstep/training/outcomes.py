@@ -44,6 +44,7 @@ _LIMITS = {
 NOISE = 32.0  # times what moved inputs do
 _TRIES = 3  # moves of the inputs: a maximum that is taken elsewhere, or not, may go with any of them
 _WILD = 1e-2  # a difference with moved inputs by which one asks whether it is for the moves
+_ASKED = 3  # checks for which the answer holds: it takes a pass
 _FRESH = 10  # checks for which what moves have done is taken for what they would do now
 
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
@@ -151,6 +152,7 @@ class StepPasses:
         self.limit, self.moved_by, self.least, self.sure = _LIMITS[kind]
         self.checked = 0  # steps so far
         self._noise: tuple[int, Tensor, float] | None = None  # of which check; of each gradient and of the loss
+        self._ask_at = 0  # which check asks next whether a pass comes to the same again
         self.repeatable = all(device.type == "cpu" for device in self.devices)
         self.compiled = any(map(is_compiled, step.bare.modules()))
         self.pretends = not any(isinstance(m, nn.SyncBatchNorm) for m in step.bare.modules())  # it would ask the others
@@ -259,10 +261,11 @@ class StepPasses:
                 break
             each, of_loss = self.apart(other, again(_TRIES * batch.step + number))
             if not number:
-                wild = _WILD < float(each.max()) < math.inf
-                if wild and float((same := self.apart(other, again(None))[0]).max()) > self.limit:
-                    name = next(name for name, apart in zip(self.step.named, same, strict=True) if apart > self.limit)
-                    return [Finding(batch.step, "gradient", name, float(same.max()), UNREPEATED)]
+                if _WILD < float(each.max()) < math.inf and self.checked >= self._ask_at:
+                    same, _ = self.apart(other, again(None))
+                    if names := [name for name, apart in zip(self.step.named, same, strict=True) if apart > self.limit]:
+                        return [Finding(batch.step, "gradient", names[0], float(same.max()), UNREPEATED)]
+                    self._ask_at = self.checked + _ASKED
                 noise, loss_noise = each, of_loss
             noise, loss_noise = torch.maximum(noise, each), max(loss_noise, of_loss)
             self._noise = (self.checked, noise, loss_noise) if float(noise.max()) <= _WILD else None
