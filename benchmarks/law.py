@@ -4,9 +4,9 @@
     python benchmarks/law.py --quick                               a minute; writes nothing
 
 Each run is the command, in turns. Its seconds are those of its steps, by the journal; evaluations and checkpoints are
-left out. A run of 1,000 steps is checked 11 times; of networks that take long fewer steps are run, and what a check
-takes longer than a step is counted once for the first, which takes most, and 10 times for the others. Photos are files
-of 500x375 pixels. Writes results/law.json.
+left out. A run of 1,000 steps is checked 11 times; of networks that take long fewer steps are run, and what the last
+check there takes longer than a step counts for each of those that a run of 1,000 would have had after it. Photos are
+files of 500x375 pixels. Writes results/law.json.
 """
 
 import argparse
@@ -72,8 +72,10 @@ def measure(
         step = statistics.median(second for run in found["off"] for second in run)
         first = statistics.median(on[0] - off[0] for on, off in zip(found["warn"], found["off"], strict=True)) / step
         checked = [s for s in range(1, case.steps) if is_checked(s)]
-        other = statistics.median(statistics.fmean(run[s] for s in checked) for run in found["warn"]) / step - 1
-        percent = 100 * (first + other * sum(is_checked(s) for s in range(1, RUN))) / RUN
+        longer = [statistics.median(run[s] for run in found["warn"]) / step - 1 for s in checked]
+        later = sum(is_checked(s) for s in range(case.steps, RUN))
+        other = (sum(longer) + later * longer[-1]) / (len(longer) + later)
+        percent = 100 * (first + other * (len(longer) + later)) / RUN
         over = ratio(*([sum(run) for run in found[law]] for law in ("warn", "off")))
         rows.append((f"{name}, N = {nproc}", step * 1e3, first, other, over, percent))
     return rows

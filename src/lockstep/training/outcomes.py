@@ -192,10 +192,10 @@ class StepPasses:
             step.model, step.sync = kept
 
     @contextmanager
-    def as_rank(self, rank: int, ranks: int, other_threads: bool = True) -> Iterator[None]:
-        """`by_itself`; odd ranks may have another number of threads, as processes have that share cores otherwise."""
+    def as_rank(self, rank: int, ranks: int, other_threads: bool) -> Iterator[None]:
+        """`by_itself`; `other_threads`: with another number of them, as processes have that share cores otherwise."""
         threads = torch.get_num_threads()
-        if other_threads and rank % 2:
+        if other_threads:
             torch.set_num_threads(threads - 1 or 2)
         try:
             with self.by_itself(rank, ranks):
