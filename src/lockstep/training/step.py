@@ -313,8 +313,8 @@ class TrainStep:
             factor = self.schedule(batch.samples)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
-        theirs = [parameter.grad for parameter in self._others] if self._others else []
-        for parameter in self._others:
+        theirs = [(parameter, parameter.grad) for parameter in self._others]
+        for parameter, _ in theirs:
             parameter.grad = None
         buffers = Kept(self.model.modules()) if self._skips else None
         first = self.passes_write is None
@@ -323,7 +323,8 @@ class TrainStep:
             self.sync.watch_buffers()
         check = self.check if self.check.due(self.calls) else None
         # a loop of a user's own may leave out steps on some ranks alone
-        met = self.check.world.meet(f"step {batch.step}") if self.own_loop and self.check.law != "off" else None
+        meets = self.sync.ranks > 1 and self.own_loop and self.check.law != "off"
+        met = self.check.world.meet(f"step {batch.step}") if meets else None
         self.calls += 1
         found = self.take_passes(batch) if check is None else check.take_passes(batch)
         if met is not None:
@@ -356,7 +357,7 @@ class TrainStep:
                 check.compare_update(batch.step, partial(self._update, batch.step), own_code and self.scaler is None)
         for parameter in self.parameters:  # optimizer.zero_grad takes 40 times as long
             parameter.grad = None
-        for parameter, gradient in zip(self._others, theirs, strict=True):
+        for parameter, gradient in theirs:
             parameter.grad = gradient
         self.check.note_generators(self.calls)
         return summed
