@@ -40,7 +40,7 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1776, "config"),
     "data": (5341, "data"),
-    "training": (5363, "training"),
+    "training": (5361, "training"),
     "gradients and draws": (4158, "parallel rng"),
     "processes": (3034, "distributed"),
     "state and monitoring": (3511, "checkpoint monitoring"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_108, 260
+MAX_LINES, MAX_FILES = 38_106, 260
 
 
 def module_name(path: Path) -> str:

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -185,7 +186,7 @@ def noise_and_process() -> Any:
     return Reading("own generator", os.getpid()), Numbered()
 
 
-def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str]]:
+def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str], list[str]]:
     """What is said of sets that are read otherwise, and of factories."""
     said, refused = {}, {}
     laws: dict[str, Law] = {"strict": "strict"}
@@ -204,7 +205,10 @@ def reported(world: World) -> tuple[dict[str, list[str]], dict[str, str]]:
             load_data(Config(data=data, execution=execution), world, None if callable(given) else given)
         except UserError as error:
             refused[name] = error.message
-    return said, refused
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loaders((Reading("own generator"), Reading("keyed")), world, batch_size=2)
+    return said, refused, [each.filename for each in warned]
 
 
 def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them(worlds: Ranks) -> None:
@@ -214,7 +218,8 @@ def test_what_is_not_the_same_in_every_process_is_said_on_any_number_of_them(wor
     for how, (sentence,) in alone[0].items():
         assert "own/train depends on " in sentence
         assert ("the process that reads it" in sentence) == (how == "process")
-    for _, refused in (alone, first, second):
+    assert (alone[2], first[2], second[2]) == ([__file__], [__file__], [])  # the file of the loop, not one of ours
+    for _, refused, _ in (alone, first, second):
         assert "by_process/train is not the same set in every process: 20 samples" in refused["by_process"]
         assert "arrays/val is not the same set in every process: 4 samples" in refused["by_process_in_arrays"]
         assert "noise_and_process/train is not the same set in every process" in refused["noise_and_process"]

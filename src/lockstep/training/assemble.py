@@ -415,12 +415,10 @@ def loaders(
         samples=SamplesConfig(**samples),
         execution=Execution(data_dir=data_dir, workers=workers, cache=cache),
     )
-
-    def warn(sentence: str) -> None:
-        if world.rank == 0:
-            warnings.warn(sentence, stacklevel=4)
-
-    train_set, val_set = load_data(config, world, given, warn, again=False)
+    said: list[str] = []
+    train_set, val_set = load_data(config, world, given, said.append, again=False)
+    for sentence in said if world.rank == 0 else ():
+        warnings.warn(sentence, stacklevel=2)
     return train_loader(config, train_set, world), eval_loader(config, val_set, world)
 
 
