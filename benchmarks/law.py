@@ -61,6 +61,12 @@ def seconds(case: Case, steps: int, nproc: int, law: str, data: str) -> list[flo
     return [case.batch / float(record["images_per_s"]) for record in found]
 
 
+def in_steps(run: list[float]) -> list[float]:
+    """Seconds of steps in those of the same run that aren't checked: another run may meet a slower moment."""
+    step = statistics.median(second for number, second in enumerate(run) if not is_checked(number))
+    return [second / step for second in run]
+
+
 def measure(
     name: str, case: Case, data: str, rounds: int
 ) -> list[tuple[str, float, float, float, dict[str, float], float]]:
@@ -70,9 +76,10 @@ def measure(
         sides = {law: partial(seconds, case, case.steps, nproc, law, data) for law in ("off", "warn")}
         found = interleave(sides, rounds, warmup=0)
         step = statistics.median(second for run in found["off"] for second in run)
-        first = statistics.median(on[0] - off[0] for on, off in zip(found["warn"], found["off"], strict=True)) / step
+        on, off = ([in_steps(run) for run in found[law]] for law in ("warn", "off"))
+        first = statistics.median(a[0] - b[0] for a, b in zip(on, off, strict=True))
         checked = [s for s in range(1, case.steps) if is_checked(s)]
-        longer = [statistics.median(run[s] for run in found["warn"]) / step - 1 for s in checked]
+        longer = [statistics.median(run[s] for run in on) - 1 for s in checked]
         later = sum(is_checked(s) for s in range(case.steps, RUN))
         other = (sum(longer) + later * longer[-1]) / (len(longer) + later)
         percent = 100 * (first + other * (len(longer) + later)) / RUN
