@@ -37,7 +37,7 @@ class Call:
     name: str
     inputs: list[Tensor]
     outputs: list[Tensor]
-    drew: set[str]  # the process's generators that moved while it ran
+    drew: set[str]  # generators from which something was drawn while it ran that is no sample's
 
 
 def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str, str]:
@@ -123,9 +123,9 @@ def _note(calls: list[Call], name: str, before: list[Any], module: nn.Module, ar
 
 def _generators() -> dict[str, Any]:
     numpys: Any = np.random.get_state(legacy=False)
-    keys = current()
+    # not torch.get_rng_state: in a shard's passes it is also the shard's own generator, which keyed draws move
     return {
-        _TORCH: (torch.default_generator.get_state().numpy().tobytes(), getattr(keys, "unkeyed", 0)),
+        _TORCH: (torch.default_generator.get_state().numpy().tobytes(), getattr(current(), "unkeyed", 0)),
         _NUMPY: (numpys["state"]["pos"], numpys["state"]["key"].tobytes()),
         _PYTHON: random.getstate(),
     }

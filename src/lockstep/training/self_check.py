@@ -397,9 +397,9 @@ class SelfCheck(StepPasses):
                 one = replace(one, images=one.images * (1 + (signs.to(one.images) * 2 - 1) * by))
             step.checks_mean = self.checked == 1 and not step.whole_batch
             taker = self._takers.get((i, one.shards[0].rows.start), (0, 1)) if given else (0, 1)
-            slower = self._thorough and taker[0] == taker[1] - 2  # a quarter of the samples: with fewer threads
+            threads = self._thorough and taker[0] == taker[1] - 2  # of four parts a quarter: it may take twice as long
             with (
-                self.as_rank(*taker, other_threads=slower),
+                self.as_rank(*taker, other_threads=threads),
                 self._notes.given(i, by) if given and self._notes is not None else nullcontext(),
                 self._sloped(one, i) if given and step.whole_batch else nullcontext(),
             ):
