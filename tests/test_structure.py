@@ -40,8 +40,8 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 BUDGETS = {
     "config": (1776, "config"),
     "data": (5341, "data"),
-    "training": (5361, "training"),
-    "gradients and draws": (4158, "parallel rng"),
+    "training": (5364, "training"),
+    "gradients and draws": (4177, "parallel rng"),
     "processes": (3034, "distributed"),
     "state and monitoring": (3511, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
@@ -56,7 +56,7 @@ BUDGETS = {
     "machines": (1100, "commands/doctor commands/launch_script"),
     "everyday commands": (1337, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_106, 260
+MAX_LINES, MAX_FILES = 38_128, 260
 
 
 def module_name(path: Path) -> str:

@@ -12,7 +12,7 @@ from torchvision.ops import StochasticDepth
 
 from lockstep.rng import intercept
 from lockstep.rng.draws import Draws
-from lockstep.rng.intercept import keyed
+from lockstep.rng.intercept import keyed, left_replaced
 from tests.rng.networks import CLASSES, NETWORKS, Checkpointed, Plain
 
 N = 7
@@ -147,6 +147,21 @@ def test_torch_is_as_it_was_afterwards() -> None:
     assert torch.equal(torch.empty(3).uniform_(), expected), "a tensor's methods stay replaced, and are torch's"
     assert {(place, name): place.__dict__.get(name) for place, name in before} == before
     assert (F.dropout(torch.ones(1000)) == 0).any()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_between_steps_an_epoch_draws_from_torchs_own_generator(compiled: bool) -> None:
+    model, images = network("everything")
+    before = F.dropout, passes(model, images, WHOLE)
+    torch.manual_seed(1)
+    drawn = torch.rand(3), F.dropout(images)
+    with left_replaced(Draws(0, compiled)):
+        again = passes(model, images, WHOLE)
+        assert (F.dropout is before[0]) == compiled, "a compiler must find torch's"
+        torch.manual_seed(1)
+        assert all(map(torch.equal, drawn, (torch.rand(3), F.dropout(images))))
+    assert F.dropout is before[0]
+    assert all(map(torch.equal, again, before[1]))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -19,6 +19,7 @@ from lockstep.distributed.world import World
 from lockstep.monitoring import desync
 from lockstep.monitoring.journal import EvalRecord, FaultRecord, StepRecord
 from lockstep.parallel.batchnorm import SyncBatchNorm
+from lockstep.rng.intercept import left_replaced
 from lockstep.training.assemble import Run, assemble
 from lockstep.training.evaluation import LARGEST_IN_JOURNAL, ClassCounts, evaluate
 from lockstep.training.pretrained import origin, settled
@@ -81,7 +82,7 @@ def train_epoch(live: Session) -> None:
     """
     run, state, beat = live.run, live.state, live.beat
     window = Window(live.world, run, live.config)
-    with ExitStack() as compilation:
+    with ExitStack() as compilation, left_replaced(getattr(run.step, "draws", None)):
 
         def loaded(batch: Batch) -> None:
             live.note_resize()

@@ -1,6 +1,6 @@
 """Does the number of processes change what a step computes? Measured at real steps, on the real model.
 
-On a process's steps 0, 1, 2, 4, ... 1,024 and every 1,024th the batch that was just taken is taken again, shared out
+On a process's steps 0, 1, 2, 4, ... 4,096 and every 4,096th the batch that was just taken is taken again, shared out
 otherwise: cut in two or three, whatever the number of ranks; now and then with a single sample by itself, seldom with
 other numbers of threads, and as a whole by one of them. Everything is put back before and after. Gradients, loss,
 buffers and what else the model keeps are compared; what differs beyond rounding (that of inputs a few units in the
@@ -58,7 +58,7 @@ from lockstep.training.outcomes import (
 from lockstep.training.update_check import held, trials
 
 States = list[tuple[int, HiddenState]]  # the samples of each part, and what it left
-_SELDOM = 1024  # steps between two checks, once a run has gone on for so long
+_SELDOM = 4096  # steps between two checks, once a run has gone on for so long
 _SINGLE = {1, 8, 16}  # the checks that pass a single sample by itself, which is cheap
 _THOROUGH = {1, 16}  # the checks that change threads, and have one of several ranks take all: four steps or more
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
@@ -69,8 +69,8 @@ _reported = WeakKeyDictionary[nn.Module, set[str]]()  # of a model that has seve
 
 
 def is_checked(step: int) -> bool:
-    """Of the steps that a process takes: true on steps 0, 1, 2, 4, 8, ... 1,024, and on every 1,024th."""
-    return step & (step - 1) == 0 if step < _SELDOM else step % _SELDOM == 0
+    """Of the steps that a process takes: true on steps 0, 1, 2, 4, 8, ... 4,096, and on every 4,096th."""
+    return step & (step - 1) == 0 or step % _SELDOM == 0
 
 
 class SelfCheck(StepPasses):

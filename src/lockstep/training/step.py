@@ -394,8 +394,10 @@ class TrainStep:
 
         By name: DDP would report it by number, a step later.
         """
-        missing = {*map(id, self.sync.without_gradient(self._needed))}
-        if missing and (unused := [name for name, p in self.named.items() if id(p) in missing and p.requires_grad]):
+        if not (without := self.sync.without_gradient(self._needed)):
+            return
+        missing = {*map(id, without)}
+        if unused := [name for name, p in self.named.items() if id(p) in missing and p.requires_grad]:
             raise UserError(
                 f"{len(unused)} parameter(s) took no part in the loss: {', '.join(unused[:5])}",
                 "Use them in forward(), whichever samples pass, freeze them with requires_grad_(False), or pass "
@@ -467,7 +469,7 @@ class TrainStep:
         sizes = [shard.size for shard in batch.shards]
         if not self._divides:
             # float64, so that the sum does not tell how many shards it came in; a host's number costs a device nothing
-            losses = [mean * scalar(size, torch.float64, _HOST) for mean, size in zip(found, sizes, strict=True)]
+            losses = [m.double() * scalar(size, torch.float64, _HOST) for m, size in zip(found, sizes, strict=True)]
         else:
             terms = torch.stack(found) if found else batch.images.new_zeros(0, 2, dtype=torch.float64)
             self._divisor = self.sync.total(terms[:, 1], sum(sizes), batch.count) / batch.count
