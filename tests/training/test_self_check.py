@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -340,7 +340,13 @@ class Synced(Net):
         return torch.tanh(self.second(self.norm(x)))
 
 
-def found(world: World, make: Callable[[], nn.Module], loss: Any = F.cross_entropy, **options: Any) -> list[Any]:
+def found(
+    world: World,
+    make: Callable[[], nn.Module],
+    loss: Any = F.cross_entropy,
+    sizes: Sequence[int] = SIZES,
+    **options: Any,
+) -> list[Any]:
     """What is reported of some steps; what is said comes first, and is one sentence."""
     torch.manual_seed(0)
     model = make()
@@ -354,7 +360,7 @@ def found(world: World, make: Callable[[], nn.Module], loss: Any = F.cross_entro
         findings.append(finding)
 
     step.check.report = report
-    for t, n in enumerate(SIZES):
+    for t, n in enumerate(sizes):
         step(batch_of(world, n, t))
     return [(each.what, each.place, each.cause, each.message) for each in findings]
 
@@ -502,6 +508,22 @@ def test_nothing_is_said_of_models_that_are_equal() -> None:
     assert {make.__name__: each for make in MODELS if (each := found(World.single(), make))} == {}
     assert found(World.single(), Contrast, contrastive, whole_batch=True) == []
     assert found(World.single(), Synced) == []
+
+
+class Alone(Net):
+    """From its ninth pass on it takes a single sample otherwise than several."""
+
+    def begin(self) -> None:
+        self.passes = 0
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return torch.tanh(self.second(x)) * (0.5 if self.passes > 8 and len(x) == 1 else 1)
+
+
+def test_every_fourth_check_passes_a_single_sample_by_itself() -> None:
+    assert found(World.single(), Alone, sizes=[10] * 8) == []
+    assert "at step 8 the gradient of" in found(World.single(), Alone, sizes=[10] * 9)[0][-1]
 
 
 class OutOfReach(Net):

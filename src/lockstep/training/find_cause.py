@@ -22,10 +22,9 @@ from lockstep.data.loaders import Batch
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import HiddenState
 from lockstep.rng.draws import current
-from lockstep.training.outcomes import Outcome, StepPasses, added
+from lockstep.training.outcomes import UNREPEATED, Outcome, StepPasses, added
 
 AGAIN = 8  # passes: what is decided by a coin comes to the same in one of two, and then another cause is named
-SECOND_TIME = "gives something else the second time: what moves is out of reach (a file, an iterator, the time)"
 ELSEWHERE = "something else on another process: by rank or id, threads, environment or time"
 _NUMPY, _PYTHON, _TORCH = "numpy's generator", "Python's generator", "torch's generator"
 
@@ -49,7 +48,7 @@ def find_cause(check: StepPasses, batch: Batch, start: HiddenState) -> tuple[str
     cuts = [cut * check.group() for cut in dict.fromkeys((groups // 2, groups // 3 | 1)) if 0 < cut < groups]
     whole = _Experiment(check, batch, start, slice(None))
     if any(_apart(check, whole, [_Experiment(check, batch, start, slice(None))])[0] for _ in range(AGAIN)):
-        return "", f"the same pass {SECOND_TIME}"
+        return "", UNREPEATED
     for cut in cuts:
         parts = [_Experiment(check, batch, start, rows, whole.statistics) for rows in (slice(cut), slice(cut, None))]
         if call := _parting(check, whole, parts):

@@ -50,7 +50,7 @@ _FRESH = 10  # checks for which what moves have done is taken for what they woul
 # the first is said: a pass fails, bits in exact mode, ...; before gradients, state that each process moves by itself,
 # which shows on one process as well, where gradients are those of the whole batch
 KINDS = ("pass", "batch", "bits", "generator", "state", "gradient", "loss", "buffer", "update")
-UNREPEATED = "the same pass gives something else the second time: by the time, or what else is out of reach"
+UNREPEATED = "the same pass gives something else the second time: what moves is out of reach (a file, a clock, ...)"
 HELD = "a generator that the model holds, whose draws are not keyed by sample"
 Rows = tuple[int, int, int]  # the number of a micro-batch, and rows (start, stop) of the global batch
 

@@ -34,11 +34,12 @@ from lockstep.parallel.fsdp import is_sharded, local
 from lockstep.parallel.given_statistics import GivenStatistics
 from lockstep.parallel.hidden_state import LENGTH, HiddenState, differing, digest, is_of_the_process, same
 from lockstep.parallel.module_state import as_real
-from lockstep.training.find_cause import AGAIN, ELSEWHERE, SECOND_TIME, find_cause
+from lockstep.training.find_cause import AGAIN, ELSEWHERE, find_cause
 from lockstep.training.outcomes import (
     HELD,
     KINDS,
     NOISE,
+    UNREPEATED,
     Finding,
     Outcome,
     Rows,
@@ -59,7 +60,7 @@ from lockstep.training.update_check import held, trials
 
 States = list[tuple[int, HiddenState]]  # the samples of each part, and what it left
 _SELDOM = 4096  # steps between two checks, once a run has gone on for so long
-_SINGLE = {1, 8, 16}  # the checks that pass a single sample by itself, which is cheap
+_SINGLE = 4  # the first, the fifth, ... check passes a single sample by itself, which is cheap
 _THOROUGH = {1, 16}  # the checks that change threads, and have one of several ranks take all: four steps or more
 _MOST = 4  # times its own share that a rank takes; more would keep too many others waiting for too long
 _BUFFERS = 50.0  # times the limit
@@ -91,9 +92,8 @@ class SelfCheck(StepPasses):
         self.report: Callable[[Finding, bool], object] = self._warn
         self._most = _MOST
         self._takers: dict[tuple[int, int], tuple[int, int]] = {}  # as which rank of how many a part passes
-        self._again, self._second, self._seen = False, False, set[tuple[str, str]]()
-        self._thorough = False
-        self._reported = _reported.setdefault(self.bare, set())
+        self._again = self._second = self._thorough = False
+        self._seen, self._reported = set[tuple[str, str]](), _reported.setdefault(self.bare, set())
         self._added: dict[str, Tensor | bool] = {}  # buffers whose changes are added up
         self._notes: GivenStatistics | None = None
         self._between: HiddenState | None = None  # the generators after the step before
@@ -295,7 +295,7 @@ class SelfCheck(StepPasses):
         number = 2 + self.checked % 2 if self.ranks <= self._most else max(2, self.ranks - 1)
         parts: list[list[Rows]] = [[] for _ in range(self.ranks)]
         self._takers, self._thorough = {}, self._second or self.checked in _THOROUGH
-        single = self._second or self.checked in _SINGLE
+        single = self._second or self.checked % _SINGLE == 1
         for i, start, stop in whole:
             for k, (a, b) in enumerate(cuts := cut(start, stop, self.group(), number, single)):
                 parts[(k + 1) % self.ranks].append((i, a, b))
@@ -559,7 +559,7 @@ class SelfCheck(StepPasses):
             return []
         again = [self._other_bits(first, taken(new, apart=True, elsewhere=True)) for _ in range(AGAIN)]
         if moves := next((name for of_rank in self._gather(again) for name in of_rank if name), ""):
-            return [Finding(batch.step, "bits", moves, 0.0, f"the same slice {SECOND_TIME}")]
+            return [Finding(batch.step, "bits", moves, 0.0, UNREPEATED)]
         inside = taken(batch, apart=False)
         if copies := next(filter(None, self._gather(self._other_bits(actual.gradients, inside))), ""):
             actual.gradients, actual.state = inside, self.state()
