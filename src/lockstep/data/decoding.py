@@ -23,8 +23,8 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 _codec: Any = None
-with suppress(ImportError, OSError, RuntimeError):  # not installed, or not for this torch
-    _codec = import_module("torchcodec.decoders")
+with suppress(ImportError, OSError, RuntimeError):  # not installed, or not for this torch; older ones know no pictures
+    _codec = module if hasattr(module := import_module("torchcodec.decoders"), "decode_jpeg") else None
 
 # Pillow's own limits call sound files broken: 179 megapixels, 1 MiB of text in a PNG. `opened` has one of its own.
 Image.MAX_IMAGE_PIXELS = None
