@@ -109,12 +109,9 @@ for each in webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
     (tmp_path / "elsewhere/val").mkdir()
     for file in root.glob("*.tar"):
         (tmp_path / "elsewhere" / file.name.partition("-")[0] / file.name).write_bytes(file.read_bytes())
-    listed = {"shardlist": [{"url": f"train-{k:06}.tar", "nsamples": 8 + k % 3} for k in range(5)]}
-    (root / "train.json").write_text(json.dumps(listed))
     for name in (
         str(root), f"file://{root}", "elsewhere", f"{root}/train-{{000000..000004}}.tar:val={root}/val-000000.tar",
         f"{root}/train-*.tar:val=photos/val-{{000000,}}.tar".replace("{000000,}", "000000"),
-        f"{root}/train.json:val={root}/val-000000.tar",
     ):  # fmt: skip
         again = sets(name, tmp_path)
         assert [each.fingerprint for each in again] == [train.fingerprint, val.fingerprint], name
@@ -311,10 +308,6 @@ def test_what_is_no_whole_shard_is_refused_by_name(tmp_path: Path) -> None:
     assert "00003 has no picture" in refusal("x", tmp_path)
     shard.write_bytes(tar([*more[:3], *members()]))
     assert len(build(parts["train"], 1, lambda done, total: None)) == 3
-    (tmp_path / "wids.json").write_text(json.dumps({"shardlist": [{"url": "x/0.tar", "nsamples": 4}]}))
-    for index in (tmp_path / "x").glob(".lockstep*"):
-        index.unlink()
-    assert "0.tar has 3 samples, and the list of shards says 4" in refusal(f"{tmp_path}/wids.json", tmp_path)
     for name, what in {
         "nothing": "there are no shards at", "x:colour=1": "colour", "": "names nothing",
         "http://me:secret@localhost/x.tar": "holds a user, a password, a token, a query",

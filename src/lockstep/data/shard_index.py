@@ -37,7 +37,6 @@ _FIELDS = ("label", "cls", "class", "target", "class_name")  # of a .json, where
 _LISTS = {"keys": "key_starts", "pages": "page_starts"}  # arrays of other lengths, and where each shard's part begins
 _BUILD_S = 7 * 86400.0  # that another process may take to build the same index
 Report = Callable[[int, int], None]  # shards that are done, and all of them
-Facts = tuple[int | None, int | None]  # samples and bytes
 Row = tuple[str, int, str, int]  # of a shard: its name, bytes, `stat`'s mark, samples
 
 
@@ -48,7 +47,6 @@ class ShardList:
     base: str  # the folder or address that all begin with
     names: tuple[str, ...]  # behind it
     field: str = ""  # of each .json, or the column, that holds the label; "": one of the usual names
-    facts: tuple[Facts, ...] = ()  # of each, as an index of wids says
     image: str = ""  # the column of pictures
 
     def url(self, number: int) -> str:
@@ -218,10 +216,6 @@ def _index_part(shards: ShardList, number: int, path: Path) -> None:
     labels = [sample.label for sample in samples]
     if stat(url) != (size, mark):
         raise refused(f"{url} changed while it was read", "Run `lockstep index` again when it is whole.")
-    stated = shards.facts[number] if shards.facts else (None, None)
-    for what, found, said in (("samples", len(samples), stated[0]), ("bytes", size, stated[1])):
-        if said is not None and found != said:
-            raise refused(f"{url} has {found:,} {what}, and the list of shards says {said:,}", REMEDY)
     names = sorted({label for label in labels if isinstance(label, str)})
     place = {name: k for k, name in enumerate(names)}
     keys = [sample.key.encode("utf-8", "surrogateescape") for sample in samples]

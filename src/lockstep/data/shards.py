@@ -1,4 +1,4 @@
-"""Pictures in tar or Parquet files: `--dataset shards:URL`, a folder, a pattern, a list of wids, or an address.
+"""Pictures in tar or Parquet files: `--dataset shards:URL`, a folder, a pattern, or an address.
 
 An index says where each picture lies, so a sample is one read of so many bytes at such a place, whose digest is known:
 nothing else than what was indexed is ever trained on.
@@ -6,7 +6,6 @@ nothing else than what was indexed is ever trained on.
 
 import copy
 import hashlib
-import json
 import os
 import re
 import sys
@@ -30,7 +29,7 @@ from lockstep.data.order import Windows
 from lockstep.data.parquet import Page, unpacked
 from lockstep.data.picture_set import PictureSet, class_name, refused, user_cache
 from lockstep.data.remote import PieceCache, expand_braces, list_files, read_range, stat
-from lockstep.data.shard_index import Facts, Index, ShardList, build, open_index, require_unchanged
+from lockstep.data.shard_index import Index, ShardList, build, open_index, require_unchanged
 from lockstep.distributed.files import named
 from lockstep.distributed.proc import cores
 from lockstep.distributed.world import World
@@ -302,8 +301,6 @@ def _parts(url: str, data_dir: Path, options: dict[str, str]) -> dict[str, Shard
     url = url.removeprefix("file://")
     places = [url] if is_url(url) else [str(named(url).absolute()), str(data_dir.absolute() / url)]
     for place in places:
-        if place.endswith(".json") and (is_url(place) or Path(place).is_file()):
-            return {"train": _wids(place, options)}
         found: dict[str, list[str]] = {}
         if place.endswith(_KINDS) or "{" in place or "*" in place:
             each = expand_braces(place)
@@ -337,25 +334,13 @@ def _of_folder(entries: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _listed(files: list[str], options: dict[str, str], facts: tuple[Facts, ...] = ()) -> ShardList:
+def _listed(files: list[str], options: dict[str, str]) -> ShardList:
     if len({file.endswith(".parquet") for file in files}) > 1:
         raise refused(f"{files[0]} lies among shards of another kind", "Name those of one kind by a pattern.")
     folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
     base = "/".join(each[0] for each in takewhile(lambda names: len(set(names)) == 1, folders)) + "/"
     names = tuple(file.removeprefix(base) for file in files)
-    return ShardList(base, names, options.get("label", ""), facts, options.get("image", ""))
-
-
-def _wids(place: str, options: dict[str, str]) -> ShardList:
-    """The shards that an index of wids lists, with their sizes, which are compared."""
-    try:
-        listed = json.loads(_text(place))["shardlist"]
-        folder = place.rpartition("/")[0]
-        files = [each["url"] if is_url(each["url"]) else os.path.join(folder, each["url"]) for each in listed]  # noqa: PTH118
-        facts = tuple((each.get("nsamples"), each.get("filesize")) for each in listed)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise refused(f"{place} is no list of shards: {error!r}", "As `widsindex create` writes it.") from error
-    return _listed(files, options, facts)
+    return ShardList(base, names, options.get("label", ""), options.get("image", ""))
 
 
 def _text(place: str) -> str:
