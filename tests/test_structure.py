@@ -39,11 +39,11 @@ MAX_FILE, MAX_FUNCTION, SMALL_FILE, MAX_SMALL_FILES = 600, 60, 60, 40
 # How many lines a part of the source may have. A change that needs more raises its number here, so that review sees it.
 BUDGETS = {
     "config": (1776, "config"),
-    "data": (5341, "data"),
-    "training": (5364, "training"),
+    "data": (5320, "data"),
+    "training": (5363, "training"),
     "gradients and draws": (4177, "parallel rng"),
     "processes": (3034, "distributed"),
-    "state and monitoring": (3511, "checkpoint monitoring"),
+    "state and monitoring": (3372, "checkpoint monitoring"),
     "models and their use": (1730, "models inference cli errors randomness __init__ __main__"),
     "audit": (4499, "commands/audit"),
     "reproduce": (2295, "commands/reproduce"),
@@ -54,9 +54,9 @@ BUDGETS = {
     "verify, chaos": (1204, "commands/verify commands/chaos"),
     "looking at runs": (1264, "commands/report commands/runs commands/watch commands/diff"),
     "machines": (1100, "commands/doctor commands/launch_script"),
-    "everyday commands": (1337, "commands"),  # all others
+    "everyday commands": (1476, "commands"),  # all others
 }
-MAX_LINES, MAX_FILES = 38_128, 260
+MAX_LINES, MAX_FILES = 38_106, 260
 
 
 def module_name(path: Path) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from lockstep.commands.shared.fonts import Font
     from lockstep.data.image_sets import ImageSet
-    from lockstep.monitoring.fonts import Font
 
 _WHICH = ("dataset", "fraction", "val_fraction", "drop_last", "skip_broken", "follow_links")  # and not how they look
 _CELL = (96, 256)  # pixels a side: smaller pictures are enlarged by whole numbers, larger ones shrunk
@@ -131,8 +131,8 @@ def drawn(views: Views) -> tuple["Image.Image", str]:
     """A contact sheet, RGB: a row for each picture, as it is and in each epoch; and which titles it can't show."""
     from PIL import Image, ImageDraw
 
+    from lockstep.commands.shared.fonts import draw_text, lettering
     from lockstep.inference.pictures import as_image
-    from lockstep.monitoring.fonts import draw_text, lettering
 
     height, width = views.before.shape[2:]
     factor = max(1, -(-_CELL[0] // max(height, width))) if max(height, width) <= _CELL[1] else 0
@@ -160,7 +160,7 @@ def drawn(views: Views) -> tuple["Image.Image", str]:
 
 def _fitted(text: str, width: int, fonts: "Sequence[Font]") -> str:
     """The text, cut where it is wider than so many pixels."""
-    from lockstep.monitoring.fonts import text_width
+    from lockstep.commands.shared.fonts import text_width
 
     if text_width(text, fonts) <= width:
         return text

@@ -11,7 +11,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image, ImageDraw
 
 from lockstep.commands.preview import Views, drawn
-from lockstep.monitoring import fonts
+from lockstep.commands.shared import fonts
 
 NAMES = ("cat", "Bl\u00fcte", "u\u0308ber", "\u732b", "\u0e41\u0e21\u0e27")  # the last two: Chinese, Thai
 
